@@ -1,0 +1,19 @@
+"""The offset map: which offsets at and beyond the frontier are done, as commit metadata.
+
+Pure (no I/O, no clock) and byte-compatible with the Java Parallel Consumer, so that a group's
+progress moves between the two in both directions.
+"""
+
+from weft.codec.errors import MapTooLarge, UnreadableMap
+from weft.codec.reader import OffsetMap, decode
+from weft.codec.writer import encode, encode_fitting, measure
+
+__all__ = [
+    "MapTooLarge",
+    "OffsetMap",
+    "UnreadableMap",
+    "decode",
+    "encode",
+    "encode_fitting",
+    "measure",
+]

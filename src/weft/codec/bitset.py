@@ -1,0 +1,56 @@
+"""The bitset body: a length, one bit for each offset (1 = done), and one closing zero byte.
+
+Bit k belongs to offset ``frontier + k`` and lives in byte k >> 3 at position k & 7, which is
+the little-endian number Java's ``BitSet`` writes. The length in front is big-endian.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+
+from weft.codec.errors import UnreadableMap
+from weft.codec.limits import NOT_DONE_MAX
+
+#: Longest map whose length fits the signed 16 bits of version 1.
+V1_RANGE_MAX = 2**15 - 1
+
+_FLIP = bytes.maketrans(b"01", b"\x01\x00")
+
+
+def size_bytes(length: int, width: int) -> int:
+    """Size of the body of a bitset over ``length`` offsets with a ``width``-byte length."""
+    return width + (length + 7) // 8 + 1
+
+
+def bits(frontier: int, length: int, not_done: Sequence[int]) -> bytes:
+    """The bits of a map and the closing zero, without the length in front."""
+    marks = bytearray(b"1") * length
+    zero = ord("0")
+    last = frontier + length - 1
+    for offset in not_done:
+        marks[last - offset] = zero
+    number = int(marks, 2) if length else 0
+    return number.to_bytes((length + 7) // 8 + 1, "little")
+
+
+def read(frontier: int, body: bytes, width: int) -> tuple[int, tuple[int, ...]]:
+    """The (length, not-done offsets) of a bitset body; UnreadableMap if Java did not write it."""
+    if len(body) < width:
+        raise UnreadableMap("the bitset ends within its length")
+    length = int.from_bytes(body[:width], "big", signed=True)
+    if length < 0:
+        raise UnreadableMap(f"the bitset has a negative length ({length})")
+    if len(body) != size_bytes(length, width):
+        raise UnreadableMap(
+            f"the bitset claims {length} offsets but has {len(body) - width} bytes for them"
+        )
+    number = int.from_bytes(body[width:], "little")
+    if number >> length:
+        raise UnreadableMap("the bitset has bits set past its own end")
+    count = length - number.bit_count()
+    if count > NOT_DONE_MAX:
+        raise UnreadableMap(f"the bitset names {count} offsets as not done, over {NOT_DONE_MAX}")
+    if not count:
+        return length, ()
+    # A leading one keeps the zeros in front; the text is then turned so that bit 0 comes first.
+    flags = bin(number | 1 << length)[:2:-1].encode().translate(_FLIP)
+    return length, tuple(compress(range(frontier, frontier + length), flags))

@@ -1,0 +1,27 @@
+"""Every cap of the offset map in one place: what is never exceeded when reading or writing."""
+
+#: What a broker stores of one partition's metadata by default (offset.metadata.max.bytes).
+BROKER_CHARS_MAX = 4096
+
+#: Longest text that is looked at; a broker may be configured to store more than its default.
+TEXT_CHARS_MAX = 64 * 2**10
+
+#: Longest body after decompression. Java's own buffers stay far below it.
+BODY_BYTES_MAX = 2**20
+
+#: Bodies longer than this are not built when writing: they could not fit 4,096 characters
+#: except for a strictly regular pattern over millions of offsets.
+WRITTEN_BODY_BYTES_MAX = 256 * 2**10
+
+#: Largest zstd window accepted; Java's writer declares 2 MiB.
+WINDOW_BYTES_MAX = 8 * 2**20
+
+#: Most offsets a map may name as not done, read or written. Java holds at most
+#: concurrency x batch x 100 records back; a map with more was not written by it.
+NOT_DONE_MAX = 1_000_000
+
+#: Most offsets a map may span: the length is a signed 32-bit number on the wire.
+RANGE_MAX = 2**31 - 1
+
+#: Kafka's own largest offset.
+OFFSET_MAX = 2**63 - 1

@@ -1,0 +1,43 @@
+"""Reading an offset map. Its input is hostile: anyone who may commit to the group wrote it."""
+
+from dataclasses import dataclass
+
+from weft.codec import bitset, runlength, wire
+from weft.codec.errors import UnreadableMap
+from weft.codec.limits import OFFSET_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMap:
+    """What a commit says: everything from frontier to highest_seen is done but not_done."""
+
+    #: Name of the encoding as in the vectors file; "none" for empty metadata.
+    encoding: str
+    #: The committed offset.
+    frontier: int
+    #: Last offset the map speaks of; frontier - 1 when it speaks of none.
+    highest_seen: int
+    #: Ascending offsets between frontier and highest_seen that are not done.
+    not_done: tuple[int, ...]
+
+
+def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> OffsetMap:
+    """The map that was committed with offset ``frontier`` as metadata ``text``.
+
+    ``log_end`` is the offset the next record of the partition will get: a map that speaks of
+    it or of later ones would skip records that do not exist yet, and is refused.
+    Linear in time, bounded in memory (limits.py). Raises only UnreadableMap.
+    """
+    if not 0 <= frontier <= OFFSET_MAX:
+        raise UnreadableMap(f"the committed offset {frontier} is not an offset")
+    if not text or text == "\x00":
+        return OffsetMap("none", frontier, frontier - 1, ())
+    encoding, body = wire.from_text(text)
+    family = bitset if encoding.is_bitset else runlength
+    length, not_done = family.read(frontier, body, encoding.width)
+    highest_seen = frontier + length - 1
+    if highest_seen > OFFSET_MAX:
+        raise UnreadableMap("the map reaches past the largest offset there can be")
+    if length and log_end is not None and highest_seen >= log_end:
+        raise UnreadableMap(f"the map reaches offset {highest_seen}, the log ends at {log_end}")
+    return OffsetMap(encoding.name, frontier, highest_seen, not_done)

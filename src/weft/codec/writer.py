@@ -1,0 +1,158 @@
+"""Writing an offset map: the smallest of the eight encodings, as the Java library chooses.
+
+All functions take one snapshot: the committed offset (``frontier``), the highest done offset
+(``top``; below frontier when nothing beyond it is done) and the ascending offsets between
+them that are not done. Offsets that do not exist count as done.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from weft.codec import bitset, runlength, wire
+from weft.codec.errors import MapTooLarge
+from weft.codec.limits import (
+    BROKER_CHARS_MAX,
+    NOT_DONE_MAX,
+    RANGE_MAX,
+    TEXT_CHARS_MAX,
+    WRITTEN_BODY_BYTES_MAX,
+)
+from weft.codec.wire import Encoding
+
+#: Java tries compression only where every plain body has at least this many bytes.
+_COMPRESS_FROM_BYTES = 200
+
+
+def encode(frontier: int, top: int, not_done: Sequence[int]) -> str:
+    """The smallest text for this map; ties go to the first of wire.PLAIN, plain first.
+
+    O(len(not_done)) but for bodies that could fit. Whatever it returns, decode reads; where
+    nothing within the limits of limits.py can hold the map it raises MapTooLarge.
+    """
+    not_done, length = _clip(frontier, top, not_done)
+    if length > RANGE_MAX or len(not_done) > NOT_DONE_MAX:
+        raise MapTooLarge(f"{length} offsets with {len(not_done)} not done are too many for a map")
+    runs = runlength.runs(frontier, length, not_done)
+    sizes = _plain_sizes(length, len(runs), max(runs))
+    smallest = min(sizes, key=lambda encoding: sizes[encoding])
+    if sizes[smallest] < _COMPRESS_FROM_BYTES:
+        return wire.to_text(smallest, _body(smallest, frontier, length, not_done, runs))
+    found = _bodies(sizes, frontier, length, not_done, runs)
+    encoding, body = min(found, key=lambda pair: len(pair[1]), default=(smallest, None))
+    if body is None or wire.text_chars(len(body)) > TEXT_CHARS_MAX:
+        raise MapTooLarge(f"{length} offsets with {len(not_done)} not done need too long a text")
+    return wire.to_text(encoding, body)
+
+
+def encode_fitting(
+    frontier: int, top: int, not_done: Sequence[int], limit_chars: int = BROKER_CHARS_MAX
+) -> tuple[str, int]:
+    """The map that fits ``limit_chars``, and the last offset it covers.
+
+    Where the whole map is too long the text covers a prefix, found by a binary search over
+    offsets (at most 31 encodings): the covered offset is done, and what is done beyond it is
+    repeated after a restart. When nothing fits: ``("", frontier - 1)``.
+    """
+    not_done, _ = _clip(frontier, top, not_done)
+    top = min(top, frontier + RANGE_MAX - 1)
+    if len(not_done) > NOT_DONE_MAX:
+        top = min(top, not_done[NOT_DONE_MAX] - 1)
+    top = _last_done(frontier, top, not_done)
+    text = _encode_within(frontier, top, not_done, limit_chars)
+    if text is not None:
+        return text, top
+    best, best_top = "", frontier - 1
+    low, high = frontier - 1, top - 1
+    while low <= high:
+        middle = _last_done(frontier, (low + high + 1) // 2, not_done)
+        if middle < low:  # Only not-done offsets between: nothing to gain down there.
+            low = (low + high + 1) // 2 + 1
+            continue
+        text = _encode_within(frontier, middle, not_done, limit_chars)
+        if text is None:
+            high = middle - 1
+        else:
+            best, best_top = text, middle
+            low = max(middle, (low + high + 1) // 2) + 1
+    return best, best_top
+
+
+def measure(frontier: int, top: int, not_done: Sequence[int]) -> int:
+    """An upper bound of the characters ``encode`` would write, without writing.
+
+    It is exact unless compression helps (it then writes less). O(len(not_done)).
+    """
+    not_done, length = _clip(frontier, top, not_done)
+    runs = runlength.runs(frontier, length, not_done)
+    return wire.text_chars(min(_plain_sizes(length, len(runs), max(runs)).values()))
+
+
+def _clip(frontier: int, top: int, not_done: Sequence[int]) -> tuple[Sequence[int], int]:
+    """The not-done offsets up to top, and the number of offsets the map covers."""
+    assert not not_done or not_done[0] >= frontier, "a not-done offset lies below the frontier"
+    if top < frontier:
+        return (), 0
+    if not_done and not_done[-1] > top:
+        not_done = not_done[: bisect_right(not_done, top)]
+    return not_done, top - frontier + 1
+
+
+def _plain_sizes(length: int, runs_count: int, run_max: int) -> dict[Encoding, int]:
+    """Body sizes of the uncompressed encodings that can hold this map, best tie first."""
+    sizes: dict[Encoding, int] = {}
+    for encoding in wire.PLAIN:
+        is_v1 = encoding.width == 2
+        if encoding.is_bitset:
+            if not is_v1 or length <= bitset.V1_RANGE_MAX:
+                sizes[encoding] = bitset.size_bytes(length, encoding.width)
+        elif not is_v1 or run_max <= runlength.V1_RUN_MAX:
+            sizes[encoding] = runs_count * encoding.width
+    return sizes
+
+
+def _body(
+    encoding: Encoding, frontier: int, length: int, not_done: Sequence[int], runs: Sequence[int]
+) -> bytes:
+    """The plain body of this map in this encoding."""
+    if not encoding.is_bitset:
+        return runlength.pack(runs, encoding.width)
+    head = length.to_bytes(encoding.width, "big")
+    return head + bitset.bits(frontier, length, not_done)
+
+
+def _bodies(
+    sizes: dict[Encoding, int],
+    frontier: int,
+    length: int,
+    not_done: Sequence[int],
+    runs: Sequence[int],
+) -> Iterator[tuple[Encoding, bytes]]:
+    """Every body worth comparing, plain and compressed; the huge ones are never built."""
+    plain = [
+        (encoding, _body(encoding, frontier, length, not_done, runs))
+        for encoding, size in sizes.items()
+        if size <= WRITTEN_BODY_BYTES_MAX
+    ]
+    yield from plain
+    for encoding, body in plain:
+        yield wire.COMPRESSED[encoding.name], wire.compress(body)
+
+
+def _last_done(frontier: int, top: int, not_done: Sequence[int]) -> int:
+    """The highest offset up to top that is not among not_done; frontier - 1 if there is none."""
+    place = bisect_right(not_done, top)
+    while place and not_done[place - 1] == top:
+        top -= 1
+        place -= 1
+    return max(top, frontier - 1)
+
+
+def _encode_within(
+    frontier: int, top: int, not_done: Sequence[int], limit_chars: int
+) -> str | None:
+    """The text of the map up to top, or None where it is longer than the limit."""
+    try:
+        text = encode(frontier, top, not_done)
+    except MapTooLarge:
+        return None
+    return text if len(text) <= limit_chars else None

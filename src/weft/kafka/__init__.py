@@ -1,0 +1,1 @@
+"""The Kafka side: the only package that talks to a broker."""
