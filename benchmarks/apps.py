@@ -1,0 +1,161 @@
+"""Weft's side of a benchmark: one app in a process of its own.
+
+`python -m benchmarks.apps '<json of AppSpec>'` prints one line of JSON. Time runs from the first
+handler call to the last completion, as in java/Bench.java.
+"""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import weft
+from benchmarks.sleeps import table_s
+
+Handler = Callable[[weft.Record], Awaitable[None]] | Callable[[weft.Record], None]
+
+_SAMPLE_EVERY_S = 0.1
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class AppSpec:
+    """What to run; `executor` is "async" or "threads", `handler` as in benchmarks/sleeps.py."""
+
+    bootstrap: str
+    topic: str
+    group: str
+    ordering: str
+    executor: str
+    handler: str
+    concurrency: int
+    records: int
+    sample_memory: bool = False
+
+
+@dataclass
+class Meter:
+    """When the first call began and the last one ended; `next` on a count is atomic."""
+
+    total: int
+    started_s: float = 0.0
+    finished_s: float = 0.0
+    calls: Any = field(default_factory=count)
+    ends: Any = field(default_factory=lambda: count(1))
+    handled: int = 0
+
+    def begin(self) -> None:
+        """Before the handler's work."""
+        if next(self.calls) == 0:
+            self.started_s = time.perf_counter()
+
+    def end(self) -> None:
+        """After the handler's work."""
+        if next(self.ends) == self.total:
+            self.finished_s = time.perf_counter()
+
+
+def main() -> None:
+    """Run the app until its topic is drained and print what was measured."""
+    spec = AppSpec(**json.loads(sys.argv[1]))
+    meter = Meter(spec.records)
+    samples: list[tuple[int, int]] = []
+    app = build(spec, meter)
+    if spec.sample_memory:
+        threading.Thread(target=_sample, args=(meter, samples), daemon=True).start()
+    started_s = time.perf_counter()
+    app.run(until="drained")
+    result = {
+        "complete": meter.finished_s > 0,
+        "seconds": meter.finished_s - meter.started_s,
+        "records": spec.records,
+        "calls": max(next(meter.calls), meter.handled),
+        "run_s": time.perf_counter() - started_s,
+        "samples": samples,
+    }
+    print(json.dumps(result))
+
+
+def build(spec: AppSpec, meter: Meter) -> weft.App:
+    """An app with Weft's defaults and the one handler the spec names."""
+    app = weft.App(group=spec.group, kafka={"bootstrap.servers": spec.bootstrap})
+    handler = _counting(meter) if spec.sample_memory else _handler(spec, meter)
+    app.consume(spec.topic, ordering=spec.ordering, concurrency=spec.concurrency)(
+        handler
+    )
+    return app
+
+
+def _handler(spec: AppSpec, meter: Meter) -> Handler:
+    if spec.handler == "noop":
+        return _noop(spec.executor, meter)
+    sleep_s = (
+        table_s if spec.handler == "table" else _constant(float(spec.handler) / 1000)
+    )
+
+    async def wait(record: weft.Record) -> None:
+        meter.begin()
+        await asyncio.sleep(sleep_s(record.offset))
+        meter.end()
+
+    def block(record: weft.Record) -> None:
+        meter.begin()
+        time.sleep(sleep_s(record.offset))
+        meter.end()
+
+    return wait if spec.executor == "async" else block
+
+
+def _constant(seconds: float) -> Callable[[int], float]:
+    return lambda _offset: seconds
+
+
+def _noop(executor: str, meter: Meter) -> Handler:
+    """One count a call: begin and end are the same moment."""
+    step, last = meter.calls, meter.total - 1
+
+    def tick() -> None:
+        n = next(step)
+        if n == 0:
+            meter.started_s = time.perf_counter()
+        if n == last:
+            meter.finished_s = time.perf_counter()
+
+    async def coroutine(_record: weft.Record) -> None:
+        tick()
+
+    def function(_record: weft.Record) -> None:
+        tick()
+
+    return coroutine if executor == "async" else function
+
+
+def _counting(meter: Meter) -> Handler:
+    """A no-op whose progress another thread can read (async only: the loop is the one writer)."""
+
+    async def counted(_record: weft.Record) -> None:
+        if meter.handled == 0:
+            meter.started_s = time.perf_counter()
+        meter.handled += 1
+        if meter.handled == meter.total:
+            meter.finished_s = time.perf_counter()
+
+    return counted
+
+
+def _sample(meter: Meter, samples: list[tuple[int, int]]) -> None:
+    """Append (records handled, resident bytes) until the process ends."""
+    while True:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        samples.append((meter.handled, pages * _PAGE_BYTES))
+        time.sleep(_SAMPLE_EVERY_S)
+
+
+if __name__ == "__main__":
+    main()
