@@ -1,0 +1,212 @@
+"""One cluster in one data folder: brought up, looked at, taken down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.broker.java import Java, find_java
+from weft.broker.process import (
+    STOP_GRACE_S,
+    BrokerError,
+    Guarded,
+    format_storage,
+    is_node,
+    kafka_command,
+    last_line,
+    spawn_detached,
+    spawn_guarded,
+    stop_all,
+)
+from weft.broker.settings import Node, check_config, check_shape, server_properties
+from weft.broker.state import (
+    ClusterState,
+    choose_nodes,
+    is_free,
+    load_state,
+    locked,
+    new_state,
+    save_state,
+)
+from weft.broker.topics import wait_for_brokers
+from weft.errors import ConfigError
+
+START_TIMEOUT_S = 60.0
+_START_TRIES = 3
+
+
+class _EndedEarly(BrokerError):
+    """A node ended before it answered; on ports of our own choice worth another try."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The brokers of one data folder.
+
+    `guarded` brokers die with this process; others outlive it. `config` holds broker settings
+    that win over Weft's defaults. Every method takes the folder's lock.
+    """
+
+    folder: Path
+    guarded: bool = False
+    config: Mapping[str, object] = field(default_factory=dict)
+    _children: dict[int, Guarded] = field(default_factory=dict)
+
+    def up(self, nodes: int | None = None, port: int | None = None) -> ClusterState:
+        """Bring the cluster up, or complete it, and return when all its nodes answer.
+
+        Raises ConfigError for a shape that contradicts what is there, BrokerError when it does
+        not start.
+        """
+        check_shape(1 if nodes is None else nodes, port)
+        check_config(self.config)
+        with locked(self.folder):
+            state = load_state(self.folder)
+            self._check_same(state, nodes, port)
+            if state and self._living(state):
+                return self._launch(state)
+            for last_try in (False,) * (_START_TRIES - 1) + (True,):
+                state = self._prepare(state, nodes, port)
+                try:
+                    return self._launch(state)
+                except _EndedEarly:
+                    # Somebody may have taken a port between our look and Kafka's bind.
+                    if last_try or port is not None:
+                        raise
+            raise AssertionError("the last try returns or raises")
+
+    def down(self, *, grace_s: float = STOP_GRACE_S) -> bool:
+        """Stop every node; return whether any was running."""
+        with locked(self.folder):
+            state = load_state(self.folder)
+            living = self._living(state) if state else {}
+            stop_all([(pid, self.properties(node)) for node, pid in living.items()], grace_s=grace_s)
+            self._reap(*self._children)
+            return bool(living)
+
+    def state(self) -> ClusterState | None:
+        """What the folder remembers; None when no cluster was started in it."""
+        return load_state(self.folder) if self.folder.exists() else None
+
+    def start_node(self, node_id: int) -> None:
+        """Start a node that is down, and wait until the cluster answers with all running nodes."""
+        with locked(self.folder):
+            state = self._known()
+            living = self._living(state)
+            if node_id not in living:
+                self._launch(state, only={node_id, *living})
+
+    def stop_node(self, node_id: int, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Stop one node; nothing happens when it is down."""
+        with locked(self.folder):
+            pid = self._living(self._known()).get(node_id)
+            if pid is not None:
+                stop_all([(pid, self.properties(node_id))], grace_s=grace_s)
+            self._reap(node_id)
+
+    def pids(self) -> dict[int, int]:
+        """Node id to pid of the nodes that run now."""
+        state = self.state()
+        return self._living(state) if state else {}
+
+    def properties(self, node_id: int) -> Path:
+        """Where a node's settings are; its path in a command line is how a node is recognised."""
+        return self.folder.absolute() / f"node-{node_id}" / "server.properties"
+
+    def _known(self) -> ClusterState:
+        state = self.state()
+        if state is None:
+            raise BrokerError(f"no broker was started in {self.folder}")
+        return state
+
+    def _living(self, state: ClusterState) -> dict[int, int]:
+        pids = {node.id: state.pids.get(node.id) for node in state.nodes}
+        return {n: pid for n, pid in pids.items() if pid and is_node(pid, self.properties(n))}
+
+    def _check_same(self, state: ClusterState | None, nodes: int | None, port: int | None) -> None:
+        """A folder's node count is fixed by its data, and its ports while it runs."""
+        if state is None:
+            return
+        if nodes is not None and nodes != len(state.nodes):
+            raise ConfigError(
+                f"{self.folder} holds a cluster of {len(state.nodes)} node(s), not {nodes}: "
+                "take it down and delete the folder, or choose another --data"
+            )
+        if port is not None and port != state.nodes[0].port and self._living(state):
+            raise ConfigError(
+                f"the broker in {self.folder} already runs on port {state.nodes[0].port}, not {port}: "
+                "run `weft broker down` first, or choose another --data"
+            )
+
+    def _prepare(self, state: ClusterState | None, nodes: int | None, port: int | None) -> ClusterState:
+        """Decide ids and ports: those of the last time where they are free and nobody chose."""
+        if state is None:
+            return new_state(nodes or 1, port)
+        former = [p for node in state.nodes for p in (node.port, node.controller_port)]
+        if port not in (None, state.nodes[0].port) or not all(is_free(p) for p in former):
+            state.nodes = choose_nodes(len(state.nodes), port)
+        return state
+
+    def _launch(self, state: ClusterState, only: set[int] | None = None) -> ClusterState:
+        """Start the nodes that are down (`only` these), and wait until all of them answer."""
+        wanted = [node for node in state.nodes if only is None or node.id in only]
+        living = self._living(state)
+        missing = [node for node in wanted if node.id not in living]
+        if not missing:
+            return state
+        java = find_java()
+        self._write_settings(state)
+        self._format(java, state, missing)
+        for node in missing:
+            state.pids[node.id] = self._spawn(java, node)
+        save_state(self.folder, state)
+        self._await_answer(state, wanted, missing)
+        return state
+
+    def _write_settings(self, state: ClusterState) -> None:
+        for node in state.nodes:
+            path = self.properties(node.id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(server_properties(node, state.nodes, path.parent / "log", self.config))
+
+    def _format(self, java: Java, state: ClusterState, nodes: list[Node]) -> None:
+        paths = [self.properties(node.id) for node in nodes]
+        fresh = [path for path in paths if not (path.parent / "log" / "meta.properties").exists()]
+        for path in fresh:
+            # What a format that was killed half-way left would be refused as foreign.
+            shutil.rmtree(path.parent / "log", ignore_errors=True)
+        format_storage(java, fresh, state.cluster_id)
+
+    def _spawn(self, java: Java, node: Node) -> int:
+        self._reap(node.id)
+        properties = self.properties(node.id)
+        command, log = kafka_command(java, properties), properties.with_name("console.log")
+        if not self.guarded:
+            return spawn_detached(command, log)
+        child = self._children[node.id] = spawn_guarded(command, log)
+        return child.broker.pid
+
+    def _reap(self, *node_ids: int) -> None:
+        for child in [self._children.pop(n) for n in node_ids if n in self._children]:
+            child.release()
+
+    def _await_answer(self, state: ClusterState, wanted: list[Node], started: list[Node]) -> None:
+        """Wait for metadata from all of `wanted`; on failure stop what was just started."""
+        addresses = ",".join(node.address for node in wanted)
+        mine = {node.id for node in started}
+
+        def alive() -> bool:
+            return mine <= self._living(state).keys()
+
+        if wait_for_brokers(addresses, len(wanted), START_TIMEOUT_S, alive):
+            return
+        ended = sorted(mine - self._living(state).keys())
+        stop_all([(state.pids[n], self.properties(n)) for n in mine], grace_s=0)
+        self._reap(*mine)
+        if not ended:
+            raise BrokerError(f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s")
+        log = self.properties(ended[0]).with_name("console.log")
+        said = last_line(log.read_text(errors="replace"))
+        raise _EndedEarly(f"broker node {ended[0]} ended while starting (its log {log} ends: {said})")

@@ -1,0 +1,73 @@
+"""The machine's Java: where it is, and whether it is new enough for Kafka."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import ConfigError
+
+JAVA_VERSION_MIN = 17
+_ASK_TIMEOUT_S = 30.0
+_CURE = (
+    f"install Java {JAVA_VERSION_MIN} or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
+    "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk) or point JAVA_HOME at one"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that can run Kafka: its program and its major version."""
+
+    program: Path
+    version: int
+
+
+def find_java() -> Java:
+    """Find Java in JAVA_HOME, else on the PATH.
+
+    Raises ConfigError when there is none, or none new enough.
+    """
+    program = _locate()
+    if program is None:
+        raise ConfigError(f"Kafka runs on Java and none was found: {_CURE}")
+    version = _ask_version(program)
+    if version is None:
+        raise ConfigError(f"{program} does not say which version it is: {_CURE}")
+    if version < JAVA_VERSION_MIN:
+        raise ConfigError(f"{program} is Java {version}, too old for Kafka: {_CURE}")
+    return Java(program, version)
+
+
+def _locate() -> Path | None:
+    """JAVA_HOME wins over the PATH: it is what a user sets to choose."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        candidate = Path(home) / "bin" / "java"
+        if os.access(candidate, os.X_OK):
+            return candidate
+    on_path = shutil.which("java")
+    return Path(on_path) if on_path else None
+
+
+def _ask_version(program: Path) -> int | None:
+    try:
+        answer = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(answer.stderr + answer.stdout)
+
+
+def parse_version(text: str) -> int | None:
+    """Read the major version out of what `java -version` prints; `1.8.0_402` is 8."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    major, minor = int(found[1]), int(found[2] or 0)
+    return minor if major == 1 else major

@@ -1,0 +1,146 @@
+"""Broker processes: started detached or guarded, recognised by their command line, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.broker.java import Java
+from weft.broker.jars import ensure_jars
+from weft.errors import WeftError
+
+HEAP_OPTION = "-Xmx768m"
+STOP_GRACE_S = 10.0
+KILL_GRACE_S = 10.0
+FORMAT_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+
+# It waits for the end of its input, which is the end of the process that holds the other end of
+# the pipe, however that died; so no broker outlives its test run.
+_GUARD = 'read -r _; kill -9 "$1"'
+# The shell leaves the broker to init and prints its pid, so nobody has to reap it.
+_DETACH = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
+
+
+class BrokerError(WeftError):
+    """A local broker did not do what it was told: start, answer or stop within its limit."""
+
+
+@dataclass(slots=True)
+class Guarded:
+    """A broker that is our child, and the shell that kills it when we are gone."""
+
+    broker: subprocess.Popen[bytes]
+    guard: subprocess.Popen[bytes]
+
+    def release(self) -> None:
+        """Reap both; the guard first, so that it never kills a pid that was used again."""
+        self.guard.kill()
+        self.guard.communicate()
+        self.broker.wait(KILL_GRACE_S)
+
+
+def kafka_command(java: Java, properties: Path) -> list[str]:
+    """The command that runs one broker node in the foreground."""
+    return [*_java_command(java), HEAP_OPTION, "kafka.Kafka", str(properties)]
+
+
+def _java_command(java: Java) -> list[str]:
+    classpath = os.pathsep.join(str(jar) for jar in ensure_jars())
+    return [str(java.program), "-XX:-UsePerfData", "-cp", classpath]
+
+
+def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> None:
+    """Write Kafka's first metadata for each node, all at once; raises BrokerError."""
+    command = [*_java_command(java), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c"]
+    tools = [
+        subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for path in properties
+    ]
+    outputs = [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
+    for tool, output in zip(tools, outputs, strict=True):
+        if tool.returncode != 0:
+            raise BrokerError(f"Kafka could not format its storage: {last_line(output.decode())}")
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, for a one-line message."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def spawn_detached(command: Sequence[str], log: Path) -> int:
+    """Start a broker that outlives us, in a session of its own; return its pid."""
+    shell = subprocess.run(
+        ["sh", "-c", _DETACH, "sh", str(log), *command],
+        stdout=subprocess.PIPE, check=True, text=True, start_new_session=True,
+    )  # fmt: skip
+    return int(shell.stdout)
+
+
+def spawn_guarded(command: Sequence[str], log: Path) -> Guarded:
+    """Start a broker that dies with us, in a session of its own: Ctrl-C does not reach it."""
+    with log.open("ab") as output:
+        broker = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    guard = subprocess.Popen(
+        ["sh", "-c", _GUARD, "weft-broker-guard", str(broker.pid)],
+        stdin=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    return Guarded(broker, guard)
+
+
+def is_node(pid: int | None, properties: Path) -> bool:
+    """Whether this pid is the broker of these properties, and not whoever got its number later."""
+    return pid is not None and str(properties) in _arguments(pid)
+
+
+def _arguments(pid: int) -> list[str]:
+    """A process's command line; empty when it is gone, or dead and not yet reaped."""
+    entry = Path(f"/proc/{pid}/cmdline")
+    if Path("/proc/self/cmdline").exists():
+        try:
+            return entry.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return []
+    shown = subprocess.run(
+        ["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    # `ps` joins with spaces: the properties path is the last argument, and may hold spaces.
+    head, found, path = shown.stdout.strip().partition("kafka.Kafka ")
+    return [head, path] if found else []
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal; a process that has just ended is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def stop_all(processes: Sequence[tuple[int, Path]], *, grace_s: float = STOP_GRACE_S) -> None:
+    """Stop nodes given as (pid, properties): SIGTERM, and after `grace_s` seconds SIGKILL."""
+    signals = ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_GRACE_S))
+    for number, wait_s in signals if grace_s > 0 else signals[1:]:
+        living = [(pid, path) for pid, path in processes if is_node(pid, path)]
+        for pid, _ in living:
+            send_signal(pid, number)
+        if wait_until(lambda: not any(is_node(*one) for one in processes), wait_s):
+            return
+    raise BrokerError(f"broker processes {[pid for pid, _ in processes]} did not end after SIGKILL")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait for a condition, at most so long; return whether it came true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

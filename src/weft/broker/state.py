@@ -1,0 +1,120 @@
+"""What a data folder remembers of its cluster: nodes, ports and the pids last started there."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from weft.broker.settings import HOST, NODES_MAX, Node
+from weft.errors import ConfigError
+
+_STATE_BYTES_MAX = 64 * 1024
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """One cluster: its id, its nodes, and node id to pid of what was started (maybe long dead)."""
+
+    cluster_id: str
+    nodes: list[Node]
+    pids: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> str:
+        """The address list that clients start from."""
+        return ",".join(node.address for node in self.nodes)
+
+
+def default_data_dir() -> Path:
+    """The data folder of `weft broker up` without --data: one cluster a user."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "weft" / "broker"
+
+
+def load_state(folder: Path) -> ClusterState | None:
+    """Read what the folder remembers; None where no cluster was started in it."""
+    path = folder / "cluster.json"
+    try:
+        with path.open("rb") as file:
+            text = file.read(_STATE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    try:
+        read = json.loads(text)
+        nodes = [Node(**node) for node in read["nodes"]]
+        pids = {int(node_id): int(pid) for node_id, pid in read["pids"].items()}
+        state = ClusterState(str(read["cluster_id"]), nodes, pids)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} is not readable as a cluster: delete {folder} to start afresh") from error
+    if not 1 <= len(nodes) <= NODES_MAX:
+        raise ConfigError(f"{path} names {len(nodes)} nodes: delete {folder} to start afresh")
+    return state
+
+
+def save_state(folder: Path, state: ClusterState) -> None:
+    """Replace what the folder remembers, in one step."""
+    path = folder / "cluster.json"
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(asdict(state), indent=2) + "\n")
+    draft.replace(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a data folder: of two commands at once on it, the second waits."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"the data folder {folder} cannot be used: {error.strerror}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def new_state(count: int, port: int | None) -> ClusterState:
+    """A new cluster of `count` nodes, on ports that are free now."""
+    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return ClusterState(cluster_id, choose_nodes(count, port))
+
+
+def choose_nodes(count: int, port: int | None) -> list[Node]:
+    """Nodes on free loopback ports: from `port` upwards, or any; raises ConfigError for a taken one."""
+    wanted = [port + i for i in range(count)] if port is not None else []
+    for taken in (p for p in wanted if not is_free(p)):
+        raise ConfigError(f"port {taken} on {HOST} is in use: choose another --port, or leave it out for a free one")
+    free = _free_ports(2 * count)
+    ports = wanted or free[:count]
+    return [Node(i + 1, ports[i], free[count + i]) for i in range(count)]
+
+
+def is_free(port: int) -> bool:
+    """Whether a broker could listen on this loopback port now."""
+    with socket.socket() as probe:
+        # As Kafka binds: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports the system gives out, all held until the last is known, so none is given twice."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

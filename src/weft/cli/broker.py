@@ -1,0 +1,99 @@
+"""`weft broker`: a real local Kafka, up, down and looked at."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from weft.broker.cluster import Cluster
+from weft.broker.state import default_data_dir
+
+app = typer.Typer(
+    no_args_is_help=True, help="Run a real Apache Kafka on this machine, without Docker."
+)
+
+_Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder of the cluster; each folder is a cluster of its own."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def up(
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the first node; further nodes take the next ones. Default: a free one."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes, 1 to 3. Default: 1.")] = None,
+    data: _Data = None,
+    as_json: _Json = False,
+) -> None:
+    """Start the broker, and print its bootstrap address when it answers.
+
+    Run again, it prints the same address. Without --data the records live until `weft broker
+    down`; with --data they stay in the folder.
+
+    Example: weft broker up --port 9092
+    """
+    cluster = _cluster(data)
+    state = cluster.up(nodes, port)
+    typer.echo(json.dumps(_status(cluster)) if as_json else state.bootstrap)
+
+
+@app.command()
+def down(data: _Data = None) -> None:
+    """Stop the broker; without --data its records go too.
+
+    Example: weft broker down
+    """
+    cluster = _cluster(data)
+    if not cluster.folder.exists():
+        typer.echo("no broker was running", err=True)
+        return
+    stopped = cluster.down()
+    if data is None:
+        shutil.rmtree(cluster.folder, ignore_errors=True)
+    typer.echo("stopped" if stopped else "no broker was running", err=True)
+
+
+@app.command()
+def status(data: _Data = None, as_json: _Json = False) -> None:
+    """Show the nodes, their addresses and whether they run.
+
+    Example: weft broker status --json
+    """
+    found = _status(_cluster(data))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table("node", "address", "pid", "state", title=f"{found['data']}: {found['state']}")
+    for node in found["nodes"]:
+        table.add_row(str(node["id"]), node["address"], str(node["pid"] or ""), node["state"])
+    Console().print(table)
+
+
+def _cluster(data: Path | None) -> Cluster:
+    return Cluster(data.expanduser().absolute() if data else default_data_dir())
+
+
+def _status(cluster: Cluster) -> dict[str, Any]:
+    state, living = cluster.state(), cluster.pids()
+    nodes = [
+        {
+            "id": node.id,
+            "address": node.address,
+            "pid": living.get(node.id),
+            "state": "up" if node.id in living else "down",
+        }
+        for node in (state.nodes if state else [])
+    ]
+    whole = "down" if not living else "up" if len(living) == len(nodes) else "partial"
+    bootstrap = state.bootstrap if state and living else None
+    return {"state": whole, "bootstrap": bootstrap, "data": str(cluster.folder), "nodes": nodes}

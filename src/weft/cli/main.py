@@ -1,0 +1,87 @@
+"""The `weft` command: its sub-commands, and how their errors end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from weft._version import __version__
+from weft.cli import broker
+from weft.errors import ConfigError, WeftError
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="weft",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(broker.app, name="broker")
+
+
+@app.callback()
+def _weft(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=lambda on: _show_version(on), is_eager=True),
+    ] = False,
+) -> None:
+    """One Python handler, many calls at once, with every promise of a single-threaded consumer.
+
+    Example: weft broker up
+    """
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 bad input; errors are one line."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    try:
+        result = app(arguments, prog_name="weft", standalone_mode=False)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_BAD_INPUT)
+    except WeftError as error:
+        return _fail(str(error), EXIT_FAILED)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        # Typer's usage errors have no public base class in all versions; they have this method.
+        usage = getattr(error, "format_message", None)
+        if usage is None:
+            raise
+        return _fail_usage(error, usage())
+    return result if isinstance(result, int) else 0
+
+
+def _fail_usage(error: Exception, message: str) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "weft"
+    if message.startswith("Usage:"):  # No arguments at all: the message is the help text.
+        typer.echo(message, err=True)
+        return EXIT_BAD_INPUT
+    return _fail(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
+
+
+def _fail(message: str, code: int) -> int:
+    typer.echo(f"weft: {' '.join(message.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Every error Weft raises on purpose, and what the caller does about it.
+
+WeftError
+├── ConfigError          bad input: fix the option it names (exit code 2)
+├── FatalError           the run ended: a fatal Kafka error, or fenced by another member (exit code 1)
+├── OutOfOrder           a batch acknowledged a record before an earlier one of its lane
+├── NotStarted           the app is not running: call run(), start() or serve() first
+└── HandlerSignal        raised by a handler to steer what happens to its record
+    ├── Reject           final at once: the record takes the way of `on_exhausted`
+    └── RetryAfter       a failed attempt whose retry comes after the given delay
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Base of every error of Weft; never raised itself."""
+
+
+class ConfigError(WeftError):
+    """Bad input. The message is one line: what is wrong, and what to write instead."""
+
+
+class FatalError(WeftError):
+    """The run could not go on: a fatal Kafka error, being fenced, or an exhausted `Stop` record."""
+
+
+class OutOfOrder(WeftError):
+    """`batch.ack(record)` came while an earlier record of its lane was not acknowledged."""
+
+
+class NotStarted(WeftError):
+    """The app is not running."""
+
+
+class HandlerSignal(WeftError):
+    """Base of what a handler raises to steer the fate of its own record."""
+
+
+class Reject(HandlerSignal):
+    """The record can never succeed: no further attempt is made.
+
+    `reason` goes into the dead letter, the log and the result.
+    """
+
+    def __init__(self, reason: str = "rejected by the handler") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RetryAfter(HandlerSignal):
+    """This attempt failed; the next comes after `delay_s` seconds instead of the policy's delay."""
+
+    def __init__(self, delay_s: float) -> None:
+        if not 0 <= delay_s < float("inf"):
+            raise ConfigError(f"RetryAfter(delay_s={delay_s!r}): give a number of seconds >= 0")
+        super().__init__(f"retry after {delay_s} s")
+        self.delay_s = float(delay_s)

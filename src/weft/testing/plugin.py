@@ -1,0 +1,21 @@
+"""The pytest plugin: fixtures for projects that test on Kafka. Registered by installing Weft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from weft.broker import LocalBroker
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[LocalBroker]:
+    """A real one-node Kafka, shared by all tests of the session (one a worker under xdist)."""
+    # Imported late: pytest loads this plugin in every project where Weft is installed.
+    from weft.broker import LocalBroker  # noqa: PLC0415  a plugin must not slow projects without Kafka
+
+    with LocalBroker() as broker:
+        yield broker
