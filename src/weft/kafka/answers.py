@@ -1,0 +1,38 @@
+"""What is committed and what the broker answers, as plain data."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ToCommit(NamedTuple):
+    """One partition of a commit: the next offset to read, and the offset map's text."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the broker holds, or answered, for one partition."""
+
+    topic: str
+    partition: int
+    #: None: nothing is committed.
+    offset: int | None
+    #: Exactly what was written, by whatever client; bytes that are not UTF-8 are replaced.
+    metadata: str
+    #: Kafka's error code for this partition; 0 is success.
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    """The outcome of one ``CommitQueue.send``."""
+
+    token: int
+    #: Error of the whole request, or of its first failed partition; 0 is success.
+    error: int
+    #: Each partition with its own error: one may fail while the others are stored.
+    partitions: tuple[Committed, ...]

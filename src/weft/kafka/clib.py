@@ -1,0 +1,359 @@
+"""librdkafka's own calls, by ctypes: the only file that knows C.
+
+confluent-kafka's public calls append a NUL to commit metadata when they write it and read
+past the end of what others wrote, so everything that carries metadata goes through here
+with explicit sizes. So does what Python has no call for: commits answered on a queue of
+their own (also inside a rebalance callback), and the signals of wakeable.py.
+
+Where the library cannot be reached ``available()`` is False; calls.py then chooses
+fallback.py, which does what the public calls can.
+Names and types are those of librdkafka's public header, ``rdkafka.h``.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, cimpl
+
+from weft.kafka.answers import CommitAnswer, Committed, ToCommit
+
+#: Type of the only event a commit queue gets: RD_KAFKA_EVENT_OFFSET_COMMIT.
+_EVENT_OFFSET_COMMIT = 0x10
+
+#: librdkafka's "no offset": nothing is committed.
+_OFFSET_INVALID = -1001
+
+#: Longest single wait handed to C, so that an interrupt is never delayed longer.
+_WAIT_MAX_S = 3600.0
+
+
+class _Partition(Structure):
+    """rd_kafka_topic_partition_t."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition", c_int32),
+        ("offset", c_int64),
+        ("metadata", c_void_p),
+        ("metadata_size", c_size_t),
+        ("opaque", c_void_p),
+        ("err", c_int),
+        ("_private", c_void_p),
+    )
+
+
+class _PartitionList(Structure):
+    """rd_kafka_topic_partition_list_t."""
+
+    _fields_ = (("cnt", c_int), ("size", c_int), ("elems", POINTER(_Partition)))
+
+
+_ListPointer = POINTER(_PartitionList)
+
+#: Every function used: its result type and its argument types.
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "rd_kafka_name": (c_char_p, (c_void_p,)),
+    "rd_kafka_version": (c_int, ()),
+    "rd_kafka_topic_partition_list_new": (_ListPointer, (c_int,)),
+    "rd_kafka_topic_partition_list_add": (
+        POINTER(_Partition),
+        (_ListPointer, c_char_p, c_int32),
+    ),
+    "rd_kafka_topic_partition_list_destroy": (None, (_ListPointer,)),
+    "rd_kafka_committed": (c_int, (c_void_p, _ListPointer, c_int)),
+    "rd_kafka_commit_queue": (c_int, (c_void_p, _ListPointer, c_void_p, c_void_p, c_void_p)),
+    "rd_kafka_queue_new": (c_void_p, (c_void_p,)),
+    "rd_kafka_queue_get_consumer": (c_void_p, (c_void_p,)),
+    "rd_kafka_queue_destroy": (None, (c_void_p,)),
+    "rd_kafka_queue_length": (c_size_t, (c_void_p,)),
+    "rd_kafka_queue_io_event_enable": (None, (c_void_p, c_int, c_char_p, c_size_t)),
+    "rd_kafka_queue_poll": (c_void_p, (c_void_p, c_int)),
+    "rd_kafka_event_type": (c_int, (c_void_p,)),
+    "rd_kafka_event_error": (c_int, (c_void_p,)),
+    "rd_kafka_event_opaque": (c_void_p, (c_void_p,)),
+    "rd_kafka_event_topic_partition_list": (_ListPointer, (c_void_p,)),
+    "rd_kafka_event_destroy": (None, (c_void_p,)),
+    "rd_kafka_consumer_group_metadata": (c_void_p, (c_void_p,)),
+    "rd_kafka_consumer_group_metadata_destroy": (None, (c_void_p,)),
+    "rd_kafka_send_offsets_to_transaction": (
+        c_void_p,
+        (c_void_p, _ListPointer, c_void_p, c_int),
+    ),
+    "rd_kafka_error_code": (c_int, (c_void_p,)),
+    "rd_kafka_error_string": (c_char_p, (c_void_p,)),
+    "rd_kafka_error_is_fatal": (c_int, (c_void_p,)),
+    "rd_kafka_error_is_retriable": (c_int, (c_void_p,)),
+    "rd_kafka_error_txn_requires_abort": (c_int, (c_void_p,)),
+    "rd_kafka_error_destroy": (None, (c_void_p,)),
+}
+
+
+@cache
+def library() -> Any:
+    """The librdkafka that confluent-kafka loaded, with declared types; None if out of reach.
+
+    Names are looked up through confluent-kafka's own extension module: the dynamic linker
+    searches what that was linked with, so this is the very copy that made the handles,
+    whether it came inside the wheel or with the system.
+    """
+    try:
+        loaded = ctypes.CDLL(cimpl.__file__)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+        same = loaded.rd_kafka_version() == confluent_kafka.libversion()[1]
+    except (OSError, AttributeError):
+        return None
+    return loaded if same else None
+
+
+@cache
+def _libc_malloc() -> Any:
+    """The C library's malloc: librdkafka frees metadata with the matching free."""
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype, malloc.argtypes = c_void_p, (c_size_t,)
+    return malloc
+
+
+def available() -> bool:
+    """Whether librdkafka can be called: without it commit metadata is Weft's own only."""
+    return os.name == "posix" and library() is not None
+
+
+def handle(client: Consumer | Producer) -> int:
+    """The ``rd_kafka_t`` pointer of a client; RuntimeError when it is closed.
+
+    confluent-kafka keeps it as the first field behind the object header. Read anew for
+    every call, because closing a client sets it to NULL.
+    """
+    rk = c_void_p.from_address(id(client) + object.__basicsize__).value
+    if rk is None:
+        raise RuntimeError("the Kafka client is closed")
+    kind = library().rd_kafka_name(rk).rpartition(b"#")[2].partition(b"-")[0]
+    assert kind in (b"consumer", b"producer"), "confluent-kafka's object layout has changed"
+    return rk
+
+
+def _ms(timeout_s: float) -> int:
+    """Milliseconds for C, rounded up so that a short wait does not become a busy loop."""
+    return -int(-min(max(timeout_s, 0.0), _WAIT_MAX_S) * 1000 // 1)
+
+
+@contextmanager
+def _partition_list(size: int) -> Iterator[Any]:
+    """An empty partition list, destroyed (with its metadata) on the way out."""
+    partitions = library().rd_kafka_topic_partition_list_new(size)
+    try:
+        yield partitions
+    finally:
+        library().rd_kafka_topic_partition_list_destroy(partitions)
+
+
+def _add(partitions: Any, offset: ToCommit) -> None:
+    """Append one partition with its offset and metadata."""
+    add = library().rd_kafka_topic_partition_list_add
+    element = add(partitions, offset.topic.encode(), offset.partition).contents
+    element.offset = offset.offset
+    data = offset.metadata.encode()
+    if not data:
+        return
+    # The NUL behind is not counted in the size: the broker must not see it, but paths
+    # back through confluent-kafka's Python objects read on to the first NUL.
+    memory = _libc_malloc()(len(data) + 1)
+    if memory is None:
+        raise MemoryError(f"no {len(data) + 1} bytes for commit metadata")
+    ctypes.memmove(memory, data + b"\x00", len(data) + 1)
+    element.metadata, element.metadata_size = memory, len(data)
+
+
+def _read(partitions: Any) -> tuple[Committed, ...]:
+    """The elements of a partition list (which may be NULL) as plain data."""
+    if not partitions:
+        return ()
+    content = partitions.contents
+    return tuple(_read_one(content.elems[place]) for place in range(content.cnt))
+
+
+def _read_one(element: Any) -> Committed:
+    """One element: metadata by its stated size, never by a search for its end."""
+    data = b""
+    if element.metadata and element.metadata_size:
+        data = ctypes.string_at(element.metadata, element.metadata_size)
+    offset = None if element.offset < 0 else element.offset
+    topic = element.topic.decode()
+    return Committed(topic, element.partition, offset, data.decode("utf-8", "replace"), element.err)
+
+
+def committed(
+    consumer: Consumer, partitions: Sequence[tuple[str, int]], timeout_s: float
+) -> list[Committed]:
+    """What the consumer's group has committed for these partitions, metadata exact.
+
+    Blocks, up to ``timeout_s``: not for the polling thread. Raises KafkaException when the
+    whole request failed; a single partition's error is in its ``error``.
+    """
+    rk = handle(consumer)
+    with _partition_list(len(partitions)) as asked:
+        for topic, partition in partitions:
+            _add(asked, ToCommit(topic, partition, _OFFSET_INVALID))
+        error = library().rd_kafka_committed(rk, asked, _ms(timeout_s))
+        if error:
+            raise KafkaException(KafkaError(error))
+        return list(_read(asked))
+
+
+class CommitQueue:
+    """Asynchronous commits of one consumer, answered on a queue of their own.
+
+    Works inside a rebalance callback too, where confluent-kafka's ``on_commit`` is not
+    served. Of one thread at a time. Close it before the consumer.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        """A queue for this consumer's commits."""
+        self._consumer = consumer
+        self._queue: int | None = library().rd_kafka_queue_new(handle(consumer))
+        self._token = 0
+
+    def send(self, offsets: Sequence[tuple[str, int, int, str]]) -> int:
+        """Start a commit and return at once with the token its answer will carry.
+
+        Raises KafkaException when librdkafka will not even queue it, RuntimeError after
+        a close.
+        """
+        assert offsets, "a commit of nothing would commit librdkafka's own stored offsets"
+        rk, queue = handle(self._consumer), self._open()
+        token = self._token + 1
+        with _partition_list(len(offsets)) as to_commit:
+            for offset in offsets:
+                _add(to_commit, ToCommit(*offset))
+            error = library().rd_kafka_commit_queue(rk, to_commit, queue, None, token)
+        if error:
+            raise KafkaException(KafkaError(error))
+        self._token = token
+        return token
+
+    def poll(self, timeout_s: float) -> list[CommitAnswer]:
+        """All answers there are; waits up to ``timeout_s`` for the first."""
+        answers: list[CommitAnswer] = []
+        wait_ms = _ms(timeout_s)
+        while event := library().rd_kafka_queue_poll(self._open(), wait_ms):
+            wait_ms = 0
+            # An event that is not destroyed makes Consumer.close() hang for ever.
+            try:
+                if library().rd_kafka_event_type(event) == _EVENT_OFFSET_COMMIT:
+                    answers.append(_answer(event))
+            finally:
+                library().rd_kafka_event_destroy(event)
+        return answers
+
+    def close(self) -> None:
+        """Give the queue back, answers unread in it included. May be called again."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            library().rd_kafka_queue_destroy(queue)
+
+    def _open(self) -> int:
+        """The queue's pointer."""
+        if self._queue is None:
+            raise RuntimeError("the commit queue is closed")
+        return self._queue
+
+
+def _answer(event: int) -> CommitAnswer:
+    """A commit event as plain data; it points into the event, so copy before destroying."""
+    calls = library()
+    partitions = _read(calls.rd_kafka_event_topic_partition_list(event))
+    error = calls.rd_kafka_event_error(event)
+    first_failed = next((one.error for one in partitions if one.error), 0)
+    token = calls.rd_kafka_event_opaque(event) or 0
+    return CommitAnswer(token, error or first_failed, partitions)
+
+
+class GroupMetadata:
+    """A consumer's membership (member id, generation) at one moment, for one transaction.
+
+    It must be taken with the snapshot whose offsets the transaction carries: taken fresh,
+    it would not be fenced for partitions lost in between.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        """The membership now."""
+        pointer = library().rd_kafka_consumer_group_metadata(handle(consumer))
+        if not pointer:
+            raise RuntimeError("the consumer is not a member of a group")
+        self.pointer: int | None = pointer
+
+    def close(self) -> None:
+        """Free it. May be called again."""
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            library().rd_kafka_consumer_group_metadata_destroy(pointer)
+
+    def __enter__(self) -> Self:
+        """Itself, to be freed at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Free it."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Free it when the last owner forgot to."""
+        if getattr(self, "pointer", None) is not None:
+            self.close()
+
+
+def group_metadata(consumer: Consumer) -> GroupMetadata:
+    """The consumer's membership now, owned by the caller (close it, or use ``with``)."""
+    return GroupMetadata(consumer)
+
+
+def send_offsets_to_transaction(
+    producer: Producer,
+    offsets: Sequence[tuple[str, int, int, str]],
+    membership: GroupMetadata,
+    timeout_s: float,
+) -> None:
+    """Put offsets and metadata into the producer's open transaction.
+
+    Blocks, up to ``timeout_s``. Raises KafkaException whose KafkaError says whether it is
+    retriable, needs the transaction aborted, or is fatal.
+    """
+    if membership.pointer is None:
+        raise RuntimeError("the group metadata is closed")
+    rk = handle(producer)
+    with _partition_list(len(offsets)) as to_commit:
+        for offset in offsets:
+            _add(to_commit, ToCommit(*offset))
+        send = library().rd_kafka_send_offsets_to_transaction
+        error = send(rk, to_commit, membership.pointer, _ms(timeout_s))
+    if error:
+        raise KafkaException(_take_error(error))
+
+
+def _take_error(error: int) -> KafkaError:
+    """confluent-kafka's KafkaError with the flags of a rd_kafka_error_t, which is freed."""
+    calls = library()
+    try:
+        return KafkaError(
+            calls.rd_kafka_error_code(error),
+            calls.rd_kafka_error_string(error).decode("utf-8", "replace"),
+            bool(calls.rd_kafka_error_is_fatal(error)),
+            bool(calls.rd_kafka_error_is_retriable(error)),
+            bool(calls.rd_kafka_error_txn_requires_abort(error)),
+        )
+    finally:
+        calls.rd_kafka_error_destroy(error)

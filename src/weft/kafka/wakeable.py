@@ -1,0 +1,66 @@
+"""Waiting for a consumer's records and callbacks and for our own threads, all at once."""
+
+import os
+import select
+from contextlib import suppress
+
+from confluent_kafka import Consumer
+
+from weft.kafka.clib import handle, library
+
+
+class WakeableQueue:
+    """One select for what librdkafka has for us and for what our threads want.
+
+    The polling thread does ``wait(timeout_s)`` and then ``consumer.consume(n, 0)``; any
+    thread may ``wake()`` it. Close it before the consumer.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        """Have librdkafka write to a pipe of ours when the consumer's queue gets work."""
+        self._readable, self._writable = os.pipe()
+        os.set_blocking(self._readable, False)
+        os.set_blocking(self._writable, False)
+        self._queue: int | None = library().rd_kafka_queue_get_consumer(handle(consumer))
+        library().rd_kafka_queue_io_event_enable(self._queue, self._writable, b"k", 1)
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable, for a select of the caller's own."""
+        return self._readable
+
+    def wake(self) -> None:
+        """Make the waiting thread return, or its next wait. Any thread, never blocks."""
+        with suppress(BlockingIOError):  # Full: of wake-ups not yet taken.
+            os.write(self._writable, b"w")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is something to consume or somebody woke us; whether that came.
+
+        librdkafka signals only when its queue was empty. So the pipe is emptied first and
+        the queue's length looked at after: what came before shows in the length, what
+        comes later in the pipe, and no record is left sleeping between the two.
+        """
+        if self._drain() or library().rd_kafka_queue_length(self._queue):
+            return True
+        readable, _, _ = select.select((self._readable,), (), (), max(timeout_s, 0.0))
+        return bool(readable)
+
+    def close(self) -> None:
+        """Stop the signals and give the queue back. May be called again."""
+        queue, self._queue = self._queue, None
+        if queue is None:
+            return
+        library().rd_kafka_queue_io_event_enable(queue, -1, None, 0)
+        library().rd_kafka_queue_destroy(queue)
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _drain(self) -> bool:
+        """Take what is in the pipe; whether one of our own wake-ups was in it."""
+        woken = False
+        while True:
+            try:
+                signals = os.read(self._readable, 4096)
+            except BlockingIOError:
+                return woken
+            woken = woken or b"w" in signals
