@@ -86,18 +86,14 @@ def build(spec: AppSpec, meter: Meter) -> weft.App:
     """An app with Weft's defaults and the one handler the spec names."""
     app = weft.App(group=spec.group, kafka={"bootstrap.servers": spec.bootstrap})
     handler = _counting(meter) if spec.sample_memory else _handler(spec, meter)
-    app.consume(spec.topic, ordering=spec.ordering, concurrency=spec.concurrency)(
-        handler
-    )
+    app.consume(spec.topic, ordering=spec.ordering, concurrency=spec.concurrency)(handler)
     return app
 
 
 def _handler(spec: AppSpec, meter: Meter) -> Handler:
     if spec.handler == "noop":
         return _noop(spec.executor, meter)
-    sleep_s = (
-        table_s if spec.handler == "table" else _constant(float(spec.handler) / 1000)
-    )
+    sleep_s = table_s if spec.handler == "table" else _constant(float(spec.handler) / 1000)
 
     async def wait(record: weft.Record) -> None:
         meter.begin()

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weft.broker.jars import cache_dir
+
 VERSION = "0.5.3.3"
 _SOURCES = Path(__file__).resolve().parent.parent / "java"
 _BUILD_LIMIT_S = 300
@@ -37,9 +39,7 @@ def run(mode: str, *, limit_s: int, **options: object) -> dict[str, Any]:
 
     `options` are PcRunner's names; `limit_s` bounds its work, start and close come on top.
     """
-    arguments = [
-        f"{name}={value}" for name, value in {**options, "limit_s": limit_s}.items()
-    ]
+    arguments = [f"{name}={value}" for name, value in {**options, "limit_s": limit_s}.items()]
     command = ["java", *_JVM_OPTIONS, "-cp", build(), "PcRunner", mode, *arguments]
     try:
         done = subprocess.run(
@@ -50,9 +50,7 @@ def run(mode: str, *, limit_s: int, **options: object) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     answer: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if done.returncode != 0 or not answer.get("complete"):
-        raise JavaError(
-            f"{mode}: exit {done.returncode}, {answer} {done.stderr[-1500:]}"
-        )
+        raise JavaError(f"{mode}: exit {done.returncode}, {answer} {done.stderr[-1500:]}")
     return answer
 
 
@@ -62,7 +60,7 @@ def build() -> str:
     reason = missing()
     if reason:
         raise JavaError(reason)
-    home = _cache_dir() / _digest()
+    home = cache_dir() / "javapc" / _digest()
     if not home.is_dir():
         _build_into(home)
     return os.pathsep.join([str(home / "classes"), str(home / "lib" / "*")])
@@ -108,13 +106,3 @@ def _digest() -> str:
     for path in sorted([*_SOURCES.glob("*.java"), _SOURCES / "pom.xml"]):
         total.update(path.name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()[:16]
-
-
-def _cache_dir() -> Path:
-    if chosen := os.environ.get("WEFT_CACHE"):
-        return Path(chosen) / "javapc"
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "weft"
-        / "javapc"
-    )

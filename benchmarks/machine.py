@@ -1,6 +1,6 @@
-"""What the numbers were measured on: facts about hardware and versions, nothing that names a host."""
+"""What the numbers were measured on: hardware and versions, nothing that names a host."""
 
-import datetime
+import datetime as dt
 import os
 import platform
 import subprocess
@@ -17,12 +17,10 @@ def facts() -> dict[str, Any]:
     """JSON-able facts of this machine and of the versions in use."""
     return {
         "type": "machine",
-        "date_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date_utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "memory_gb": round(
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
-        ),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_1m": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -40,11 +38,7 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = (
-        line.partition(":")[2].strip()
-        for line in lines
-        if line.startswith("model name")
-    )
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 
 

@@ -53,7 +53,7 @@ def checks(records: int, samples: Samples) -> list[Check]:
     found = [Check("highest MB", highest_mb, limit_mb, None, lower_is_better=True)]
     if second and last:
         growth = statistics.median(last) / statistics.median(second)
-        found.append(Check("last ÷ second tenth", growth, _GROWTH_MAX, None, True))
+        found.append(Check("last tenth of second", growth, _GROWTH_MAX, None, True))
     return found
 
 

@@ -1,6 +1,6 @@
 """What a benchmark run prints and keeps: a table for people, JSON lines for the record."""
 
-import datetime
+import datetime as dt
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,9 +38,7 @@ class Row:
             "type": "result",
             "workload": asdict(self.workload),
             "seconds": self.seconds,
-            "records_per_s": {
-                side: round(records / s) for side, s in self.seconds.items()
-            },
+            "records_per_s": {side: round(records / s) for side, s in self.seconds.items()},
             "runs": self.runs,
             "errors": self.errors,
             "checks": [
@@ -58,7 +56,7 @@ class Row:
 def write(facts: dict[str, Any], rows: Sequence[Row], folder: Path = RESULTS) -> Path:
     """Write one JSON-lines file: the machine's facts, then a line a workload."""
     folder.mkdir(parents=True, exist_ok=True)
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
     path = folder / f"{stamp}.json"
     lines = [json.dumps(line) for line in (facts, *(row.as_json() for row in rows))]
     path.write_text("\n".join(lines) + "\n")
@@ -68,9 +66,7 @@ def write(facts: dict[str, Any], rows: Sequence[Row], folder: Path = RESULTS) ->
 def table(facts: dict[str, Any], rows: Sequence[Row]) -> Table:
     """Seconds (and records a second) of every side, with the checks of each workload."""
     title = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}"
-    result = Table(
-        title=title, caption="seconds (records/s); × = of the time, ÷ = of the rate"
-    )
+    result = Table(title=title, caption="seconds (records/s); median of the runs")
     result.add_column("workload")
     for side in _SIDES:
         result.add_column(side, justify="right")
@@ -82,29 +78,24 @@ def table(facts: dict[str, Any], rows: Sequence[Row]) -> Table:
 
 
 def show(facts: dict[str, Any], rows: Sequence[Row], console: Console) -> None:
-    """Print the table, then each error in full."""
+    """Print the table, then the last line of each error; the JSON has all of it."""
     console.print(table(facts, rows))
     for row in rows:
         for side, error in row.errors.items():
-            console.print(
-                f"[red]{row.workload.name} {side}[/red]: {error}", highlight=False
-            )
+            text = f"{row.workload.name} {side}: {error.splitlines()[-1]}"
+            console.print(text, style="red", markup=False, highlight=False)
 
 
 def _cell(row: Row, side: str) -> str:
     if side in row.errors:
         return "[red]failed[/red]"
     if side not in row.seconds:
-        return "–"
+        return ""
     seconds = row.seconds[side]
     return f"{seconds:.3f} ({row.workload.topic.records / seconds:,.0f})"
 
 
 def _verdict(check: Check) -> str:
     colour = "red" if not check.passed else "green" if check.reached_goal else "yellow"
-    bars = [
-        f"{word} {bar:,g}"
-        for word, bar in (("must", check.must), ("goal", check.goal))
-        if bar
-    ]
+    bars = [f"{word} {bar:,g}" for word, bar in (("must", check.must), ("goal", check.goal)) if bar]
     return f"[{colour}]{check.name} {check.value:,.5g}[/{colour}] ({', '.join(bars)})"

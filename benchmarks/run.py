@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks import javapc, machine, memory, report, sides, topics
 from benchmarks.report import Row
 from benchmarks.workloads import Workload, all_workloads
+from weft.broker import LocalBroker
 
 _SCALE_MAX = 100.0
 _PIPE_COLUMNS = 180
@@ -34,7 +35,7 @@ class Options:
     check: bool = False
 
 
-class BadOptions(Exception):
+class OptionsError(Exception):
     """Options that name nothing that can be measured, in one line."""
 
 
@@ -52,26 +53,20 @@ def run(options: Options) -> int:
 
 
 def select(options: Options) -> list[Workload]:
-    """The workloads whose name or group is asked for, all without a wish; raises BadOptions."""
+    """The workloads whose name or group is asked for, all without a wish; raises OptionsError."""
     if not 0 < options.scale <= _SCALE_MAX:
-        raise BadOptions(
-            f"--scale {options.scale}: must be above 0 and at most {_SCALE_MAX:g}"
-        )
+        raise OptionsError(f"--scale {options.scale}: must be above 0 and at most {_SCALE_MAX:g}")
     table = [*all_workloads(options.scale), memory.workload(options.scale)]
-    unknown = set(options.only) - {
-        word for work in table for word in (work.name, work.group)
-    }
+    unknown = set(options.only) - {word for work in table for word in (work.name, work.group)}
     if unknown:
         known = ", ".join(dict.fromkeys(work.name for work in table))
-        raise BadOptions(f"--only {min(unknown)}: no such workload; there are {known}")
+        raise OptionsError(f"--only {min(unknown)}: no such workload; there are {known}")
     if not options.only:
         return table
     return [work for work in table if {work.name, work.group} & set(options.only)]
 
 
-def _measure(
-    workload: Workload, bootstrap: str, options: Options, bars: Progress
-) -> Row:
+def _measure(workload: Workload, bootstrap: str, options: Options, bars: Progress) -> Row:
     """Fill a topic, run every side on it, delete it."""
     topic = topics.create(bootstrap, workload.topic)
     try:
@@ -140,10 +135,8 @@ def _broker(options: Options) -> Iterator[str]:
     if options.bootstrap:
         yield options.bootstrap
         return
-    from weft.broker import LocalBroker
-
     with LocalBroker() as broker:
-        yield broker.bootstrap_servers
+        yield broker.bootstrap
 
 
 def _console() -> Console:
@@ -161,22 +154,12 @@ def _bars() -> Progress:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; exit code 2 for options that make no sense."""
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument(
-        "--only", action="append", default=[], help="a workload or a group of them"
-    )
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="times the number of records"
-    )
+    parser.add_argument("--only", action="append", default=[], help="a workload or a group of them")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the number of records")
     parser.add_argument("--bootstrap", help="an own broker instead of a local one")
-    parser.add_argument(
-        "--side", action="append", default=[], help="weft-async, java, …"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=report.RESULTS, help="folder of the JSON"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="exit 1 when a must is missed"
-    )
+    parser.add_argument("--side", action="append", default=[], help="weft-async, java, …")
+    parser.add_argument("--results", type=Path, default=report.RESULTS, help="folder of the JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a must is missed")
     given = parser.parse_args(arguments)
     options = Options(
         only=tuple(given.only),
@@ -188,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         return run(options)
-    except BadOptions as error:
+    except OptionsError as error:
         print(error, file=sys.stderr)
         return 2
 

@@ -25,14 +25,12 @@ class SideError(Exception):
     """A side did not finish; the message is the end of what it said."""
 
 
-def run_side(
-    side: str, workload: Workload, bootstrap: str, topic: str
-) -> dict[str, Any]:
+def run_side(side: str, workload: Workload, bootstrap: str, topic: str) -> dict[str, Any]:
     """Run "bare-async", "weft-threads", "java" …; raises SideError."""
     limit_s = int(60 + _SLOWEST_FACTOR * workload.expected_s)
     name, _, kind = side.partition("-")
     if name == "bare":
-        return _python("benchmarks.bare", asdict(bare_spec(workload, kind)), limit_s)
+        return run_python("benchmarks.bare", asdict(bare_spec(workload, kind)), limit_s)
     if name == "weft":
         return run_app(app_spec(workload, kind, bootstrap, topic), limit_s)
     return _java(workload, bootstrap, topic, limit_s)
@@ -41,14 +39,10 @@ def run_side(
 def bare_spec(workload: Workload, kind: str) -> BareSpec:
     """The baseline of the same kind: its lanes limit it as they limit Weft."""
     topic = workload.topic
-    return BareSpec(
-        kind, workload.handler, topic.records, workload.concurrency, workload.lanes
-    )
+    return BareSpec(kind, workload.handler, topic.records, workload.concurrency, workload.lanes)
 
 
-def app_spec(
-    workload: Workload, kind: str, bootstrap: str, topic: str
-) -> dict[str, Any]:
+def app_spec(workload: Workload, kind: str, bootstrap: str, topic: str) -> dict[str, Any]:
     """Fields of an AppSpec for a workload, under a group of its own."""
     return {
         "bootstrap": bootstrap,
@@ -63,8 +57,8 @@ def app_spec(
 
 
 def run_app(spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
-    """Run the app that AppSpec's fields describe; raises SideError also when a record came twice."""
-    answer = _python("benchmarks.apps", spec, limit_s)
+    """Run the app that AppSpec's fields describe; raises SideError, also for a repeated record."""
+    answer = run_python("benchmarks.apps", spec, limit_s)
     if not answer["complete"] or answer["calls"] != answer["records"]:
         raise SideError(f"{answer['calls']} calls for {answer['records']} records")
     return answer
@@ -74,7 +68,8 @@ def _fresh_group() -> str:
     return f"bench-{uuid.uuid4().hex[:12]}"
 
 
-def _python(module: str, spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
+def run_python(module: str, spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
+    """Run a module of ours with its spec as JSON; return the JSON it prints; raises SideError."""
     command = [sys.executable, "-m", module, json.dumps(spec)]
     with _process(command) as process:
         try:
@@ -83,9 +78,7 @@ def _python(module: str, spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
             raise SideError(f"{module}: not finished after {limit_s} s") from None
     lines = stdout.strip().splitlines()
     if process.returncode != 0 or not lines:
-        raise SideError(
-            f"{module}: exit {process.returncode}: {stderr.strip()[-1500:]}"
-        )
+        raise SideError(f"{module}: exit {process.returncode}: {stderr.strip()[-1500:]}")
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
 
@@ -93,9 +86,7 @@ def _python(module: str, spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
 @contextmanager
 def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A child in a group of its own, killed whole when the block ends before it does."""
-    path = os.pathsep.join(
-        [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    )
+    path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -113,9 +104,7 @@ def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def _java(
-    workload: Workload, bootstrap: str, topic: str, limit_s: int
-) -> dict[str, Any]:
+def _java(workload: Workload, bootstrap: str, topic: str, limit_s: int) -> dict[str, Any]:
     try:
         return javapc.run(
             "bench",

@@ -8,7 +8,7 @@ _TABLE_MAX_S = 0.005
 def sleep_s(handler: str, offset: int) -> float:
     """Seconds the handler waits for the record at `offset`.
 
-    `handler` is "noop", "table" (0 to 5 ms, spread evenly, decided by the offset) or a number of ms.
+    `handler` is "noop", "table" (0 to 5 ms, decided by the offset) or a number of ms.
     """
     if handler == "noop":
         return 0.0
@@ -18,5 +18,5 @@ def sleep_s(handler: str, offset: int) -> float:
 
 
 def table_s(offset: int) -> float:
-    """The multiplicative hash of the offset, scaled to 0–5 ms."""
+    """The multiplicative hash of the offset, scaled to 0 to 5 ms."""
     return ((offset * _KNUTH) & _MASK) / (_MASK + 1) * _TABLE_MAX_S

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
@@ -41,9 +42,7 @@ def delete(bootstrap: str, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(30)
 
 
-def fill(
-    bootstrap: str, topic: str, spec: TopicSpec, advanced: Callable[[int], object]
-) -> None:
+def fill(bootstrap: str, topic: str, spec: TopicSpec, advanced: Callable[[int], object]) -> None:
     """Produce the records; `advanced(n)` is called for each n more. Raises RuntimeError on loss."""
     producer = Producer({**_PRODUCER, "bootstrap.servers": bootstrap})
     failures: list[str] = []
@@ -56,7 +55,9 @@ def fill(
     value = b"x" * spec.value_bytes
     for i in range(spec.records):
         key = i % spec.keys
-        _produce(producer, topic, keys[key], value, key % spec.partitions, delivered)
+        partition = key % spec.partitions
+        produce = partial(producer.produce, topic, value, keys[key], partition, delivered)
+        _unless_full(producer, produce)
         if (i + 1) % _PROGRESS_EVERY == 0:
             advanced(_PROGRESS_EVERY)
     advanced(spec.records % _PROGRESS_EVERY)
@@ -67,17 +68,12 @@ def fill(
         )
 
 
-def _produce(
-    producer: Producer,
-    topic: str,
-    key: bytes,
-    value: bytes,
-    partition: int,
-    delivered: Callable[[KafkaError | None, Message], None],
-) -> None:
+def _unless_full(producer: Producer, produce: Callable[[], None]) -> None:
+    """Produce, waiting for room in the queue as often as needed."""
     while True:
         try:
-            producer.produce(topic, value, key, partition, on_delivery=delivered)
-            return
+            produce()
         except BufferError:
             producer.poll(0.05)
+        else:
+            return

@@ -67,9 +67,7 @@ class Workload:
     @property
     def expected_s(self) -> float:
         """Rough seconds of one ideal run."""
-        mean_s = {"noop": 5e-6, "table": 2.5e-3}.get(self.handler) or float(
-            self.handler
-        ) / 1000
+        mean_s = {"noop": 5e-6, "table": 2.5e-3}.get(self.handler) or float(self.handler) / 1000
         at_once = min(self.concurrency, self.lanes or self.concurrency)
         return self.topic.records * mean_s / (1 if self.handler == "noop" else at_once)
 
@@ -96,17 +94,13 @@ def _headline() -> Iterator[Workload]:
     base = Workload(
         group="headline",
         name="",
-        topic=TopicSpec(
-            records=_HEADLINE_RECORDS, keys=10_000, partitions=1, value_bytes=100
-        ),
+        topic=TopicSpec(records=_HEADLINE_RECORDS, keys=10_000, partitions=1, value_bytes=100),
         ordering="key",
         handler="table",
         concurrency=100,
     )
     for keys in HEADLINE_KEYS:
-        yield replace(
-            base, name=f"headline-key-{keys}", topic=replace(base.topic, keys=keys)
-        )
+        yield replace(base, name=f"headline-key-{keys}", topic=replace(base.topic, keys=keys))
     yield replace(base, name="headline-unordered", ordering="unordered")
     yield replace(base, name="headline-partition", ordering="partition")
 
@@ -150,23 +144,17 @@ def _headline_checks(_workload: Workload, seconds: Seconds) -> Iterator[Check]:
     for kind, must in (("async", 1.10), ("threads", 1.15)):
         weft, bare = seconds.get(f"weft-{kind}"), seconds.get(f"bare-{kind}")
         if weft and bare:
-            yield Check(f"{kind} × bare", weft / bare, must, 1.05, lower_is_better=True)
-    wefts = [
-        seconds[f"weft-{kind}"]
-        for kind in ("async", "threads")
-        if f"weft-{kind}" in seconds
-    ]
+            yield Check(f"{kind} time of bare", weft / bare, must, 1.05, lower_is_better=True)
+    wefts = [seconds[f"weft-{kind}"] for kind in ("async", "threads") if f"weft-{kind}" in seconds]
     if wefts and "java" in seconds:
-        yield Check(
-            "better × Java's time", min(wefts) / seconds["java"], 1.0, None, True
-        )
+        yield Check("better's time of Java", min(wefts) / seconds["java"], 1.0, None, True)
 
 
 def _noop_checks(_workload: Workload, seconds: Seconds) -> Iterator[Check]:
     for kind, must, goal in (("async", 4.0, 8.0), ("threads", 2.5, 5.0)):
         if f"weft-{kind}" in seconds and "java" in seconds:
             yield Check(
-                f"{kind} ÷ Java", seconds["java"] / seconds[f"weft-{kind}"], must, goal
+                f"{kind} rate of Java", seconds["java"] / seconds[f"weft-{kind}"], must, goal
             )
 
 
@@ -176,7 +164,7 @@ def _sleep10_checks(workload: Workload, seconds: Seconds) -> Iterator[Check]:
     rate = workload.topic.records / seconds["weft-async"]
     yield Check("async records/s", rate, 70_000, 85_000)
     if "java" in seconds:
-        yield Check("async ÷ Java", seconds["java"] / seconds["weft-async"], 1.6, None)
+        yield Check("async rate of Java", seconds["java"] / seconds["weft-async"], 1.6, None)
 
 
 def _wide_checks(workload: Workload, seconds: Seconds) -> Iterator[Check]:
