@@ -1,8 +1,8 @@
 """A real Apache Kafka on this machine, without Docker: `weft broker up`, and from Python.
 
-    with LocalBroker() as broker:
-        broker.create_topic("orders", partitions=4)
-        connect(broker.bootstrap)
+with LocalBroker() as broker:
+    broker.create_topic("orders", partitions=4)
+    connect(broker.bootstrap)
 """
 
 from weft.broker.local import LocalBroker

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weft.broker.folder import clear, locked
 from weft.broker.java import Java, find_java
 from weft.broker.process import (
     STOP_GRACE_S,
@@ -26,7 +28,6 @@ from weft.broker.state import (
     choose_nodes,
     is_free,
     load_state,
-    locked,
     new_state,
     save_state,
 )
@@ -37,7 +38,7 @@ START_TIMEOUT_S = 60.0
 _START_TRIES = 3
 
 
-class _EndedEarly(BrokerError):
+class _EndedEarlyError(BrokerError):
     """A node ended before it answered; on ports of our own choice worth another try."""
 
 
@@ -62,7 +63,7 @@ class Cluster:
         """
         check_shape(1 if nodes is None else nodes, port)
         check_config(self.config)
-        with locked(self.folder):
+        with self._held():
             state = load_state(self.folder)
             self._check_same(state, nodes, port)
             if state and self._living(state):
@@ -71,19 +72,23 @@ class Cluster:
                 state = self._prepare(state, nodes, port)
                 try:
                     return self._launch(state)
-                except _EndedEarly:
+                except _EndedEarlyError:
                     # Somebody may have taken a port between our look and Kafka's bind.
                     if last_try or port is not None:
                         raise
             raise AssertionError("the last try returns or raises")
 
-    def down(self, *, grace_s: float = STOP_GRACE_S) -> bool:
-        """Stop every node; return whether any was running."""
-        with locked(self.folder):
+    def down(self, *, grace_s: float = STOP_GRACE_S, forget: bool = False) -> bool:
+        """Stop every node, and with `forget` delete its data; return whether any was running."""
+        with self._held():
             state = load_state(self.folder)
             living = self._living(state) if state else {}
-            stop_all([(pid, self.properties(node)) for node, pid in living.items()], grace_s=grace_s)
+            stop_all(
+                [(pid, self.properties(node)) for node, pid in living.items()], grace_s=grace_s
+            )
             self._reap(*self._children)
+            if forget:
+                clear(self.folder)
             return bool(living)
 
     def state(self) -> ClusterState | None:
@@ -92,7 +97,7 @@ class Cluster:
 
     def start_node(self, node_id: int) -> None:
         """Start a node that is down, and wait until the cluster answers with all running nodes."""
-        with locked(self.folder):
+        with self._held():
             state = self._known()
             living = self._living(state)
             if node_id not in living:
@@ -100,7 +105,7 @@ class Cluster:
 
     def stop_node(self, node_id: int, *, grace_s: float = STOP_GRACE_S) -> None:
         """Stop one node; nothing happens when it is down."""
-        with locked(self.folder):
+        with self._held():
             pid = self._living(self._known()).get(node_id)
             if pid is not None:
                 stop_all([(pid, self.properties(node_id))], grace_s=grace_s)
@@ -113,7 +118,10 @@ class Cluster:
 
     def properties(self, node_id: int) -> Path:
         """Where a node's settings are; its path in a command line is how a node is recognised."""
-        return self.folder.absolute() / f"node-{node_id}" / "server.properties"
+        return self.folder.resolve() / f"node-{node_id}" / "server.properties"
+
+    def _held(self) -> AbstractContextManager[None]:
+        return locked(self.folder, "choose another --data")
 
     def _known(self) -> ClusterState:
         state = self.state()
@@ -132,15 +140,17 @@ class Cluster:
         if nodes is not None and nodes != len(state.nodes):
             raise ConfigError(
                 f"{self.folder} holds a cluster of {len(state.nodes)} node(s), not {nodes}: "
-                "take it down and delete the folder, or choose another --data"
+                "choose another --data, or take this one down and delete its folder"
             )
         if port is not None and port != state.nodes[0].port and self._living(state):
             raise ConfigError(
-                f"the broker in {self.folder} already runs on port {state.nodes[0].port}, not {port}: "
-                "run `weft broker down` first, or choose another --data"
+                f"the broker in {self.folder} already runs on port {state.nodes[0].port}, "
+                f"not {port}: take it down first, or choose another --data"
             )
 
-    def _prepare(self, state: ClusterState | None, nodes: int | None, port: int | None) -> ClusterState:
+    def _prepare(
+        self, state: ClusterState | None, nodes: int | None, port: int | None
+    ) -> ClusterState:
         """Decide ids and ports: those of the last time where they are free and nobody chose."""
         if state is None:
             return new_state(nodes or 1, port)
@@ -154,16 +164,21 @@ class Cluster:
         wanted = [node for node in state.nodes if only is None or node.id in only]
         living = self._living(state)
         missing = [node for node in wanted if node.id not in living]
-        if not missing:
-            return state
-        java = find_java()
-        self._write_settings(state)
-        self._format(java, state, missing)
-        for node in missing:
-            state.pids[node.id] = self._spawn(java, node)
-        save_state(self.folder, state)
+        if missing:
+            self._start(state, missing)
         self._await_answer(state, wanted, missing)
         return state
+
+    def _start(self, state: ClusterState, nodes: list[Node]) -> None:
+        """Start these nodes; the folder knows of each before the next one starts."""
+        java = find_java()
+        # Saved before the format: the data must never carry a cluster id that nobody remembers.
+        save_state(self.folder, state)
+        self._write_settings(state)
+        self._format(java, state, nodes)
+        for node in nodes:
+            state.pids[node.id] = self._spawn(java, node)
+            save_state(self.folder, state)
 
     def _write_settings(self, state: ClusterState) -> None:
         for node in state.nodes:
@@ -194,19 +209,23 @@ class Cluster:
 
     def _await_answer(self, state: ClusterState, wanted: list[Node], started: list[Node]) -> None:
         """Wait for metadata from all of `wanted`; on failure stop what was just started."""
-        addresses = ",".join(node.address for node in wanted)
+        addresses = [node.address for node in wanted]
         mine = {node.id for node in started}
 
         def alive() -> bool:
             return mine <= self._living(state).keys()
 
-        if wait_for_brokers(addresses, len(wanted), START_TIMEOUT_S, alive):
+        if wait_for_brokers(addresses, START_TIMEOUT_S, alive):
             return
         ended = sorted(mine - self._living(state).keys())
         stop_all([(state.pids[n], self.properties(n)) for n in mine], grace_s=0)
         self._reap(*mine)
         if not ended:
-            raise BrokerError(f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s")
+            raise BrokerError(
+                f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s"
+            )
         log = self.properties(ended[0]).with_name("console.log")
         said = last_line(log.read_text(errors="replace"))
-        raise _EndedEarly(f"broker node {ended[0]} ended while starting (its log {log} ends: {said})")
+        raise _EndedEarlyError(
+            f"broker node {ended[0]} ended while starting (its log {log} ends: {said})"
+        )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from weft.broker.fetch import fetch
+from weft.broker.folder import locked, user_folder
 from weft.errors import ConfigError
 
 KAFKA_VERSION = "4.3.1"
@@ -24,8 +23,7 @@ def cache_dir() -> Path:
     chosen = os.environ.get("WEFT_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "weft"
+    return user_folder("XDG_CACHE_HOME", ".cache")
 
 
 @cache
@@ -42,44 +40,36 @@ def ensure_jars() -> list[Path]:
     it at once: one fetches, the others wait for it.
     """
     folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
-    with _locked(folder):
+    with locked(folder, "set WEFT_CACHE to one that can"):
         if not all((folder / name).exists() for name in checksums()):
             _fetch_into(folder)
         return [_verified(folder / name, digest) for name, digest in checksums().items()]
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the cache folder's lock; the system releases it if this process dies."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"the cache folder {folder} cannot be used ({error.strerror}): set WEFT_CACHE to another"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _fetch_into(folder: Path) -> None:
     """Fetch beside the cache and move in only what has been verified."""
+    for left_by_a_kill in folder.glob(".fetch-*"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as staging:
         client = fetch(KAFKA_VERSION, Path(staging), frozenset(checksums()))
         for name, digest in checksums().items():
             fetched = Path(staging) / name
             if not fetched.exists():
-                raise ConfigError(f"{client} did not bring {name}: check the mirror it uses")
+                raise ConfigError(f"{client} did not bring {name}: check its mirror")
             if sha256(fetched) != digest:
-                raise ConfigError(f"{client} brought a wrong {name} (its SHA-256 differs): check the mirror it uses")
+                raise ConfigError(
+                    f"{client} brought a wrong {name} (its SHA-256 differs): check its mirror"
+                )
             if not (folder / name).exists():
                 fetched.replace(folder / name)
 
 
 def _verified(jar: Path, digest: str) -> Path:
     if sha256(jar) != digest:
-        raise ConfigError(f"{jar} is not the file it should be (its SHA-256 differs): delete it and run this again")
+        raise ConfigError(
+            f"{jar} is not the file it should be (its SHA-256 differs): "
+            "delete it and run this again"
+        )
     return jar
 
 

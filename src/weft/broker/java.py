@@ -14,8 +14,9 @@ from weft.errors import ConfigError
 JAVA_VERSION_MIN = 17
 _ASK_TIMEOUT_S = 30.0
 _CURE = (
-    f"install Java {JAVA_VERSION_MIN} or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
-    "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk) or point JAVA_HOME at one"
+    f"install Java {JAVA_VERSION_MIN} or newer (Debian, Ubuntu: apt install "
+    "openjdk-17-jre-headless; Fedora: dnf install java-21-openjdk-headless; macOS: "
+    "brew install openjdk) or point JAVA_HOME at one"
 )
 
 
@@ -57,7 +58,11 @@ def _locate() -> Path | None:
 def _ask_version(program: Path) -> int | None:
     try:
         answer = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+            [program, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

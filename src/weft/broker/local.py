@@ -16,6 +16,7 @@ from weft.broker import topics
 from weft.broker.cluster import Cluster
 from weft.broker.process import BrokerError, send_signal
 from weft.broker.settings import check_config, check_shape
+from weft.errors import ConfigError
 
 
 class LocalBroker:
@@ -58,8 +59,8 @@ class LocalBroker:
         Raises ConfigError where Java or the jars are missing, BrokerError when it does not start.
         """
         if self._cluster is None:
-            folder = self._data_dir or Path(tempfile.mkdtemp(prefix="weft-broker-"))
-            self._cluster = Cluster(folder, guarded=True, config=self._config)
+            self._cluster = self._new_cluster()
+            self._owner = os.getpid()
             atexit.register(self.stop)
         try:
             self._cluster.up(self._nodes, self._port)
@@ -67,6 +68,15 @@ class LocalBroker:
             self.stop()
             raise
         return self
+
+    def _new_cluster(self) -> Cluster:
+        folder = self._data_dir or Path(tempfile.mkdtemp(prefix="weft-broker-"))
+        cluster = Cluster(folder, guarded=True, config=self._config)
+        if cluster.pids():
+            raise ConfigError(
+                f"a broker already runs in {folder}: take it down first, or choose another data_dir"
+            )
+        return cluster
 
     def stop(self) -> None:
         """Stop every node; temporary data goes. Nothing happens when it is stopped already."""
@@ -98,7 +108,7 @@ class LocalBroker:
         return list(self._running().pids().values())
 
     def kill(self, node: int = 0, sig: int = signal.SIGKILL) -> None:
-        """Send one node a signal (default: kill -9); returns when it has ended, if it was SIGKILL."""
+        """Send one node a signal; with SIGKILL, the default, return when the node has ended."""
         cluster, node_id = self._running(), self._node_id(node)
         pid = cluster.pids().get(node_id)
         if pid is None:

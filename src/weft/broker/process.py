@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.broker.java import Java
 from weft.broker.jars import ensure_jars
+from weft.broker.java import Java
 from weft.errors import WeftError
 
 HEAP_OPTION = "-Xmx768m"

@@ -107,7 +107,7 @@ def _defaults(count: int) -> dict[str, object]:
         "log.segment.delete.delay.ms": 1_000,
         # A transaction left open by a dead producer is looked for every second, not every ten.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
-        # A killed node may register again only when its session has run out: so long takes a restart.
+        # A killed node may register again only when its session has run out.
         "broker.session.timeout.ms": 2_000 if count == 1 else 4_000,
         "broker.heartbeat.interval.ms": 250,
         "num.network.threads": 2,

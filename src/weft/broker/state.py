@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
-import os
 import socket
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from weft.broker.folder import user_folder
 from weft.broker.settings import HOST, NODES_MAX, Node
 from weft.errors import ConfigError
 
@@ -35,8 +32,7 @@ class ClusterState:
 
 def default_data_dir() -> Path:
     """The data folder of `weft broker up` without --data: one cluster a user."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "weft" / "broker"
+    return user_folder("XDG_STATE_HOME", ".local/state") / "broker"
 
 
 def load_state(folder: Path) -> ClusterState | None:
@@ -53,7 +49,9 @@ def load_state(folder: Path) -> ClusterState | None:
         pids = {int(node_id): int(pid) for node_id, pid in read["pids"].items()}
         state = ClusterState(str(read["cluster_id"]), nodes, pids)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path} is not readable as a cluster: delete {folder} to start afresh") from error
+        raise ConfigError(
+            f"{path} is not readable as a cluster: delete {folder} to start afresh"
+        ) from error
     if not 1 <= len(nodes) <= NODES_MAX:
         raise ConfigError(f"{path} names {len(nodes)} nodes: delete {folder} to start afresh")
     return state
@@ -67,19 +65,6 @@ def save_state(folder: Path, state: ClusterState) -> None:
     draft.replace(path)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a data folder: of two commands at once on it, the second waits."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"the data folder {folder} cannot be used: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def new_state(count: int, port: int | None) -> ClusterState:
     """A new cluster of `count` nodes, on ports that are free now."""
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -87,13 +72,15 @@ def new_state(count: int, port: int | None) -> ClusterState:
 
 
 def choose_nodes(count: int, port: int | None) -> list[Node]:
-    """Nodes on free loopback ports: from `port` upwards, or any; raises ConfigError for a taken one."""
+    """Nodes on loopback ports: from `port` upwards, or free ones; a taken one is a ConfigError."""
     wanted = [port + i for i in range(count)] if port is not None else []
     for taken in (p for p in wanted if not is_free(p)):
-        raise ConfigError(f"port {taken} on {HOST} is in use: choose another --port, or leave it out for a free one")
-    free = _free_ports(2 * count)
-    ports = wanted or free[:count]
-    return [Node(i + 1, ports[i], free[count + i]) for i in range(count)]
+        raise ConfigError(
+            f"port {taken} on {HOST} is in use: choose another --port, "
+            "or leave it out for a free one"
+        )
+    ports = wanted + [free for free in _free_ports(3 * count) if free not in wanted]
+    return [Node(i + 1, ports[i], ports[count + i]) for i in range(count)]
 
 
 def is_free(port: int) -> bool:

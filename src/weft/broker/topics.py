@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -22,43 +22,67 @@ def admin_client(bootstrap: str) -> AdminClient:
     )
 
 
-def wait_for_brokers(bootstrap: str, count: int, timeout_s: float, alive: Callable[[], bool]) -> bool:
-    """Wait until metadata lists `count` brokers and a controller; give up early when not alive."""
-    admin = admin_client(bootstrap)
-    deadline = time.monotonic() + timeout_s
-    while alive() and time.monotonic() < deadline:
-        metadata = _metadata(admin)
-        if metadata and len(metadata.brokers) >= count and metadata.controller_id >= 0:
-            return True
-        time.sleep(0.02)
-    return False
+def wait_for_brokers(addresses: Sequence[str], timeout_s: float, alive: Callable[[], bool]) -> bool:
+    """Wait until each address accepts and metadata lists as many brokers and a controller.
+
+    Gives up early when `alive` says that waiting is of no use.
+    """
+    admin = admin_client(",".join(addresses))
+
+    def answered() -> bool:
+        # A node killed a moment ago is still listed, so each is also knocked at.
+        if not all(_accepts(address) for address in addresses):
+            return False
+        found = _metadata(admin)
+        return bool(found and len(found.brokers) >= len(addresses) and found.controller_id >= 0)
+
+    return wait_until(lambda: not alive() or answered(), timeout_s) and alive()
 
 
-def _metadata(admin: AdminClient, topic: str | None = None) -> ClusterMetadata | None:
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
-        return admin.list_topics(topic, timeout=_ASK_TIMEOUT_S) if topic else admin.list_topics(
-            timeout=_ASK_TIMEOUT_S
-        )
+        socket.create_connection((host, int(port)), timeout=_ASK_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _metadata(admin: AdminClient) -> ClusterMetadata | None:
+    try:
+        return admin.list_topics(timeout=_ASK_TIMEOUT_S)
     except KafkaException:
         return None
 
 
 def create_topic(
-    bootstrap: str, name: str, *, partitions: int, replication: int, config: Mapping[str, Any] | None
+    bootstrap: str,
+    name: str,
+    *,
+    partitions: int,
+    replication: int,
+    config: Mapping[str, Any] | None,
 ) -> None:
     """Create a topic and wait until every partition has a leader; raises BrokerError."""
     admin = admin_client(bootstrap)
     settings = {key: str(value) for key, value in (config or {}).items()}
-    topic = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=settings)
+    topic = NewTopic(
+        name, num_partitions=partitions, replication_factor=replication, config=settings
+    )
     _finish(admin.create_topics([topic])[name], f"topic {name} could not be created")
 
     def led() -> bool:
         found = _metadata(admin)
         topics = found.topics if found else {}
-        return name in topics and sum(p.leader >= 0 for p in topics[name].partitions.values()) == partitions
+        return (
+            name in topics
+            and sum(p.leader >= 0 for p in topics[name].partitions.values()) == partitions
+        )
 
     if not wait_until(led, ANSWER_TIMEOUT_S):
-        raise BrokerError(f"topic {name} was created but has no leaders after {ANSWER_TIMEOUT_S:.0f} s")
+        raise BrokerError(
+            f"topic {name} was created but has no leaders after {ANSWER_TIMEOUT_S:.0f} s"
+        )
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
@@ -71,7 +95,9 @@ def delete_topic(bootstrap: str, name: str) -> None:
         return found is not None and name not in found.topics
 
     if not wait_until(gone, ANSWER_TIMEOUT_S):
-        raise BrokerError(f"topic {name} is still there {ANSWER_TIMEOUT_S:.0f} s after its deletion")
+        raise BrokerError(
+            f"topic {name} is still there {ANSWER_TIMEOUT_S:.0f} s after its deletion"
+        )
 
 
 def _finish(answer: Any, failure: str) -> None:

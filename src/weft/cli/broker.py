@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,9 @@ app = typer.Typer(
 
 _Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Folder of the cluster; each folder is a cluster of its own."),
+    typer.Option(
+        "--data", metavar="DIR", help="Folder of the cluster; each folder is a cluster of its own."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -29,7 +30,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def up(
     port: Annotated[
         int | None,
-        typer.Option(help="Port of the first node; further nodes take the next ones. Default: a free one."),
+        typer.Option(
+            help="Port of the first node; further nodes take the next ones. Default: a free one."
+        ),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes, 1 to 3. Default: 1.")] = None,
     data: _Data = None,
@@ -57,9 +60,7 @@ def down(data: _Data = None) -> None:
     if not cluster.folder.exists():
         typer.echo("no broker was running", err=True)
         return
-    stopped = cluster.down()
-    if data is None:
-        shutil.rmtree(cluster.folder, ignore_errors=True)
+    stopped = cluster.down(forget=data is None)
     typer.echo("stopped" if stopped else "no broker was running", err=True)
 
 

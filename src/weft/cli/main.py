@@ -26,23 +26,28 @@ app = typer.Typer(
 app.add_typer(broker.app, name="broker")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _weft(
     _version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", callback=lambda on: _show_version(on), is_eager=True),
+        typer.Option(
+            "--version",
+            help="Show the version.",
+            callback=_show_version,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """One Python handler, many calls at once, with every promise of a single-threaded consumer.
 
     Example: weft broker up
     """
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"weft {__version__}")
-        raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

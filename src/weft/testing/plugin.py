@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def kafka_broker() -> Iterator[LocalBroker]:
     """A real one-node Kafka, shared by all tests of the session (one a worker under xdist)."""
     # Imported late: pytest loads this plugin in every project where Weft is installed.
-    from weft.broker import LocalBroker  # noqa: PLC0415  a plugin must not slow projects without Kafka
+    from weft.broker import LocalBroker
 
     with LocalBroker() as broker:
         yield broker

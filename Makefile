@@ -1,0 +1,56 @@
+# Everything a stranger needs; `make` alone lists it.
+# A Python with wheels for all dependencies; `make setup PYTHON=...` chooses another.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+NOT_FAST := broker or spark or java or long
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-long lint types bench docs lock need-broker
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with every extra, from the lock file
+
+$(STAMP): pyproject.toml requirements.lock
+	@[ -x $(BIN)/python ] || [ -n "$(PYTHON)" ] || { echo "Weft needs Python 3.11 or newer: apt install python3 python3-venv (Debian 12, Ubuntu 24.04), brew install python (macOS), or pyenv install 3.12" >&2; exit 2; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "This Python cannot make virtual environments: apt install python3-venv" >&2; exit 2; }
+	@[ -x $(BIN)/python ] || { echo "Making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+need-broker: $(STAMP)
+	@$(BIN)/python -m weft.broker
+
+demo: need-broker ## The main job from end to end, with its proof in demo-out/
+	$(BIN)/weft demo
+
+test: need-broker ## Everything a push must pass
+	$(BIN)/python -m pytest -m "not long"
+
+test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under 60 s)
+	$(BIN)/python -m pytest -m "not ($(NOT_FAST))"
+
+test-long: need-broker ## What takes minutes: kills, churn, many seeds
+	$(BIN)/python -m pytest -m long
+
+lint: $(STAMP) ## Style: ruff's rules and its format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## Types: mypy, strict
+	$(BIN)/mypy
+
+bench: need-broker ## Measure, beside the Java Parallel Consumer
+	$(BIN)/weft bench
+
+docs: $(STAMP) ## Generate the diagrams in docs/ from the tables in the code
+	$(BIN)/python docs/generate.py
+
+lock: ## Bring requirements.lock up to date with pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \
+	    --generate-hashes --no-header --no-annotate --no-emit-index-url -o requirements.lock

@@ -1,0 +1,24 @@
+"""`python -m weft.broker`: make sure that this machine can run a broker, fetching its jars once."""
+
+from __future__ import annotations
+
+import sys
+
+from weft.broker.jars import ensure_jars
+from weft.broker.java import find_java
+from weft.errors import ConfigError
+
+
+def main() -> int:
+    """Return 0 when all is there, else 2 after one line that says what is missing."""
+    try:
+        find_java()
+        ensure_jars()
+    except ConfigError as error:
+        sys.stderr.write(f"weft: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
