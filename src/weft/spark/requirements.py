@@ -1,0 +1,58 @@
+"""What Weft on Spark needs installed: one clear line for each thing that is missing or too new."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from weft.errors import ConfigError
+
+#: Package -> (lowest version that works, first version that does not, None where none is known).
+#: PySpark 4.2 brought admission control to Python sources; PySpark does not support pandas 3.
+REQUIRED: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
+    "pyspark": ((4, 2), (5, 0)),
+    "pyarrow": ((18, 0), None),
+    "pandas": ((2, 2), (3, 0)),
+}
+CURE = "pip install 'weft[spark]' brings the versions that work together"
+
+
+def check_spark_packages() -> None:
+    """Raise ConfigError unless PySpark, PyArrow and pandas are there in versions that work."""
+    for package, (low, above) in REQUIRED.items():
+        version = installed_version(package)
+        if version is None:
+            raise ConfigError(f"weft.spark needs {package}, which is not installed: {CURE}")
+        if not in_range(version, low, above):
+            wanted = f">={dotted(low)}" + (f",<{dotted(above)}" if above else "")
+            raise ConfigError(f"weft.spark needs {package}{wanted}, found {version}: {CURE}")
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed distribution, None where there is none.
+
+    Spark Connect's client is a distribution of its own (`pyspark-client`) with the same modules.
+    """
+    names = (package, "pyspark-client", "pyspark-connect") if package == "pyspark" else (package,)
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def in_range(version: str, low: tuple[int, int], above: tuple[int, int] | None) -> bool:
+    """Whether `version` ("4.3.0", "3.0.0rc1") is at least `low` and below `above`."""
+    numbers = major_minor(version)
+    return low <= numbers and (above is None or numbers < above)
+
+
+def major_minor(version: str) -> tuple[int, int]:
+    """The first two numbers of a version; what cannot be read counts as 0."""
+    parts = (version.split(".") + ["0", "0"])[:2]
+    digits = ["".join(c for c in part if c.isdigit()) for part in parts]
+    return int(digits[0] or 0), int(digits[1] or 0)
+
+
+def dotted(numbers: tuple[int, int]) -> str:
+    return f"{numbers[0]}.{numbers[1]}"

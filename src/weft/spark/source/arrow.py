@@ -1,0 +1,113 @@
+"""Kafka messages as Arrow record batches, in exactly the types of Spark's own connector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from confluent_kafka import Message
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from weft.spark.source.ranges import OffsetRange
+
+#: Every column as Spark's connector types it; all of them may be null.
+SPARK_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    ),
+}
+
+HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+#: The same for Arrow. Spark compares the first batch with its own schema field by field.
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "headers": pa.list_(pa.field("element", HEADER)),
+}
+
+Messages = Sequence[Message]
+Times = Sequence[tuple[int, int]]
+
+
+def spark_schema(columns: Sequence[str]) -> StructType:
+    """The schema of a DataFrame with these columns."""
+    return StructType([StructField(name, SPARK_TYPES[name]) for name in columns])
+
+
+def batch_builder(
+    columns: Sequence[str], span: OffsetRange
+) -> Callable[[Messages], pa.RecordBatch]:
+    """A function that turns messages of one range into a record batch with these columns.
+
+    Whole columns at a time: `map` over a C method costs a tenth of a Python loop per record.
+    """
+    schema = pa.schema([pa.field(name, ARROW_TYPES[name]) for name in columns])
+    wants_times = "timestamp" in columns or "timestampType" in columns
+
+    def build(messages: Messages) -> pa.RecordBatch:
+        times = list(map(Message.timestamp, messages)) if wants_times else []
+        arrays = [column(name, messages, times, span) for name in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    return build
+
+
+def column(name: str, messages: Messages, times: Times, span: OffsetRange) -> pa.Array:
+    """One column of a batch."""
+    match name:
+        case "key":
+            return pa.array(list(map(Message.key, messages)), pa.binary())
+        case "value":
+            return pa.array(list(map(Message.value, messages)), pa.binary())
+        case "topic":
+            return pa.repeat(pa.scalar(span.topic, pa.string()), len(messages))
+        case "partition":
+            return pa.repeat(pa.scalar(span.partition, pa.int32()), len(messages))
+        case "offset":
+            return pa.array(list(map(Message.offset, messages)), pa.int64())
+        case "timestamp":
+            return timestamps(times)
+        case "timestampType":
+            return timestamp_types(times)
+    return headers(messages)
+
+
+def timestamps(times: Times) -> pa.Array:
+    """librdkafka's milliseconds as Spark's microseconds in UTC."""
+    milliseconds = pa.array([ms for _, ms in times], pa.int64())
+    return milliseconds.cast(pa.timestamp("ms")).cast(pa.timestamp("us", tz="UTC"))
+
+
+def timestamp_types(times: Times) -> pa.Array:
+    """0 for the producer's time, 1 for the broker's, -1 for none: one less than librdkafka's."""
+    kinds = [kind for kind, _ in times]
+    if kinds.count(kinds[0]) == len(kinds):
+        return pa.repeat(pa.scalar(kinds[0] - 1, pa.int32()), len(kinds))
+    return pa.array([kind - 1 for kind in kinds], pa.int32())
+
+
+def headers(messages: Messages) -> pa.Array:
+    """The headers in order; null, not empty, where a record has none, as Spark's connector does."""
+    return pa.array([m.headers() or None for m in messages], ARROW_TYPES["headers"])

@@ -1,0 +1,83 @@
+"""Batch reads: the ranges are fixed when the query is planned, once for each action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from weft.errors import ConfigError
+from weft.spark.source.arrow import batch_builder
+from weft.spark.source.bounds import PartitionMap
+from weft.spark.source.cluster import Cluster, require_topics
+from weft.spark.source.errors import one_line_errors
+from weft.spark.source.fetch import FetchSettings, fetch
+from weft.spark.source.options import SourceOptions
+from weft.spark.source.plan import inside_log, named, reporter, resolve
+from weft.spark.source.ranges import OffsetRange, split_ranges
+
+#: Spark makes a task of its own where a source gives no partition, and hands it this one.
+NOTHING = OffsetRange("", 0, 0, 0)
+
+
+class BatchReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks."""
+
+    def __init__(self, options: SourceOptions, settings: FetchSettings) -> None:
+        self._options = options
+        self._settings = settings
+
+    def partitions(self) -> list[InputPartition]:
+        with one_line_errors():
+            options = self._options
+            ranges = split_ranges(
+                self._ranges(), options.min_partitions, options.max_records_per_partition
+            )
+            return list[InputPartition](ranges) or [NOTHING]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(partition, self._settings, self._options.columns)
+
+    def _ranges(self) -> list[OffsetRange]:
+        options, cluster = self._options, Cluster(self._options)
+        layout = cluster.layout()
+        require_topics(options.subscription, layout)
+        report = reporter(options.fail_on_data_loss)
+        low, high = cluster.earliest(layout.partitions), cluster.latest(layout.partitions)
+        ends: list[PartitionMap] = []
+        for bound, starting in ((options.starting, True), (options.ending, False)):
+            assert bound is not None, "for_batch() fills both"
+            offsets = resolve(
+                bound, layout, cluster, starting=starting, on_no_timestamp=options.on_no_timestamp
+            )
+            # Only offsets that the user wrote can be outside; others may just have moved on.
+            if bound.kind == "offsets":
+                offsets = inside_log(bound.option, offsets, low, high, report)
+            ends.append(offsets)
+        return ordered_ranges(*ends)
+
+
+def ordered_ranges(starts: PartitionMap, ends: PartitionMap) -> list[OffsetRange]:
+    """A range for each partition that has a start and an end."""
+    ranges = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in sorted(starts) if tp in ends]
+    for r in ranges:
+        if r.start > r.end:
+            raise ConfigError(
+                f"{named((r.topic, r.partition))}: the start {r.start} is after the end {r.end}:"
+                " correct the starting and ending options"
+            )
+    return ranges
+
+
+def read_range(
+    partition: InputPartition, settings: FetchSettings, columns: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one range. Runs in a task."""
+    assert isinstance(partition, OffsetRange), "the readers plan nothing else"
+    if partition.size == 0:
+        return
+    build = batch_builder(columns, partition)
+    with one_line_errors():
+        for messages in fetch(partition, settings):
+            yield build(messages)

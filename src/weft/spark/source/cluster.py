@@ -1,0 +1,218 @@
+"""The driver's view of Kafka: which partitions there are, and where their logs start and end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
+
+from weft.errors import ConfigError
+from weft.spark.source.bounds import PartitionMap, TopicPartition
+from weft.spark.source.errors import SourceError
+from weft.spark.source.options import SourceOptions, Subscription
+
+#: How long one question to the brokers may take.
+REQUEST_TIMEOUT_S = 20.0
+#: librdkafka's level for errors: an admin client warns about every property of consumers.
+LOG_ERRORS = "3"
+#: After these another attempt only adds to the wait: librdkafka has tried all the time.
+UNREACHABLE = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+)
+MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The partitions that exist of what is subscribed, and the ids of their topics."""
+
+    partitions: frozenset[TopicPartition]
+    topic_ids: Mapping[str, str]
+
+
+class Cluster:
+    """Asks the brokers, with retries. Made on the driver, by one thread, for one query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._subscription = options.subscription
+        self._attempts = options.offset_attempts
+        self._retry_s = options.offset_retry_s
+        self._servers = options.kafka["bootstrap.servers"]
+        self._last_error = ""
+        committed = options.kafka.get("isolation.level", "").strip() == "read_committed"
+        self._isolation = (
+            IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        )
+        self._admin = admin_client(options.kafka, self._on_error)
+
+    def layout(self) -> Layout:
+        """What is there now. Topics that do not exist are left out (after retries)."""
+        return self._asked(self._layout)
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where each log starts. A partition that does not exist is left out."""
+        return self._offsets({tp: OffsetSpec.earliest() for tp in partitions})
+
+    def latest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where each log ends: one past its last record, or under read_committed past the last
+        record that is not in an open transaction."""
+        return self._offsets({tp: OffsetSpec.latest() for tp in partitions})
+
+    def at_times(self, times_ms: PartitionMap) -> dict[TopicPartition, int]:
+        """The first offset at or after a time for each partition; -1 where there is none."""
+        return self._offsets({tp: OffsetSpec.for_timestamp(ms) for tp, ms in times_ms.items()})
+
+    def retry_pause(self) -> None:
+        """Wait as long as `fetchOffset.retryIntervalMs` says."""
+        time.sleep(self._retry_s)
+
+    def _layout(self) -> Layout:
+        names = self._topic_names()
+        if not names:
+            return Layout(frozenset(), {})
+        futures = self._admin.describe_topics(
+            TopicCollection(sorted(names)), request_timeout=REQUEST_TIMEOUT_S
+        )
+        found = [self._described(future) for future in futures.values()]
+        topics = [topic for topic in found if topic is not None and self._wanted(topic)]
+        here = {(t.name, p.id) for t in topics for p in t.partitions}
+        kept = (
+            here.intersection(self._subscription.assigned) if self._subscription.assigned else here
+        )
+        return Layout(frozenset(kept), {t.name: str(t.topic_id) for t in topics})
+
+    def _topic_names(self) -> set[str]:
+        subscription = self._subscription
+        if subscription.pattern is None:
+            return set(subscription.topics) | {topic for topic, _ in subscription.assigned}
+        pattern = re.compile(subscription.pattern)
+        listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        return {name for name in listed if pattern.fullmatch(name)}
+
+    def _wanted(self, topic: TopicDescription) -> bool:
+        """A pattern never matches Kafka's internal topics, as in Spark's connector."""
+        return self._subscription.pattern is None or not topic.is_internal
+
+    def _described(self, future: Future[TopicDescription]) -> TopicDescription | None:
+        try:
+            return future.result(REQUEST_TIMEOUT_S + 5)
+        except KafkaException as error:
+            if error.args[0].code() in MISSING:
+                return None
+            raise
+
+    def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
+        return self._asked(lambda: self._listed(specs)) if specs else {}
+
+    def _listed(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
+        futures: dict[KafkaPartition, Future[Any]] = self._admin.list_offsets(
+            {KafkaPartition(*tp): spec for tp, spec in specs.items()},
+            isolation_level=self._isolation,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        result: dict[TopicPartition, int] = {}
+        for tp, future in futures.items():
+            try:
+                result[tp.topic, tp.partition] = future.result(REQUEST_TIMEOUT_S + 5).offset
+            except KafkaException as error:
+                if error.args[0].code() not in MISSING | {KafkaError._UNKNOWN_PARTITION}:
+                    raise
+        return result
+
+    def _asked(self, question: Callable[[], T]) -> T:
+        """The answer; a question that fails is asked `fetchOffset.numRetries` times in all."""
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return question()
+            except (KafkaException, TimeoutError) as error:
+                if attempt == self._attempts or unreachable(error):
+                    raise self._failed(error) from None
+            self.retry_pause()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _failed(self, error: Exception) -> SourceError:
+        """The error as one line: what librdkafka says, and what its connections said last."""
+        self._admin.poll(0)  # Serves the callback that fills `_last_error`.
+        reason = error_text(error)
+        if self._last_error and self._last_error not in reason:
+            reason = f"{reason}; last: {self._last_error}"
+        cure = "check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"
+        if isinstance(error, KafkaException) and "authoriz" in reason.lower():
+            cure = "check the rights of this user on the topics"
+        return SourceError(f"Kafka at {self._servers} did not answer: {reason}: {cure}")
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._last_error = error.str()
+
+
+def admin_client(kafka: Mapping[str, str], on_error: Callable[[KafkaError], None]) -> AdminClient:
+    """An admin client; ConfigError where librdkafka refuses a property."""
+    config: dict[str, Any] = {"log_level": LOG_ERRORS, **kafka, "error_cb": on_error}
+    try:
+        return AdminClient(config)
+    except KafkaException as error:
+        raise ConfigError(property_refused(error_text(error), kafka)) from None
+
+
+def check_properties(kafka: Mapping[str, str]) -> None:
+    """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
+    admin_client(kafka, lambda _error: None)
+
+
+def property_refused(reason: str, kafka: Mapping[str, str]) -> str:
+    """librdkafka's reason with the user's spelling, and without any value that was given."""
+    for value in sorted(kafka.values(), key=len, reverse=True):
+        if len(value) > 3:
+            reason = reason.replace(value, "***")
+    unknown = re.search(r'No such configuration property: "([^"]+)"', reason)
+    if unknown:
+        return (
+            f"unknown option kafka.{unknown[1]}: librdkafka has no property {unknown[1]};"
+            " its CONFIGURATION.md lists those that there are"
+        )
+    return f"librdkafka refuses the kafka.* options: {reason}"
+
+
+def unreachable(error: Exception) -> bool:
+    if isinstance(error, TimeoutError):
+        return True
+    return bool(error.args[0].code() in UNREACHABLE)
+
+
+def error_text(error: Exception) -> str:
+    """The text of a Kafka error without its wrapping, on one line."""
+    inner = error.args[0] if error.args else error
+    text = inner.str() if isinstance(inner, KafkaError) else str(inner)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def missing_topics(subscription: Subscription, layout: Layout) -> list[str]:
+    """What was subscribed by name and is not there, as people write it."""
+    there = {topic for topic, _ in layout.partitions}
+    topics = [f"topic {name!r}" for name in subscription.topics if name not in there]
+    listed = [tp for tp in subscription.assigned if tp not in layout.partitions]
+    return topics + [f"partition {topic}-{partition}" for topic, partition in listed]
+
+
+def require_topics(subscription: Subscription, layout: Layout) -> None:
+    """ConfigError where a topic or partition named by the user does not exist."""
+    missing = missing_topics(subscription, layout)
+    if missing:
+        option = "assign" if subscription.assigned else "subscribe"
+        raise ConfigError(
+            f"{option}: {', '.join(missing)} does not exist: create it or correct the name"
+        )

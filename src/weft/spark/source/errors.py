@@ -1,0 +1,46 @@
+"""Errors of the Kafka source, and how they reach the user as one line.
+
+WeftError
+├── ConfigError     an option is wrong (raised while the job is planned)
+└── SourceError     the brokers did not give what was asked for
+    └── DataLoss    records of the range are gone, and `failOnDataLoss` is true
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from weft.errors import WeftError
+
+
+class SourceError(WeftError):
+    """Kafka could not be read; the message names what, and what to look at."""
+
+
+class DataLoss(SourceError):
+    """Records that the query has not read are gone. `failOnDataLoss=false` goes on without them."""
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Let Weft's own errors leave a Spark worker as one line instead of a traceback.
+
+    PySpark formats what a worker raises with its traceback unless SPARK_HIDE_TRACEBACK is set
+    at that moment, and ends that worker process afterwards, so setting it here hides the
+    traceback of this error alone. Outside a Spark worker nothing is touched.
+    """
+    try:
+        yield
+    except WeftError:
+        if in_spark_worker():
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+def in_spark_worker() -> bool:
+    """Whether this process is one that Spark started to run Python code for it."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and str(spec.name).startswith("pyspark.")

@@ -1,0 +1,206 @@
+"""The executor's side: read one range of offsets, to its end, with whatever gaps it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from weft.spark.source.cluster import MISSING, error_text
+from weft.spark.source.errors import SourceError
+from weft.spark.source.plan import Report, reporter
+from weft.spark.source.ranges import OffsetRange
+
+#: Rows and bytes of one Arrow batch; measured: 500 to 50,000 rows make no difference in speed.
+BATCH_ROWS_MAX = 10_000
+BATCH_BYTES_MAX = 8 * 2**20
+#: `consume(n)` returns early only when it has n messages. At the end of a range that has gaps
+#: it never does, so its time-out is what such a range costs on top.
+CONSUME_TIMEOUT_S = 0.02
+WATERMARK_TIMEOUT_S = 10.0
+
+#: Used unless the user set them. `fetch.queue.backoff.ms` (librdkafka: 1000) is how long a
+#: partition's fetcher sleeps after its queue was full: 5 makes a bounded read 2.5 times faster.
+#: A range ends before the end of the log, so there is nothing to wait for in a long poll.
+DEFAULTS: dict[str, Any] = {
+    "fetch.queue.backoff.ms": 5,
+    "fetch.wait.max.ms": 50,
+    "isolation.level": "read_uncommitted",
+    "allow.auto.create.topics": False,
+}
+#: Set whatever the user says: no offsets are committed, no group is joined, and an offset that
+#: is out of range is an event and never a silent jump.
+OWNED: dict[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """What a task needs to read its range. Pickled into the task; the repr shows no secret."""
+
+    kafka: Mapping[str, str] = field(repr=False)
+    group_id: str
+    fail_on_data_loss: bool
+    poll_timeout_s: float
+    poll_records: int
+
+
+def fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[list[Message]]:
+    """Yield the messages of a range in order, in lists of bounded size; never an empty one."""
+    consumer = Consumer(consumer_config(span, settings))
+    try:
+        yield from RangeFetch(consumer, span, settings).batches()
+    finally:
+        consumer.close()
+
+
+def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any]:
+    """librdkafka's configuration for one range: the user's, with what the source decides."""
+    # No more than the range is worth fetching ahead.
+    defaults = {**DEFAULTS, "queued.min.messages": min(100_000, span.size)}
+    config: dict[str, Any] = {**defaults, **settings.kafka, **OWNED}
+    config.setdefault("group.id", settings.group_id)
+    return config
+
+
+class RangeFetch:
+    """Reads one range with one consumer."""
+
+    def __init__(self, consumer: Consumer, span: OffsetRange, settings: FetchSettings) -> None:
+        self._consumer = consumer
+        self._span = span
+        self._settings = settings
+        self._report: Report = reporter(settings.fail_on_data_loss)
+        #: The next offset to come; the range is finished when it is at `span.end`.
+        self._next = span.start
+        self._deadline = 0.0
+
+    def batches(self) -> Iterator[list[Message]]:
+        """The messages of the range, gathered into batches."""
+        self._assign(self._span.start)
+        gathered: list[Message] = []
+        size_bytes = 0
+        while self._next < self._span.end:
+            messages = self._poll()
+            gathered += messages
+            size_bytes += sum(map(len, messages))
+            if len(gathered) >= BATCH_ROWS_MAX or size_bytes >= BATCH_BYTES_MAX:
+                yield gathered
+                gathered, size_bytes = [], 0
+                self._touch()  # The time that Spark took for the batch is not Kafka's.
+        if gathered:
+            yield gathered
+
+    def _poll(self) -> list[Message]:
+        """The messages that are there, of this range; moves `_next`."""
+        wanted = min(self._settings.poll_records, self._span.end - self._next)
+        messages = self._consumer.consume(wanted, CONSUME_TIMEOUT_S)
+        if any(map(Message.error, messages)):
+            messages = self._without_events(messages)
+        if messages:
+            last = messages[-1].offset() or 0
+            self._moved_to(last + 1)
+            if last >= self._span.end:
+                return [m for m in messages if (m.offset() or 0) < self._span.end]
+        self._look_at_position()
+        return messages
+
+    def _look_at_position(self) -> None:
+        """Move `_next` over offsets that will never come: markers of transactions, aborted and
+        compacted records. The consumer's position knows them as soon as they were fetched."""
+        position = self._consumer.position([self._kafka_partition()])[0].offset
+        if position > self._next:
+            self._moved_to(position)
+        elif time.monotonic() > self._deadline:
+            raise SourceError(
+                f"no record of {self._span} came for {self._settings.poll_timeout_s:g} s, at offset"
+                f" {self._next}: check the brokers, or raise kafkaConsumer.pollTimeoutMs"
+            )
+
+    def _without_events(self, messages: list[Message]) -> list[Message]:
+        """The messages that are records; events and errors among them are dealt with."""
+        records: list[Message] = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                records.append(message)
+            else:
+                self._on_event(error, message)
+        return records
+
+    def _on_event(self, error: KafkaError, message: Message) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            self._on_log_end(message.offset() or 0)
+        elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            self._on_out_of_range()
+        elif code in MISSING or code == KafkaError._UNKNOWN_PARTITION:
+            self._report(f"partition of {self._span} is gone")
+            self._moved_to(self._span.end)
+        elif not error.retriable() and code not in (
+            KafkaError._TRANSPORT,
+            KafkaError._ALL_BROKERS_DOWN,
+        ):
+            raise SourceError(f"reading {self._span} failed: {' '.join(error.str().split())}")
+
+    def _on_log_end(self, offset: int) -> None:
+        """The fetcher stands at the end of the log: everything below was delivered or is a gap.
+
+        A follower (`client.rack`) may know less than the leader, so an end inside the range is
+        believed only when the leader says the same.
+        """
+        if offset < self._span.end and self._watermarks()[1] < self._span.end:
+            self._report(f"the log of {self._span} was cut: it ends at {offset} now")
+            offset = self._span.end
+        if offset >= self._span.end:
+            self._moved_to(self._span.end)
+
+    def _on_out_of_range(self) -> None:
+        """The next offset is not in the log: deleted by retention, or the log was cut."""
+        low, high = self._watermarks()
+        if self._next < low:
+            stop = min(low, self._span.end)
+            self._report(
+                f"offsets {self._next} to {stop - 1} of {self._span} are gone from the log"
+            )
+        else:
+            self._report(f"the log of {self._span} was cut: it ends at {high} now")
+            low = self._span.end
+        self._moved_to(low)
+        if low < self._span.end:
+            self._assign(low)
+
+    def _watermarks(self) -> tuple[int, int]:
+        try:
+            return self._consumer.get_watermark_offsets(  # type: ignore[return-value]  # cached=False
+                self._kafka_partition(), timeout=WATERMARK_TIMEOUT_S, cached=False
+            )
+        except KafkaException as error:
+            raise SourceError(f"reading {self._span} failed: {error_text(error)}") from None
+
+    def _assign(self, offset: int) -> None:
+        self._consumer.assign([TopicPartition(self._span.topic, self._span.partition, offset)])
+        self._touch()
+
+    def _moved_to(self, offset: int) -> None:
+        self._next = max(self._next, offset)
+        self._touch()
+
+    def _touch(self) -> None:
+        self._deadline = time.monotonic() + self._settings.poll_timeout_s
+
+    def _kafka_partition(self) -> TopicPartition:
+        return TopicPartition(self._span.topic, self._span.partition)

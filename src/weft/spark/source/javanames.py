@@ -1,0 +1,208 @@
+"""`kafka.*` options: Java's property names as librdkafka spells them, or refused with the cure.
+
+A job that moves from Spark's own connector brings the Java client's names along. Most are the
+same in librdkafka; the others are in the tables here. What is in no table goes to librdkafka,
+which refuses names that it does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from weft.errors import ConfigError
+
+#: Java name -> librdkafka name; the value stays as it is.
+RENAMED: dict[str, str] = {
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "request.timeout.ms": "socket.timeout.ms",
+    "sasl.kerberos.kinit.cmd.path": "sasl.kerberos.kinit.cmd",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+
+#: Java name -> (librdkafka name, the value that Java uses for "none" or "default", librdkafka's).
+RENAMED_VALUES: dict[str, tuple[str, str, str]] = {
+    "receive.buffer.bytes": ("socket.receive.buffer.bytes", "-1", "0"),
+    "send.buffer.bytes": ("socket.send.buffer.bytes", "-1", "0"),
+    "ssl.endpoint.identification.algorithm": ("ssl.endpoint.identification.algorithm", "", "none"),
+    "client.dns.lookup": ("client.dns.lookup", "default", "use_all_dns_ips"),
+}
+
+NO_GROUP = "the source assigns partitions itself and joins no consumer group: remove it"
+JAVA_ONLY = "it is of the Java client alone: remove it"
+OAUTH = "use kafka.sasl.oauthbearer.method=oidc and its sasl.oauthbearer.* properties"
+LIBRDKAFKA_TLS = "it names a Java class or algorithm; librdkafka uses OpenSSL: remove it"
+PEM = "librdkafka reads PEM files"
+
+#: Name -> why it is refused and what to write instead.
+REFUSED: dict[str, str] = {
+    "auto.offset.reset": "use startingOffsets=earliest or latest",
+    "enable.auto.commit": "the query's checkpoint keeps the offsets: remove it",
+    "enable.auto.offset.store": "the query's checkpoint keeps the offsets: remove it",
+    "auto.commit.interval.ms": "the query's checkpoint keeps the offsets: remove it",
+    "auto.commit.enable": "the query's checkpoint keeps the offsets: remove it",
+    "enable.partition.eof": "the source sets it itself: remove it",
+    "key.deserializer": "keys are binary: cast the column key",
+    "value.deserializer": "values are binary: cast the column value",
+    "key.serializer": "it is of a producer: remove it",
+    "value.serializer": "it is of a producer: remove it",
+    "interceptor.classes": JAVA_ONLY,
+    "metric.reporters": JAVA_ONLY,
+    "metrics.num.samples": JAVA_ONLY,
+    "metrics.recording.level": JAVA_ONLY,
+    "metrics.sample.window.ms": JAVA_ONLY,
+    "auto.include.jmx.reporter": JAVA_ONLY,
+    "security.providers": JAVA_ONLY,
+    "config.providers": JAVA_ONLY,
+    "session.timeout.ms": NO_GROUP,
+    "heartbeat.interval.ms": NO_GROUP,
+    "max.poll.interval.ms": NO_GROUP,
+    "partition.assignment.strategy": NO_GROUP,
+    "group.instance.id": NO_GROUP,
+    "group.protocol": NO_GROUP,
+    "group.protocol.type": NO_GROUP,
+    "group.remote.assignor": NO_GROUP,
+    "internal.leave.group.on.close": NO_GROUP,
+    "default.api.timeout.ms": "use kafkaConsumer.pollTimeoutMs and kafka.socket.timeout.ms",
+    "exclude.internal.topics": "subscribePattern never matches internal topics: remove it",
+    "socket.connection.setup.timeout.max.ms": "use kafka.socket.connection.setup.timeout.ms",
+    "sasl.client.callback.handler.class": OAUTH,
+    "sasl.login.callback.handler.class": OAUTH,
+    "sasl.login.class": OAUTH,
+    "sasl.kerberos.ticket.renew.jitter": "use kafka.sasl.kerberos.min.time.before.relogin",
+    "sasl.kerberos.ticket.renew.window.factor": "use kafka.sasl.kerberos.min.time.before.relogin",
+    "ssl.enabled.protocols": LIBRDKAFKA_TLS,
+    "ssl.protocol": LIBRDKAFKA_TLS,
+    "ssl.provider": LIBRDKAFKA_TLS,
+    "ssl.engine.factory.class": LIBRDKAFKA_TLS,
+    "ssl.keymanager.algorithm": LIBRDKAFKA_TLS,
+    "ssl.trustmanager.algorithm": LIBRDKAFKA_TLS,
+    "ssl.secure.random.implementation": LIBRDKAFKA_TLS,
+    "ssl.truststore.password": f"{PEM}, which need no password: remove it",
+}
+
+Properties = dict[str, str]
+
+
+def librdkafka_properties(java: Mapping[str, str]) -> Properties:
+    """The same properties under librdkafka's names.
+
+    `java` has the names without `kafka.`. Raises ConfigError for a name that has no equivalent,
+    and where two names mean the same property. Values never appear in an error.
+    """
+    rest = dict(java)
+    found: list[tuple[str, str, str]] = []  # (name given, librdkafka's name, its value)
+    for take in (take_jaas, take_truststore, take_keystore):
+        found += take(rest)
+    found += [(name, *renamed(name, value)) for name, value in rest.items()]
+    return without_clashes(found)
+
+
+def renamed(name: str, value: str) -> tuple[str, str]:
+    """One property as librdkafka spells it."""
+    if name in REFUSED:
+        raise refused(name, REFUSED[name])
+    if name in RENAMED:
+        return RENAMED[name], value
+    if name in RENAMED_VALUES:
+        target, java_value, own_value = RENAMED_VALUES[name]
+        return target, own_value if value.strip() == java_value else value
+    return name, value
+
+
+def refused(name: str, cure: str) -> ConfigError:
+    return ConfigError(f"option kafka.{name} is not supported: {cure}")
+
+
+def without_clashes(found: list[tuple[str, str, str]]) -> Properties:
+    """The properties as a dict; ConfigError where two names given mean the same one."""
+    givers: dict[str, str] = {}
+    result: Properties = {}
+    for given, name, value in found:
+        if name in givers:
+            raise ConfigError(
+                f"options kafka.{givers[name]} and kafka.{given} both set librdkafka's {name}:"
+                " give one of them"
+            )
+        givers[name], result[name] = given, value
+    return result
+
+
+Found = list[tuple[str, str, str]]
+
+LOGIN_MODULE = re.compile(
+    r"^\s*([\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(.*)$", re.S
+)
+JAAS_OPTION = re.compile(
+    r"""([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))"""
+)
+
+
+def take_jaas(rest: Properties) -> Found:
+    """Java's `sasl.jaas.config` of user name and password as librdkafka's two properties."""
+    text = rest.pop("sasl.jaas.config", None)
+    if text is None:
+        return []
+    module = LOGIN_MODULE.match(text)
+    name = module.group(1).rpartition(".")[2] if module else ""
+    if module is None or name not in ("PlainLoginModule", "ScramLoginModule"):
+        raise refused("sasl.jaas.config", jaas_cure(name))
+    options = {m[1]: unquoted(m) for m in JAAS_OPTION.finditer(module.group(2))}
+    if "username" not in options or "password" not in options:
+        raise refused("sasl.jaas.config", "it holds no username and password that can be read")
+    given = "sasl.jaas.config"
+    return [
+        (given, "sasl.username", options["username"]),
+        (given, "sasl.password", options["password"]),
+    ]
+
+
+def unquoted(option: re.Match[str]) -> str:
+    """The value of a JAAS option without its quotes; a backslash takes the next character."""
+    quoted = option[2] if option[2] is not None else option[3]
+    return option[4] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+
+
+def jaas_cure(module: str) -> str:
+    if module == "Krb5LoginModule":
+        return "use kafka.sasl.kerberos.principal and kafka.sasl.kerberos.keytab"
+    if module == "OAuthBearerLoginModule":
+        return OAUTH
+    return "use kafka.sasl.username and kafka.sasl.password"
+
+
+def take_truststore(rest: Properties) -> Found:
+    """Java's trust store, where it is one PEM file; a key store of Java's is refused."""
+    kind = rest.pop("ssl.truststore.type", None)
+    location = rest.pop("ssl.truststore.location", None)
+    if location is not None and not is_pem(kind, location):
+        raise refused(
+            "ssl.truststore.location",
+            f"{PEM}: export the certificates with `keytool -exportcert -rfc` and set"
+            " kafka.ssl.ca.location",
+        )
+    return [] if location is None else [("ssl.truststore.location", "ssl.ca.location", location)]
+
+
+def take_keystore(rest: Properties) -> Found:
+    """Java's key store, where it is PEM or PKCS#12; a JKS one is refused."""
+    kind = rest.pop("ssl.keystore.type", None)
+    location = rest.get("ssl.keystore.location")
+    if location is None:
+        return []
+    if (kind or "").upper() == "JKS" or location.lower().endswith(".jks"):
+        raise refused(
+            "ssl.keystore.location",
+            "librdkafka reads PKCS#12 and PEM: convert it with"
+            " `keytool -importkeystore -deststoretype PKCS12`",
+        )
+    if not is_pem(kind, location):
+        return []  # PKCS#12: librdkafka has the same names for the file and its password.
+    given = rest.pop("ssl.keystore.location") and "ssl.keystore.location"
+    return [(given, "ssl.certificate.location", location), (given, "ssl.key.location", location)]
+
+
+def is_pem(kind: str | None, location: str) -> bool:
+    return kind.upper() == "PEM" if kind else location.lower().endswith((".pem", ".crt"))

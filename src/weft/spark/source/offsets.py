@@ -1,0 +1,101 @@
+"""The offset of a stream: what Spark writes into its write-ahead log for every batch.
+
+    {"gps": {"0": 42, "1": 7}, "$first": {"gps": {"0": 10, "1": 0}}, "$topicIds": {"gps": "JJFR…"}}
+
+The topics stand at the top as in the offsets of Spark's own connector, so whoever reads the
+progress computes the lag the same way. `$` cannot be in a topic's name.
+
+- `$first` is where each partition was read from first. Spark gives a Python source no place to
+  keep its starting offset, and asks for it twice (and again after a crash in the first batch);
+  an answer that has moved on meanwhile would lose records. Every end offset therefore carries
+  the start, and the plan of the first batch believes the log and not the second answer. An
+  offset without `$first` is a starting offset.
+- `$topicIds` tells a topic that was deleted and made again from the one the query was reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.spark.source.bounds import PartitionMap, TopicPartition, is_long
+from weft.spark.source.errors import SourceError
+
+FIRST, TOPIC_IDS = "$first", "$topicIds"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """The next offset to read of each partition, where each was first read from, topic ids."""
+
+    positions: PartitionMap
+    #: None in a starting offset; else one entry for each partition of `positions`.
+    first: PartitionMap | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As Spark stores it. Sorted: Spark compares offsets as strings."""
+        result: dict[str, Any] = nested(self.positions)
+        if self.first is not None:
+            result[FIRST] = nested(self.first)
+        if self.topic_ids:
+            result[TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
+        return result
+
+    def same_topic(self, other: StreamOffset, topic: str) -> bool:
+        """False only where both know the topic's id and the ids differ."""
+        mine, theirs = self.topic_ids.get(topic), other.topic_ids.get(topic)
+        return mine is None or theirs is None or mine == theirs
+
+
+def stream_offset(stored: Mapping[str, Any]) -> StreamOffset:
+    """Read an offset back; one that Spark's own connector stored is read too."""
+    try:
+        first = flat(stored[FIRST]) if FIRST in stored else None
+        topic_ids = {str(name): str(value) for name, value in stored.get(TOPIC_IDS, {}).items()}
+        topics = {name: value for name, value in stored.items() if not name.startswith("$")}
+        return StreamOffset(flat(topics), first, topic_ids)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"the checkpoint holds an offset that is not one of this source ({error}):"
+            " start with a new checkpointLocation"
+        ) from None
+
+
+def nested(offsets: PartitionMap) -> dict[str, Any]:
+    """`{(topic, partition): n}` as `{"topic": {"partition": n}}`, in order."""
+    result: dict[str, Any] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        result.setdefault(topic, {})[str(partition)] = offset
+    return result
+
+
+def flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """The inverse of `nested`; ValueError for what is no offset."""
+    result: dict[TopicPartition, int] = {}
+    for topic, partitions in topics.items():
+        for partition, offset in partitions.items():
+            if not is_long(offset) or offset < 0:
+                raise ValueError(f"{topic}-{partition} has {offset!r}")
+            result[topic, int(partition)] = offset
+    return result
+
+
+def limit_rows(start: PartitionMap, end: PartitionMap, max_rows: int) -> dict[TopicPartition, int]:
+    """`end` brought so near to `start` that about `max_rows` offsets lie between them.
+
+    The rows are shared out by how much each partition has, at least one for each that has any,
+    as Spark's connector does. A partition without an entry in `start` keeps its `end`.
+    """
+    waiting = {tp: end[tp] - start[tp] for tp in end if tp in start and end[tp] > start[tp]}
+    total = sum(waiting.values())
+    if total <= max_rows:
+        return dict(end)
+    # Whole-number arithmetic: a float would round offsets beyond 2**53.
+    return {
+        tp: min(end[tp], start[tp] + max(1, max_rows * waiting[tp] // total))
+        if tp in waiting
+        else end[tp]
+        for tp in end
+    }

@@ -1,0 +1,348 @@
+"""The options of the Kafka source, read and checked before the job starts.
+
+The names, meanings and defaults are those of Spark's own connector; `columns` is Weft's. Spark
+hands options over with their names in lower case, so the tables here are in lower case too and
+`SPELLED` knows how people write them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from weft.errors import ConfigError
+from weft.spark.source.bounds import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    TopicPartition,
+    assigned_partitions,
+    offsets_bound,
+    shown,
+    timestamp_bound,
+    timestamps_bound,
+)
+from weft.spark.source.javanames import librdkafka_properties
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+HEADERS = "headers"
+
+TOPICS = ("subscribe", "subscribePattern", "assign")
+STARTING = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+OTHERS = (
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "groupIdPrefix",
+    "columns",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+KNOWN = (*TOPICS, *STARTING, *ENDING, *STREAM_ONLY, *OTHERS)
+#: Lower-case name -> the name as people write it.
+SPELLED = {name.lower(): name for name in KNOWN}
+
+BATCH_GROUP_PREFIX, STREAM_GROUP_PREFIX = "spark-kafka-relation", "spark-kafka-source"
+DEFAULT_TRIGGER_DELAY_S = 15 * 60.0
+DEFAULT_POLL_TIMEOUT_S = 120.0
+POLL_RECORDS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which partitions are read: one of topics by name, topics by pattern, listed partitions."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: tuple[TopicPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """All options, checked. `kafka` may hold secrets, so it is left out of the repr."""
+
+    subscription: Subscription
+    kafka: Mapping[str, str] = field(repr=False)
+    starting: Bound | None = None
+    ending: Bound | None = None
+    on_no_timestamp: Literal["error", "latest"] = "error"
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = COLUMNS
+    group_prefix: str | None = None
+    poll_timeout_s: float = DEFAULT_POLL_TIMEOUT_S
+    poll_records: int = 500
+    offset_attempts: int = 3
+    offset_retry_s: float = 1.0
+    #: The names that were given, as people write them.
+    given: frozenset[str] = frozenset()
+
+    def for_batch(self) -> SourceOptions:
+        """These options for a batch read; ConfigError where one makes no sense for it."""
+        for name in STREAM_ONLY:
+            if name in self.given:
+                raise ConfigError(
+                    f"option {name} is for streaming reads: remove it from this batch"
+                )
+        starting = self.starting or Bound("earliest", "startingOffsets")
+        ending = self.ending or Bound("latest", "endingOffsets")
+        refuse_bound(starting, "latest", LATEST, "a batch that starts at the end reads nothing")
+        refuse_bound(ending, "earliest", EARLIEST, "a batch that ends at the start reads nothing")
+        check_order(starting, ending)
+        return replace(self, starting=starting, ending=ending)
+
+    def for_stream(self) -> SourceOptions:
+        """These options for a streaming read; ConfigError where one makes no sense for it."""
+        for name in ENDING:
+            if name in self.given:
+                raise ConfigError(
+                    f"option {name} is for batch reads: a stream has no end (to stop at the"
+                    " present end use trigger(availableNow=True))"
+                )
+        return replace(self, starting=self.starting or Bound("latest", "startingOffsets"))
+
+
+def source_options(raw: Mapping[str, str]) -> SourceOptions:
+    """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
+    options = {name.lower(): str(value) for name, value in raw.items()}
+    kafka = {n.removeprefix("kafka."): options.pop(n) for n in list(options) if n[:6] == "kafka."}
+    for name in options:
+        if name not in SPELLED:
+            raise unknown_option(name)
+    given = {SPELLED[name]: value for name, value in options.items()}
+    check_together(given, kafka)
+    return SourceOptions(
+        subscription=subscription(given),
+        poll_records=poll_records(kafka),
+        kafka=kafka_properties(kafka),
+        starting=bound(given, STARTING),
+        ending=bound(given, ENDING),
+        given=frozenset(given),
+        **numbers_and_flags(given),  # type: ignore[arg-type]  # each entry has its field's type
+    )
+
+
+def numbers_and_flags(given: Mapping[str, str]) -> dict[str, object]:
+    """The fields that come from one option each; those not given keep their default."""
+    readers: dict[str, tuple[str, Callable[[str, str], object]]] = {
+        "on_no_timestamp": ("startingOffsetsByTimestampStrategy", error_or_latest),
+        "max_offsets": ("maxOffsetsPerTrigger", positive),
+        "min_offsets": ("minOffsetsPerTrigger", positive),
+        "max_trigger_delay_s": ("maxTriggerDelay", duration_s),
+        "min_partitions": ("minPartitions", positive),
+        "max_records_per_partition": ("maxRecordsPerPartition", positive),
+        "fail_on_data_loss": ("failOnDataLoss", flag),
+        "group_prefix": ("groupIdPrefix", not_empty),
+        "poll_timeout_s": ("kafkaConsumer.pollTimeoutMs", milliseconds_s),
+        "offset_attempts": ("fetchOffset.numRetries", positive),
+        "offset_retry_s": ("fetchOffset.retryIntervalMs", milliseconds_s),
+    }
+    fields = {
+        name: read(option, given[option])
+        for name, (option, read) in readers.items()
+        if option in given
+    }
+    return {**fields, "columns": columns(given)}
+
+
+def unknown_option(name: str) -> ConfigError:
+    """The error for a name in no table, with the nearest one that is."""
+    if name == "path":
+        return ConfigError("weft reads no path: call load() without one and set subscribe")
+    if name == "bootstrap.servers":
+        return ConfigError("unknown option bootstrap.servers: write kafka.bootstrap.servers")
+    near = difflib.get_close_matches(name, SPELLED, n=1)
+    cure = f"did you mean {SPELLED[near[0]]}?" if near else f"there are {', '.join(KNOWN)}, kafka.*"
+    return ConfigError(f"unknown option {shown(name)}: {cure}")
+
+
+def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
+    """ConfigError for options that contradict each other or need one that is missing."""
+    for names in (TOPICS, STARTING, ENDING):
+        both = [name for name in names if name in given]
+        if len(both) > 1:
+            raise ConfigError(f"options {' and '.join(both)} contradict each other: give one")
+    if not any(name in given for name in TOPICS):
+        raise ConfigError(f"no topic: give one of the options {', '.join(TOPICS)}")
+    if not kafka.get("bootstrap.servers", "").strip():
+        raise ConfigError("no broker: give option kafka.bootstrap.servers, such as localhost:9092")
+    if "groupIdPrefix" in given and "group.id" in kafka:
+        raise ConfigError(
+            "options groupIdPrefix and kafka.group.id contradict each other: give one"
+        )
+    needs(given, "maxTriggerDelay", ("minOffsetsPerTrigger",))
+    needs(given, "startingOffsetsByTimestampStrategy", STARTING[1:])
+    check_limits(given)
+
+
+def check_limits(given: Mapping[str, str]) -> None:
+    low, high = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
+    if low is None or high is None:
+        return
+    if positive("minOffsetsPerTrigger", low) > positive("maxOffsetsPerTrigger", high):
+        raise ConfigError(
+            f"options minOffsetsPerTrigger={low} and maxOffsetsPerTrigger={high} contradict each"
+            " other: the least must not be more than the most"
+        )
+
+
+def needs(given: Mapping[str, str], name: str, others: tuple[str, ...]) -> None:
+    if name in given and not any(other in given for other in others):
+        raise ConfigError(f"option {name} does nothing without {' or '.join(others)}: add it")
+
+
+def subscription(given: Mapping[str, str]) -> Subscription:
+    if "assign" in given:
+        return Subscription(assigned=assigned_partitions(given["assign"]))
+    if "subscribePattern" in given:
+        return Subscription(pattern=topic_pattern(given["subscribePattern"].strip()))
+    topics = [name.strip() for name in given["subscribe"].split(",") if name.strip()]
+    if not topics:
+        raise ConfigError("subscribe: no topic in it: write topicA or topicA,topicB")
+    return Subscription(topics=tuple(dict.fromkeys(topics)))
+
+
+def topic_pattern(text: str) -> str:
+    if not text:
+        raise ConfigError("subscribePattern: it is empty: write a pattern such as gps\\..*")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"subscribePattern: {shown(text)} is no pattern ({error})") from None
+    return text
+
+
+def bound(given: Mapping[str, str], names: tuple[str, str, str]) -> Bound | None:
+    """The start or the end, from whichever of its three options was given."""
+    offsets, timestamp, by_partition = names
+    if timestamp in given:
+        return timestamp_bound(timestamp, given[timestamp])
+    if by_partition in given:
+        return timestamps_bound(by_partition, given[by_partition])
+    return offsets_bound(offsets, given[offsets]) if offsets in given else None
+
+
+def refuse_bound(bound: Bound, word: str, sentinel: int, why: str) -> None:
+    """ConfigError where a batch starts at `latest` or ends at `earliest`, as word or as number."""
+    if bound.kind == word:
+        raise ConfigError(f"{bound.option}={word} is not possible in a batch read: {why}")
+    if bound.kind != "offsets":
+        return
+    for (topic, partition), offset in bound.by_partition.items():
+        if offset == sentinel:
+            raise ConfigError(
+                f"{bound.option}: {topic}-{partition} has {sentinel} ({word}), which is not"
+                f" possible in a batch read: {why}"
+            )
+
+
+def check_order(starting: Bound, ending: Bound) -> None:
+    """ConfigError where the user's own numbers put the end before the start."""
+    if starting.kind == ending.kind == "timestamp" and starting.timestamp_ms > ending.timestamp_ms:
+        raise ConfigError(
+            f"{starting.option}={starting.timestamp_ms} is after"
+            f" {ending.option}={ending.timestamp_ms}: swap them"
+        )
+    if starting.kind != ending.kind or starting.kind not in ("offsets", "timestamps"):
+        return
+    if set(starting.by_partition) != set(ending.by_partition):
+        raise ConfigError(f"{starting.option} and {ending.option} name different partitions")
+    for (topic, partition), low in starting.by_partition.items():
+        high = ending.by_partition[topic, partition]
+        if 0 <= high < low:
+            raise ConfigError(
+                f"{topic}-{partition}: {starting.option} has {low}, after {high} of"
+                f" {ending.option}: swap them"
+            )
+
+
+def columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns to read: all of them, or those that `columns` names, in that order."""
+    with_headers = flag("includeHeaders", given.get("includeHeaders", "false"))
+    every = (*COLUMNS, HEADERS) if with_headers else COLUMNS
+    if "columns" not in given:
+        return every
+    by_lower = {name.lower(): name for name in every}
+    asked = [name.strip() for name in given["columns"].split(",") if name.strip()]
+    for name in asked:
+        if name.lower() == HEADERS and not with_headers:
+            raise ConfigError("columns: headers are read with includeHeaders=true: add it")
+        if name.lower() not in by_lower:
+            raise ConfigError(f"columns: no column {shown(name)}: there are {', '.join(every)}")
+    chosen = tuple(by_lower[name.lower()] for name in asked)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ConfigError("columns: name at least one column, each once, such as value,offset")
+    if with_headers and HEADERS not in chosen:
+        raise ConfigError("options includeHeaders=true and columns contradict: add headers to it")
+    return chosen
+
+
+def kafka_properties(kafka: Mapping[str, str]) -> Mapping[str, str]:
+    """librdkafka's properties; `max.poll.records` is the source's own (see `poll_records`)."""
+    return librdkafka_properties({n: v for n, v in kafka.items() if n != "max.poll.records"})
+
+
+def poll_records(kafka: Mapping[str, str]) -> int:
+    """How many records one call to librdkafka takes: Java's `max.poll.records`."""
+    if "max.poll.records" not in kafka:
+        return 500
+    count = positive("kafka.max.poll.records", kafka["max.poll.records"])
+    return min(count, POLL_RECORDS_MAX)
+
+
+def positive(option: str, text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()) or not 0 < int(digits) < 2**63:
+        raise ConfigError(f"option {option}={shown(text)}: write a whole number above 0")
+    return int(digits)
+
+
+def milliseconds_s(option: str, text: str) -> float:
+    return positive(option, text) / 1000
+
+
+def flag(option: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise ConfigError(f"option {option}={shown(text)}: write true or false")
+    return word == "true"
+
+
+def not_empty(option: str, text: str) -> str:
+    if not text.strip():
+        raise ConfigError(f"option {option} is empty: write a name or remove it")
+    return text.strip()
+
+
+def error_or_latest(option: str, text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("error", "latest"):
+        raise ConfigError(f"option {option}={shown(text)}: write error or latest")
+    return word
+
+
+#: Spark's units of time, in seconds; a bare number is milliseconds.
+UNITS_S = {
+    "us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0,
+    "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
+}  # fmt: skip
+
+
+def duration_s(option: str, text: str) -> float:
+    """Read Spark's "15m", "10s", "500ms", "2h", "1d" or a bare number of milliseconds."""
+    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in UNITS_S:
+        raise ConfigError(f"option {option}={shown(text)}: write a time such as 15m, 10s or 500ms")
+    return int(match[1]) * UNITS_S[match[2]]

@@ -1,0 +1,194 @@
+"""What is read next: pure functions from offsets to offsets, and from offsets to ranges.
+
+`report` is told of every loss of records; with `failOnDataLoss` it raises DataLoss, without it
+writes a warning, and the plan goes on with what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from weft.errors import ConfigError
+from weft.spark.source.bounds import EARLIEST, LATEST, Bound, PartitionMap, TopicPartition
+from weft.spark.source.cluster import Cluster, Layout
+from weft.spark.source.errors import DataLoss
+from weft.spark.source.offsets import StreamOffset
+from weft.spark.source.ranges import OffsetRange
+
+log = logging.getLogger("weft.spark.source")
+
+Report = Callable[[str], None]
+Earliest = Callable[[Iterable[TopicPartition]], PartitionMap]
+
+
+def reporter(fail_on_data_loss: bool) -> Report:
+    """What to do about lost records: raise DataLoss, or warn."""
+
+    def report(what: str) -> None:
+        if fail_on_data_loss:
+            raise DataLoss(f"{what}: set failOnDataLoss=false to go on with what there is")
+        log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
+
+    return report
+
+
+def resolve(
+    bound: Bound, layout: Layout, cluster: Cluster, *, starting: bool, on_no_timestamp: str
+) -> dict[TopicPartition, int]:
+    """The offset of every partition that a bound stands for."""
+    partitions = layout.partitions
+    if bound.kind == "earliest":
+        return cluster.earliest(partitions)
+    if bound.kind == "latest":
+        return cluster.latest(partitions)
+    if bound.kind == "timestamp":
+        times = dict.fromkeys(partitions, bound.timestamp_ms)
+        return at_times(bound, times, cluster, starting, on_no_timestamp)
+    check_all_named(bound, partitions)
+    if bound.kind == "timestamps":
+        return at_times(bound, bound.by_partition, cluster, starting, on_no_timestamp)
+    return at_sentinels(bound.by_partition, cluster)
+
+
+def check_all_named(bound: Bound, partitions: frozenset[TopicPartition]) -> None:
+    """ConfigError unless the user's JSON names exactly the partitions that are read."""
+    named = frozenset(bound.by_partition)
+    for wrong, what in ((partitions - named, "leaves out"), (named - partitions, "names")):
+        if wrong:
+            listed = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(wrong)[:10])
+            end = "which are read too" if what == "leaves out" else "which are not read"
+            raise ConfigError(
+                f"{bound.option} {what} {listed}, {end}: name exactly the partitions that are"
+                " read (offsets: -1 is latest, -2 earliest)"
+            )
+
+
+def at_times(
+    bound: Bound, times: PartitionMap, cluster: Cluster, starting: bool, on_no_timestamp: str
+) -> dict[TopicPartition, int]:
+    """The first offsets at or after times. A start after the last record is an error unless
+    the strategy says latest; an end after it is the end of the log."""
+    found = cluster.at_times(times)
+    beyond = sorted(tp for tp, offset in found.items() if offset < 0)
+    if beyond and starting and on_no_timestamp == "error":
+        topic, partition = beyond[0]
+        raise ConfigError(
+            f"{bound.option}: {topic}-{partition} has no record at or after"
+            f" {times[topic, partition]}: choose an earlier time or set"
+            " startingOffsetsByTimestampStrategy=latest"
+        )
+    return {**found, **cluster.latest(beyond)}
+
+
+def at_sentinels(offsets: PartitionMap, cluster: Cluster) -> dict[TopicPartition, int]:
+    """The user's offsets with -1 and -2 replaced by where the logs end and start."""
+    ends = cluster.latest(tp for tp, offset in offsets.items() if offset == LATEST)
+    starts = cluster.earliest(tp for tp, offset in offsets.items() if offset == EARLIEST)
+    return {**offsets, **ends, **starts}
+
+
+def inside_log(
+    option: str, offsets: PartitionMap, low: PartitionMap, high: PartitionMap, report: Report
+) -> dict[TopicPartition, int]:
+    """`offsets` brought into their logs; each that lay outside is reported."""
+    result: dict[TopicPartition, int] = {}
+    for tp, offset in sorted(offsets.items()):
+        start, end = low.get(tp, offset), high.get(tp, offset)
+        if not start <= offset <= end:
+            report(f"{option}: {named(tp)} has {offset}, but its log holds {start} to {end}")
+        result[tp] = min(max(offset, start), end)
+    return result
+
+
+def go_on(
+    start: StreamOffset, latest: StreamOffset, earliest: Earliest, report: Report
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where each partition of `latest` is read from next, and where each was read from first.
+
+    Partitions that came since `start`, and those of a topic that was made again, begin at the
+    start of their log; that beginning is kept in the second map and so in the write-ahead log.
+    """
+    remade = remade_topics(start, latest, report)
+    known = {
+        tp: offset
+        for tp, offset in start.positions.items()
+        if tp in latest.positions and tp[0] not in remade
+    }
+    report_missing(start.positions, known, latest, remade, report)
+    begun = dict(earliest(tp for tp in latest.positions if tp not in known))
+    for tp, offset in sorted(begun.items()):
+        if offset > 0 and tp[0] not in remade:
+            report(f"the new partition {named(tp)} starts at {offset}, its first records are gone")
+    before = start.first if start.first is not None else start.positions
+    first = {tp: before.get(tp, offset) for tp, offset in known.items()}
+    return {**known, **begun}, {**first, **begun}
+
+
+def remade_topics(start: StreamOffset, latest: StreamOffset, report: Report) -> set[str]:
+    """Topics whose id is another one now: deleted and made again."""
+    remade = {topic for topic, _ in start.positions if not start.same_topic(latest, topic)}
+    for topic in sorted(remade):
+        report(f"topic {topic} was deleted and made again; what was not read of it is gone")
+    return remade
+
+
+def report_missing(
+    before: PartitionMap,
+    known: PartitionMap,
+    latest: StreamOffset,
+    remade: set[str],
+    report: Report,
+) -> None:
+    """Report partitions that are gone and logs that are shorter than what was read."""
+    for tp in sorted(before):
+        if tp in known and latest.positions[tp] < before[tp]:
+            end = latest.positions[tp]
+            report(f"{named(tp)} was read to {before[tp]}, but its log ends at {end} now")
+        elif tp not in known and tp[0] not in remade:
+            report(f"partition {named(tp)} is gone")
+
+
+def batch_start(tp: TopicPartition, start: StreamOffset, end: StreamOffset) -> int | None:
+    """Where one partition's part of the batch (start, end) begins; None if nothing tells.
+
+    A `start` without first offsets is Spark's second question for the starting offset: the
+    first offsets in `end`, which are in the write-ahead log, are what was decided.
+    """
+    first = end.first or {}
+    if start.first is None:
+        return first.get(tp, start.positions.get(tp))
+    if tp in start.positions and start.same_topic(end, tp[0]):
+        return start.positions[tp]
+    return first.get(tp)
+
+
+def batch_ranges(
+    start: StreamOffset, end: StreamOffset, layout: Layout, earliest: Earliest, report: Report
+) -> list[OffsetRange]:
+    """The ranges of one batch, of what is still there of them."""
+    here = StreamOffset({}, topic_ids=layout.topic_ids)
+    ranges: list[OffsetRange] = []
+    lows = earliest(tp for tp in end.positions if tp in layout.partitions)
+    for tp, stop in sorted(end.positions.items()):
+        begin = batch_start(tp, start, end)
+        if tp in lows and here.same_topic(end, tp[0]):
+            begin = lows[tp] if begin is None else begin
+            ranges += still_there(tp, begin, stop, lows[tp], report)
+        elif begin is None or begin < stop:
+            report(f"{named(tp)} is gone or was made again before offset {stop} was read")
+    return ranges
+
+
+def still_there(
+    tp: TopicPartition, begin: int, stop: int, low: int, report: Report
+) -> list[OffsetRange]:
+    """The range without what the log has deleted at its start; none if nothing is left."""
+    if begin < low and begin < stop:
+        report(f"{named(tp)}: offsets {begin} to {min(low, stop) - 1} are gone from the log")
+    begin = max(begin, low)
+    return [OffsetRange(*tp, begin, stop)] if begin < stop else []
+
+
+def named(tp: TopicPartition) -> str:
+    return f"{tp[0]}-{tp[1]}"

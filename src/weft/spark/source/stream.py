@@ -1,0 +1,183 @@
+"""Streaming reads: micro-batches between offsets that Spark keeps in its write-ahead log.
+
+Spark runs the driver's half of this in one process for the life of a query run, calling
+`initialOffset`, `latestOffset`, `partitions`; `read` runs in the tasks, on a copy that was
+pickled once, and knows only what its partition says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from weft.spark.source.batch import read_range
+from weft.spark.source.bounds import PartitionMap
+from weft.spark.source.cluster import Cluster, Layout, missing_topics, require_topics
+from weft.spark.source.errors import one_line_errors
+from weft.spark.source.fetch import FetchSettings
+from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset
+from weft.spark.source.options import SourceOptions
+from weft.spark.source.plan import batch_ranges, go_on, inside_log, reporter, resolve
+from weft.spark.source.ranges import split_ranges
+
+#: Spark asks again 10 ms after an answer without news; waiting here instead spares the brokers
+#: most of those requests and delays a record by no more than this.
+IDLE_WAIT_S = 0.025
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One run of one query."""
+
+    def __init__(self, options: SourceOptions, settings: FetchSettings) -> None:
+        self._options = options
+        self._settings = settings
+        self._cluster: Cluster | None = None
+        self._initial: StreamOffset | None = None
+        self._latest: StreamOffset | None = None
+        self._available_now = False
+        #: When a batch was last let through; `minOffsetsPerTrigger` holds back from there.
+        self._triggered_at: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What tasks need; connections and what the driver has learned stay behind."""
+        return {**self.__dict__, "_cluster": None, "_initial": None, "_latest": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        with one_line_errors():
+            if self._initial is None:
+                self._initial = self._starting_offset()
+            return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        self._available_now = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        with one_line_errors():
+            return self._next_end(stream_offset(start), limit).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
+        """Where the logs end: `latestOffset` in the query's progress."""
+        return StreamOffset(self._latest.positions).to_json() if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with one_line_errors():
+            options, cluster = self._options, self._connected()
+            ranges = batch_ranges(
+                stream_offset(start),
+                stream_offset(end),
+                cluster.layout(),
+                cluster.earliest,
+                reporter(options.fail_on_data_loss),
+            )
+            return list[InputPartition](
+                split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+            )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(partition, self._settings, self._options.columns)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the offsets are in the checkpoint, and no consumer group is kept."""
+
+    def stop(self) -> None:
+        self._cluster = None
+
+    def _connected(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._options)
+        return self._cluster
+
+    def _starting_offset(self) -> StreamOffset:
+        options, cluster = self._options, self._connected()
+        layout = cluster.layout()
+        require_topics(options.subscription, layout)
+        bound = options.starting
+        assert bound is not None, "for_stream() fills it"
+        offsets = resolve(
+            bound, layout, cluster, starting=True, on_no_timestamp=options.on_no_timestamp
+        )
+        if bound.kind == "offsets":
+            low, high = cluster.earliest(layout.partitions), cluster.latest(layout.partitions)
+            report = reporter(options.fail_on_data_loss)
+            offsets = inside_log(bound.option, offsets, low, high, report)
+        return StreamOffset(offsets, topic_ids=layout.topic_ids)
+
+    def _next_end(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        latest = self._log_ends(start)
+        if latest.positions == start.positions and start.first is not None:
+            # With this trigger Spark ends the query at such an answer: no reason to wait.
+            if self._available_now:
+                return start
+            time.sleep(IDLE_WAIT_S)
+            latest = self._log_ends(start)
+        report = reporter(self._options.fail_on_data_loss)
+        begin, first = go_on(start, latest, self._connected().earliest, report)
+        end = self._admitted(begin, latest.positions, limit)
+        return StreamOffset(end, first, latest.topic_ids)
+
+    def _admitted(self, begin: PartitionMap, end: PartitionMap, limit: ReadLimit) -> PartitionMap:
+        """How far this batch may go, by `minOffsetsPerTrigger` and `maxOffsetsPerTrigger`."""
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        if self._held_back(begin, end):
+            return {tp: begin.get(tp, offset) for tp, offset in end.items()}
+        most = self._options.max_offsets
+        return end if most is None else limit_rows(begin, end, most)
+
+    def _held_back(self, begin: PartitionMap, end: PartitionMap) -> bool:
+        """Whether too little has come for a batch; the first one of a run is never held back,
+        and `availableNow` reads all there is."""
+        least, now = self._options.min_offsets, time.monotonic()
+        if least is None or self._available_now:
+            return False
+        waited = None if self._triggered_at is None else now - self._triggered_at
+        waiting = sum(max(0, end[tp] - begin[tp]) for tp in end if tp in begin)
+        if waited is not None and waited < self._options.max_trigger_delay_s and waiting < least:
+            return True
+        self._triggered_at = now
+        return False
+
+    def _log_ends(self, known: StreamOffset) -> StreamOffset:
+        """Where the logs end now; under `availableNow`, where they ended at the first question."""
+        if self._latest is None or not self._available_now:
+            self._latest = self._believable_ends(known)
+        return self._latest
+
+    def _believable_ends(self, known: StreamOffset) -> StreamOffset:
+        """The ends of the logs, asked again while something is missing that was there: brokers
+        that have just started, or a metadata cache that lags, can answer so for a moment."""
+        cluster = self._connected()
+        for attempt in range(self._options.offset_attempts):
+            if attempt:
+                cluster.retry_pause()
+            layout = cluster.layout()
+            ends = StreamOffset(cluster.latest(layout.partitions), topic_ids=layout.topic_ids)
+            if not self._is_less(ends, known, layout):
+                break
+        return ends
+
+    def _is_less(self, ends: StreamOffset, known: StreamOffset, layout: Layout) -> bool:
+        if missing_topics(self._options.subscription, layout):
+            return True
+        return any(
+            ends.positions.get(tp, -1) < offset and ends.same_topic(known, tp[0])
+            for tp, offset in known.positions.items()
+        )
