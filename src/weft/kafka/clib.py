@@ -25,7 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, cimp
 from weft.kafka.answers import CommitAnswer, Committed, ToCommit
 
 #: Type of the only event a commit queue gets: RD_KAFKA_EVENT_OFFSET_COMMIT.
-_EVENT_OFFSET_COMMIT = 0x10
+_EVENT_OFFSET_COMMIT = 0x20
 
 #: librdkafka's "no offset": nothing is committed.
 _OFFSET_INVALID = -1001

@@ -4,9 +4,9 @@ Weft still reads what Weft wrote. What it cannot do: metadata that the Java Para
 can read (a NUL is appended), reading others' metadata safely, waking without a delay.
 """
 
-import queue
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -16,9 +16,11 @@ from weft.kafka.answers import CommitAnswer, Committed, ToCommit
 #: Longest that a record waits unseen: there is no signal to wake us for it.
 _LOOK_EVERY_S = 0.01
 
-#: librdkafka's own codes; confluent-kafka has them only under private names.
+#: Longest that reading a commit back may hold up the polling thread.
+_READ_BACK_S = 0.05
+
+#: librdkafka's own code; confluent-kafka has it only under a private name.
 _BAD_MESSAGE = -199
-_DESTROY = -197
 
 
 def _to_public(offsets: Sequence[tuple[str, int, int, str]]) -> list[TopicPartition]:
@@ -52,58 +54,60 @@ def committed(
 
 
 class CommitQueue:
-    """Commits answered on a queue, as clib.CommitQueue: one thread makes synchronous commits."""
+    """Commits and their answers, as clib.CommitQueue, by committing and reading back.
+
+    confluent-kafka serves ``on_commit`` to nobody inside a rebalance callback, and holds
+    other threads' calls back meanwhile. A read sent after the commit on the same connection
+    sees its effect. What the read does not show stays unanswered: the caller's deadline
+    makes it a commit in doubt.
+    """
 
     def __init__(self, consumer: Consumer) -> None:
         """A queue for this consumer's commits."""
-        self._consumer = consumer
-        self._requests: queue.SimpleQueue[tuple[int, list[TopicPartition]] | None]
-        self._requests = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[CommitAnswer] = queue.SimpleQueue()
+        self._consumer: Consumer | None = consumer
+        self._pending: dict[int, list[ToCommit]] = {}
         self._token = 0
-        self._is_open = True
-        threading.Thread(target=self._serve, name="weft-commit", daemon=True).start()
 
     def send(self, offsets: Sequence[tuple[str, int, int, str]]) -> int:
         """Start a commit and return at once with the token its answer will carry."""
-        if not self._is_open:
-            raise RuntimeError("the commit queue is closed")
+        self._open().commit(offsets=_to_public(offsets), asynchronous=True)
         self._token += 1
-        self._requests.put((self._token, _to_public(offsets)))
+        self._pending[self._token] = [ToCommit(*offset) for offset in offsets]
         return self._token
 
     def poll(self, timeout_s: float) -> list[CommitAnswer]:
-        """All answers there are; waits up to ``timeout_s`` for the first."""
-        answers: list[CommitAnswer] = []
-        try:
-            answers.append(self._answers.get(timeout=max(timeout_s, 0.0)))
-            while True:
-                answers.append(self._answers.get_nowait())
-        except queue.Empty:
-            return answers
+        """The answers of commits that took effect; may block for ``_READ_BACK_S``."""
+        consumer = self._open()
+        answers = []
+        for token, sent in list(self._pending.items()):
+            stored = _read_back(consumer, sent, max(timeout_s, _READ_BACK_S))
+            if stored is not None:
+                del self._pending[token]
+                answers.append(CommitAnswer(token, 0, stored))
+        return answers
 
     def close(self) -> None:
-        """End the thread when its commit in flight has ended. May be called again."""
-        self._is_open = False
-        self._requests.put(None)
+        """Forget what is unanswered. May be called again."""
+        self._consumer = None
 
-    def _serve(self) -> None:
-        """Make the commits one after another until closed."""
-        while request := self._requests.get():
-            token, offsets = request
-            self._answers.put(self._commit(token, offsets))
+    def _open(self) -> Consumer:
+        """The consumer."""
+        if self._consumer is None:
+            raise RuntimeError("the commit queue is closed")
+        return self._consumer
 
-    def _commit(self, token: int, offsets: list[TopicPartition]) -> CommitAnswer:
-        """One synchronous commit as an answer."""
-        try:
-            stored = self._consumer.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as failure:
-            return CommitAnswer(token, failure.args[0].code(), ())
-        except RuntimeError:  # The consumer was closed meanwhile.
-            return CommitAnswer(token, _DESTROY, ())
-        partitions = tuple(_from_public(one) for one in stored or ())
-        error = next((one.error for one in partitions if one.error), 0)
-        return CommitAnswer(token, error, partitions)
+
+def _read_back(
+    consumer: Consumer, sent: Sequence[ToCommit], timeout_s: float
+) -> tuple[Committed, ...] | None:
+    """What the broker holds for these partitions, or None while it is not what was sent."""
+    try:
+        stored = committed(consumer, [(one.topic, one.partition) for one in sent], timeout_s)
+    except KafkaException:
+        return None
+    stored = [replace(one, metadata=one.metadata.removesuffix("\x00")) for one in stored]
+    held = [ToCommit(one.topic, one.partition, one.offset or 0, one.metadata) for one in stored]
+    return tuple(stored) if held == list(sent) else None
 
 
 class GroupMetadata:
