@@ -1,0 +1,219 @@
+"""Batches: records of one handler gathered into one call.
+
+A record that may start joins the open batch of its group. The batch is called when it is full, or
+`linger_s` after its first record was ready. Heads of lanes join first, then the records behind
+them, so that a batch holds as many lanes as there are and keeps each of them in order.
+
+A failed batch whose acknowledgement is for all is tried again in halves: its records carry the
+size that their next batch may have, down to one, and only alone can a record be exhausted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.endings import Ended, Endings
+from weft.core.handler import Handler
+from weft.core.partition import LaneKey, Partition
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.state import EngineState
+from weft.core.work import Work
+
+
+@dataclass(slots=True, eq=False)
+class Gathering:
+    """An open batch."""
+
+    due: float
+    room: int
+    works: list[Work] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class MarkedBatch:
+    """at_most_once: a batch that starts once every started-mark of it is stored."""
+
+    works: list[Work]
+
+    def complete(self) -> bool:
+        """No mark is still on the way."""
+        return all(work.state != states.MARKING for work in self.works)
+
+
+class Batching:
+    """Gathers batches, starts them, and takes in how they ended."""
+
+    def __init__(self, state: EngineState, endings: Endings) -> None:
+        self._state = state
+        self._endings = endings
+        self._open: list[dict[Hashable, Gathering]] = [{} for _ in state.handlers]
+
+    # -- gathering -------------------------------------------------------------------------------
+
+    def fill(self, handler: Handler) -> None:
+        """Gather what is ready and start what is full or has lingered."""
+        groups = self._open[handler.index]
+        while handler.free > 0 and handler.rotation:
+            works = handler.gather(self._state.now, self._batch_of(handler))
+            if not works:
+                break
+            for work in works:
+                self._join(handler, groups, work)
+        for key, gathering in list(groups.items()):
+            if handler.free <= 0:
+                break
+            self._extend(gathering)
+            if len(gathering.works) >= gathering.room or self._lingered(gathering):
+                self._start(handler, groups, key)
+
+    def _batch_of(self, handler: Handler) -> int:
+        spec = handler.spec.batch
+        assert spec is not None
+        return spec.max_records
+
+    def _lingered(self, gathering: Gathering) -> bool:
+        return gathering.due <= self._state.now or self._state.stop_mode is not None
+
+    def _join(self, handler: Handler, groups: dict[Hashable, Gathering], work: Work) -> None:
+        spec = handler.spec.batch
+        assert spec is not None
+        key, room, linger_s = self._group(work), spec.max_records, spec.linger_s
+        if work.failure is not None and work.failure.batch_max:
+            # A part of a failed batch: it does not wait for others and mixes with no fresh ones.
+            room, linger_s = work.failure.batch_max, 0.0
+            key = (key, room)
+        gathering = groups.get(key)
+        if gathering is None:
+            gathering = groups[key] = Gathering(self._state.now + linger_s, room)
+        gathering.works.append(work)
+        if len(gathering.works) >= room and handler.free > 0:
+            self._start(handler, groups, key)
+
+    def _group(self, work: Work) -> Hashable:
+        spec = work.partition.handler.spec.batch
+        assert spec is not None
+        if spec.by == "partition":
+            return work.partition
+        if spec.by == "key":
+            return (work.partition, work.partition.lane_key(work.record), work.record.key)
+        return None
+
+    def _extend(self, gathering: Gathering) -> None:
+        """Let the records behind the gathered ones join, lane by lane, while there is room."""
+        joined = set(map(id, gathering.works))
+        for work in list(gathering.works):
+            following = work.next
+            while following is not None and len(gathering.works) < gathering.room:
+                if following.record.offset >= following.partition.start_limit:
+                    break
+                if id(following) not in joined:
+                    joined.add(id(following))
+                    gathering.works.append(following)
+                following = following.next
+
+    # -- starting --------------------------------------------------------------------------------
+
+    def _start(self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable) -> None:
+        gathering = groups.pop(key)
+        self._extend(gathering)
+        followers = {work.next for work in gathering.works}
+        works = [work for work in gathering.works if self._may_run(work, followers)]
+        if not works:
+            return
+        handler.free -= 1
+        if handler.spec.delivery == AT_MOST_ONCE:
+            self._mark(works)
+            return
+        for work in works:
+            work.state = states.RUNNING
+            work.partition.in_flight += 1
+        self._call(handler, works)
+
+    def _may_run(self, work: Work, followers: set[Work | None]) -> bool:
+        partition = work.partition
+        if work.state != states.QUEUED:
+            return False
+        if partition.startable:
+            return True
+        # Paused or being revoked since it was gathered: a head goes back, followers never left.
+        if work not in followers:
+            partition.ready.appendleft(work)
+        return False
+
+    def _mark(self, works: list[Work]) -> None:
+        batch = MarkedBatch(works)
+        for work in works:
+            work.state = states.MARKING
+            work.extra = batch
+            self._state.claim(work)
+
+    def marked(self, handler: Handler, works: Sequence[Work]) -> None:
+        """Started-marks are stored: call the batches that are complete by that."""
+        for batch in {id(work.extra): work.extra for work in works}.values():
+            if isinstance(batch, MarkedBatch) and batch.complete():
+                running = [work for work in batch.works if work.state == states.RUNNING]
+                for work in batch.works:
+                    work.extra = None
+                if running:
+                    self._call(handler, running)
+                else:
+                    handler.free += 1  # their epochs ended before their marks were stored
+
+    def _call(self, handler: Handler, works: list[Work]) -> None:
+        if handler.spec.timeout_s is not None and works:
+            handler.running[works[0]] = self._state.now + handler.spec.timeout_s
+        self._state.emit(fx.StartBatch(handler.index, works))
+
+    def next_due(self, handler: Handler) -> float | None:
+        """When the next open batch has lingered long enough, if a slot is free for it."""
+        groups = self._open[handler.index]
+        if not groups or handler.free <= 0:
+            return None
+        return min(gathering.due for gathering in groups.values())
+
+    def waiting(self) -> bool:
+        """Some record stands in an open batch."""
+        return any(
+            work.state == states.QUEUED and work.partition.startable
+            for groups in self._open
+            for gathering in groups.values()
+            for work in gathering.works
+        )
+
+    def forget(self, partition: Partition) -> None:
+        """The epoch ended: its records leave the open batches."""
+        groups = self._open[partition.handler.index]
+        for key, gathering in list(groups.items()):
+            gathering.works = [work for work in gathering.works if work.partition is not partition]
+            if not gathering.works:
+                del groups[key]
+
+    # -- the end of a call -------------------------------------------------------------------------
+
+    def progressed(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
+        """Records of a batch that still runs were acknowledged: they are done, its slot is not."""
+        for work in done:
+            work.partition.handler.free -= 1  # `done` gives a slot back for each record
+        for ending in ended:
+            ending.work.partition.handler.free -= 1
+        self._endings.done(done)
+        self._endings.ended(ended)
+
+    def ended(
+        self, handler: Handler, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool
+    ) -> None:
+        """A batch call has returned or raised; `whole`: it failed as one and is tried in halves."""
+        self.progressed(done, ())
+        handler.free += 1
+        lanes: set[tuple[Partition, LaneKey]] = set()
+        failing = len(ended) if whole else 0
+        for ending in ended:
+            handler.free -= 1
+            work = ending.work
+            lane = (work.partition, work.partition.lane_key(work.record))
+            self._endings.batch_member(ending, behind=lane in lanes, batch_failed=failing)
+            if work.state not in (states.DONE, states.PENDING):
+                lanes.add(lane)

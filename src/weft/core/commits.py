@@ -1,0 +1,266 @@
+"""What is committed, when, and what follows from the answer.
+
+Snapshot, then commit: frontier, top and holes of a partition are taken together, the map is
+encoded from that one snapshot, and frontier and map are committed together. Taking them one
+after another is how the Java library lost records (its issue 894).
+
+Each partition has at most one commit on the way. With no answer in time it is in doubt: what the
+broker holds is read back before the next is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from weft.codec import encode_fitting
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.batching import Batching
+from weft.core.endings import Endings
+from weft.core.partition import Partition
+from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.state import EngineState
+from weft.core.window import reopen
+from weft.core.work import Work
+from weft.types import Committed, ErrorInfo
+
+Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
+
+
+class Answer(NamedTuple):
+    """What the broker said of one partition of a commit."""
+
+    partition: Partition
+    sequence: int
+    verdict: Verdict
+    reason: str = ""
+
+
+class Commits:
+    """Builds commit plans and takes in their answers."""
+
+    def __init__(self, state: EngineState, endings: Endings, batching: Batching) -> None:
+        self._state = state
+        self._endings = endings
+        self._batching = batching
+        self._sequence = 0
+        self._next_at = 0.0
+        #: sequence of the transaction on the way; None when there is none
+        self._transaction: int | None = None
+
+    # -- when ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Commit what is due."""
+        state, limits = self._state, self._state.limits
+        many = limits.commit.max_records
+        if state.now >= self._next_at or (many and state.finished_since_commit >= many):
+            self._next_at = state.now + limits.commit.interval_s
+            state.finished_since_commit = 0
+            self._commit(list(state.partitions.values()))
+        elif state.claiming:
+            self._commit(list(state.claiming))
+
+    def next_due(self) -> float | None:
+        """When there is something to do for the commits, as far as is known now."""
+        due = [self._next_at]
+        for partition in self._state.partitions.values():
+            if partition.commit_state == states.SENT:
+                due.append(partition.commit_at)
+        for partition in self._state.claiming:
+            if partition.commit_state == states.IDLE and partition.commit_at > self._state.now:
+                due.append(partition.commit_at)
+        return min(due)
+
+    # -- what ------------------------------------------------------------------------------------
+
+    def _commit(self, partitions: Iterable[Partition]) -> None:
+        plain, transactional = [], []
+        for partition in partitions:
+            if partition.handler.spec.delivery == EXACTLY_ONCE:
+                transactional.append(partition)
+            elif self._due(partition):
+                plain.append(self.plan(partition))
+        if plain:
+            self._send(fx.CommitOffsets, plain)
+        if transactional and self._transaction is None:
+            items = [self.plan(p) for p in transactional if self._due(p)]
+            if items:
+                self._transaction = self._send(fx.Transact, items)
+
+    def _due(self, partition: Partition) -> bool:
+        return (
+            (partition.dirty or bool(partition.claims))
+            and partition.commit_state == states.IDLE
+            and partition.state != states.CLOSED
+            and partition.commit_at <= self._state.now
+        )
+
+    def _send(
+        self, kind: type[fx.CommitOffsets] | type[fx.Transact], items: list[fx.PlanItem]
+    ) -> int:
+        self._sequence += 1
+        for item in items:
+            partition = item.partition
+            partition.commit_state = states.SENT
+            partition.commit_sequence = self._sequence
+            partition.commit_at = self._state.now + self._state.limits.commit_answer_s
+            partition.sent_plan = item
+            partition.dirty = False
+        self._state.emit(kind(self._sequence, items))
+        return self._sequence
+
+    def plan(self, partition: Partition) -> fx.PlanItem:
+        """Everything one commit says about a partition, from one snapshot."""
+        shot = partition.snapshot()
+        complete = not shot.not_done and shot.frontier > shot.top and not partition.buffered
+        if complete:
+            return fx.PlanItem(partition, shot.frontier, "", 0, list(partition.claims))
+        text, covered = encode_fitting(
+            shot.frontier, shot.top, shot.not_done, limit_chars=partition.map_limit
+        )
+        partition.map_chars = len(text)
+        claims = partition.claims
+        if covered < shot.top:
+            # What the map cannot tell, this commit does not promise: those claims wait.
+            claims = [work for work in claims if work.record.offset <= covered]
+        beyond = max(0, covered - shot.frontier + 1)
+        holes = sum(1 for offset in shot.not_done if offset <= covered)
+        return fx.PlanItem(partition, shot.frontier, text, beyond - holes, list(claims))
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """The broker has answered a commit."""
+        stored = []
+        for answer in answers:
+            partition = answer.partition
+            if partition.commit_sequence != answer.sequence or partition.commit_state == states.IDLE:
+                self._state.counts["late_commit_answers"] += 1
+                continue
+            partition.commit_state = states.IDLE
+            partition.commit_at = 0.0
+            if answer.verdict == "stored":
+                stored.append(self._stored(partition))
+            else:
+                self._refused(partition, answer)
+        if stored:
+            self._state.emit(fx.CommitsStored(stored))
+
+    def _stored(self, partition: Partition) -> Committed:
+        item = partition.sent_plan
+        assert item is not None
+        partition.sent_plan = None
+        partition.committed = item.frontier
+        if item.claims:
+            self._settle(partition, item.claims)
+        reopen(partition)
+        return Committed(partition.topic, partition.number, item.frontier, item.done_beyond)
+
+    def _refused(self, partition: Partition, answer: Answer) -> None:
+        partition.sent_plan = None
+        partition.dirty = True
+        partition.commit_at = self._state.now + self._state.limits.commit_retry_s
+        self._state.counts["commits_refused"] += 1
+        if answer.verdict == "too_large":
+            # The broker stores less than we thought: a smaller map, in the end none at all.
+            partition.map_limit //= 2
+            self._state.note(
+                "warning",
+                "commit metadata refused as too large",
+                topic=partition.topic,
+                partition=partition.number,
+                next_limit_chars=partition.map_limit,
+                fix="raise offset.metadata.max.bytes on the broker to 4096",
+            )
+        elif answer.verdict == "stop":
+            self._state.fail(f"commit refused for {partition!r}: {answer.reason}")
+        elif answer.verdict == "gone":
+            # Not ours any more: the rebalance that says so is on its way.
+            partition.commit_at = self._state.now + 10 * self._state.limits.commit_retry_s
+
+    def in_doubt(self) -> None:
+        """Commits without an answer in time: ask what the broker holds."""
+        doubtful = [
+            partition
+            for partition in self._state.partitions.values()
+            if partition.commit_state == states.SENT
+            and partition.commit_at <= self._state.now
+            and partition.handler.spec.delivery != EXACTLY_ONCE
+        ]
+        for partition in doubtful:
+            partition.commit_state = states.IN_DOUBT
+            partition.commit_at = self._state.now + self._state.limits.commit_answer_s
+        if doubtful:
+            self._state.counts["commits_in_doubt"] += len(doubtful)
+            self._state.emit(fx.ReadCommitted(doubtful))
+
+    def read_back(self, partition: Partition, offset: int | None, metadata: str) -> None:
+        """What the broker holds of a commit in doubt; None where it could not be read."""
+        if partition.commit_state != states.IN_DOUBT or partition.state == states.CLOSED:
+            return
+        item = partition.sent_plan
+        assert item is not None
+        if offset is None:
+            partition.commit_state = states.SENT  # still in doubt: ask again later
+            partition.commit_at = self._state.now + self._state.limits.commit_retry_s
+        elif (offset, metadata) == (item.frontier, item.metadata):
+            partition.commit_state, partition.commit_at = states.IDLE, 0.0
+            self._state.emit(fx.CommitsStored([self._stored(partition)]))
+        else:
+            partition.commit_state, partition.commit_at = states.IDLE, 0.0
+            partition.sent_plan, partition.dirty = None, True
+
+    def transacted(
+        self, sequence: int, committed: bool, refused: Sequence[tuple[Work, ErrorInfo]]
+    ) -> list[tuple[Work, ErrorInfo]]:
+        """The transaction has ended; which of the refused records must fail an attempt."""
+        if sequence != self._transaction:
+            return []
+        self._transaction = None
+        answers = [
+            Answer(p, sequence, "stored" if committed else "retry")
+            for p in self._state.partitions.values()
+            if p.commit_state == states.SENT and p.commit_sequence == sequence
+        ]
+        self.answered(answers)
+        for work, _ in refused:
+            if work.state == states.PENDING:
+                work.partition.claims.remove(work)
+        return [pair for pair in refused if pair[0].state == states.PENDING]
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    def _settle(self, partition: Partition, claims: list[Work]) -> None:
+        """The commit these records waited for is stored: each takes its next step."""
+        settled = set(map(id, claims))
+        partition.claims = [work for work in partition.claims if id(work) not in settled]
+        if not partition.claims:
+            self._state.claiming.pop(partition, None)
+        spec = partition.handler.spec
+        if spec.delivery == AT_MOST_ONCE:
+            self._start_marked(partition, claims)
+            return
+        for work in claims:
+            if spec.delivery == AT_LEAST_ONCE:
+                partition.finish(work)
+                partition.handler.free += 1
+            else:
+                partition.settle(work)
+            self._endings.complete(work)
+        partition.dirty = partition.dirty or bool(partition.claims)
+
+    def _start_marked(self, partition: Partition, claims: list[Work]) -> None:
+        for work in claims:
+            partition.mark(work)
+        if self._state.stop_mode == "now":
+            return
+        handler = partition.handler
+        if handler.spec.batch is not None:
+            self._batching.marked(handler, claims)
+            return
+        if handler.spec.timeout_s is not None:
+            due = self._state.now + handler.spec.timeout_s
+            handler.running.update(dict.fromkeys(claims, due))
+        self._state.emit(fx.Start(handler.index, claims))

@@ -1,0 +1,141 @@
+"""Everything the core can ask for. The runtime does it and reports back by an event."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from weft.core.partition import Partition
+from weft.core.work import Work
+from weft.types import Committed, ErrorInfo, OutcomeName
+
+
+class Start(NamedTuple):
+    """Call the handler for each of these records, each in a slot of its own."""
+
+    handler: int
+    works: list[Work]
+
+
+class StartBatch(NamedTuple):
+    """Call the batch handler once with all of these records."""
+
+    handler: int
+    works: list[Work]
+
+
+class Cancel(NamedTuple):
+    """This attempt ran longer than `timeout_s`: end it if that can be done."""
+
+    handler: int
+    work: Work
+
+
+class Send(NamedTuple):
+    """Produce the outputs of a handled record; answer with `outputs_settled`."""
+
+    work: Work
+    outputs: Any
+
+
+class SendDeadLetter(NamedTuple):
+    """Produce the record to its dead-letter topic; answer with `outputs_settled`."""
+
+    work: Work
+    topic: str
+    error: ErrorInfo
+
+
+class PlanItem(NamedTuple):
+    """What is committed for one partition: all of it from one snapshot."""
+
+    partition: Partition
+    frontier: int
+    metadata: str
+    done_beyond: int
+    #: records whose own progress waits for this very commit
+    claims: list[Work]
+
+
+class CommitOffsets(NamedTuple):
+    """Commit these; answer each partition with `commit_answered`."""
+
+    sequence: int
+    items: list[PlanItem]
+
+
+class Transact(NamedTuple):
+    """Produce the claims' outputs and commit the offsets in one transaction."""
+
+    sequence: int
+    items: list[PlanItem]
+
+
+class ReadCommitted(NamedTuple):
+    """A commit is in doubt: read what the broker holds, answer with `committed_read`."""
+
+    partitions: list[Partition]
+
+
+class PauseIntake(NamedTuple):
+    """Fetch no more of these partitions for now; polling goes on."""
+
+    partitions: list[Partition]
+
+
+class ResumeIntake(NamedTuple):
+    """Fetch these partitions again."""
+
+    partitions: list[Partition]
+
+
+class Finished(NamedTuple):
+    """One record is finished with; sent only while someone listens."""
+
+    work: Work
+    outcome: OutcomeName
+    error: ErrorInfo | None
+    outputs: Any
+
+
+class CommitsStored(NamedTuple):
+    """The broker has acknowledged these commits."""
+
+    committed: list[Committed]
+
+
+class Note(NamedTuple):
+    """Something a person may want to read in the log."""
+
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+class Drained(NamedTuple):
+    """A stop was asked for and what it waits for is finished: commit and leave."""
+
+
+class Fatal(NamedTuple):
+    """The run must end with exit code 1."""
+
+    reason: str
+    error: ErrorInfo | None
+
+
+Effect = (
+    Start
+    | StartBatch
+    | Cancel
+    | Send
+    | SendDeadLetter
+    | CommitOffsets
+    | Transact
+    | ReadCommitted
+    | PauseIntake
+    | ResumeIntake
+    | Finished
+    | CommitsStored
+    | Note
+    | Drained
+    | Fatal
+)

@@ -1,0 +1,78 @@
+"""What becomes of a failed attempt: a retry after a delay, or the end of the record."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from weft.core import states
+from weft.core.work import Failure, Work
+from weft.policies import Retry
+from weft.types import ErrorInfo
+
+DELAY_MAX_S = 7 * 86400.0  # no callable may put a record off for longer
+
+
+class RetrySchedule:
+    """Records that wait for their next attempt, by the time it is due."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Work]] = []
+        self._order = count()  # equal times keep the order in which they came
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, due: float, work: Work) -> None:
+        """`work` may be tried again at `due`."""
+        heapq.heappush(self._heap, (due, next(self._order), work))
+
+    def due(self, now: float) -> list[Work]:
+        """Take out every record whose time has come; those of ended epochs are dropped."""
+        heap, works = self._heap, []
+        while heap and heap[0][0] <= now:
+            work = heapq.heappop(heap)[2]
+            if work.state == states.RETRYING:
+                works.append(work)
+        return works
+
+    def next_due(self) -> float | None:
+        """When the next record is due."""
+        heap = self._heap
+        while heap and heap[0][2].state != states.RETRYING:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+
+def spread(offset: int, partition: int, attempt: int) -> float:
+    """A share in [0, 1) that differs between records and attempts and is the same every run.
+
+    Jitter needs values that are spread, not ones that cannot be guessed, and the core may not
+    draw random numbers: Knuth's multiplicative hash (TAOCP vol. 3, 6.4) of where the record is.
+    """
+    return ((offset * 31 + partition * 17 + attempt) * 2654435761 & 0xFFFFFFFF) / 2**32
+
+
+def retry_delay_s(retry: Retry, work: Work, asked_s: float | None) -> float:
+    """Seconds until the next attempt; `asked_s` is RetryAfter's or the callable's answer."""
+    if asked_s is not None:
+        return min(max(0.0, asked_s), DELAY_MAX_S)
+    if callable(retry.delay_s):  # the runtime has called it; None means that it raised
+        return 1.0
+    attempts = work.attempts
+    # The exponent is capped: 2.0 ** 2000 is an OverflowError, and the delay has a maximum anyway.
+    delay = min(retry.delay_s * retry.multiplier ** min(attempts - 1, 64), retry.delay_max_s)
+    share = spread(work.record.offset, work.record.partition, attempts)
+    return delay * (1.0 + retry.jitter * (2.0 * share - 1.0))
+
+
+def record_failure(work: Work, now: float, error: ErrorInfo) -> Failure:
+    """Count the attempt and remember what happened."""
+    failure = work.failure
+    if failure is None:
+        failure = work.failure = Failure()
+        failure.tell(now, f"first failure, epoch {work.partition.epoch}")
+    failure.attempts += 1
+    failure.error = error
+    failure.tell(now, f"attempt {failure.attempts} failed: {error.type}: {error.message[:200]}")
+    return failure

@@ -1,0 +1,153 @@
+"""Whose turn it is: the slots of one handler, and a fair choice among its partitions.
+
+The partitions that have a ready record stand in a rotation. The next free slot goes to the first
+of them, which then goes to the back: a partition with one record waits for one round of the
+others, however deep their backlogs are. The cost of a choice does not depend on what waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weft.core import states
+from weft.core.partition import Partition
+from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.core.work import Work
+
+RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
+
+
+class Handler:
+    """The slots, the rotation and the counts of one handler."""
+
+    __slots__ = (
+        "dead_lettered",
+        "done",
+        "failures",
+        "free",
+        "index",
+        "name",
+        "overdue",
+        "parked",
+        "retries",
+        "rotation",
+        "running",
+        "skipped",
+        "spec",
+        "superseded",
+        "tokens",
+        "tokens_at",
+    )
+
+    def __init__(self, index: int, spec: HandlerSpec) -> None:
+        self.index = index
+        self.spec = spec
+        self.name = spec.name
+        #: calls that may still start
+        self.free = spec.concurrency + spec.ahead
+        #: partitions with something ready, each once (`Partition.listed`)
+        self.rotation: deque[Partition] = deque()
+        #: running attempts -> when their time is over, in that order; only with `timeout_s`
+        self.running: dict[Work, float] = {}
+        #: running past their `timeout_s` and not to be cancelled -> since when
+        self.overdue: dict[Work, float] = {}
+        self.tokens = 1.0
+        self.tokens_at: float | None = None
+        # counts since the start
+        self.done = 0
+        self.failures = 0
+        self.retries = 0
+        self.dead_lettered = 0
+        self.skipped = 0
+        self.parked = 0
+        self.superseded = 0
+
+    def enqueue(self, partition: Partition) -> None:
+        """Put a partition with something ready into the rotation."""
+        partition.listed = True
+        self.rotation.append(partition)
+
+    def enlist(self, partition: Partition) -> None:
+        """The same, where it may stand there already or may not start."""
+        if partition.ready and partition.startable and not partition.listed:
+            self.enqueue(partition)
+
+    def take(self, now: float) -> list[Work]:
+        """Records to start now, one for each free slot, fairly among the partitions."""
+        allowed = self.free
+        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
+            allowed = self._affordable(now, allowed)
+        works = self._pick(allowed)
+        self.free -= len(works)
+        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
+            self.tokens -= len(works)
+        if self.spec.timeout_s is not None:
+            due = now + self.spec.timeout_s
+            self.running.update(dict.fromkeys(works, due))
+        return works
+
+    def gather(self, now: float, limit: int) -> list[Work]:
+        """Records that may join a batch now; they take no slot yet."""
+        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
+            limit = self._affordable(now, limit)
+        works = self._pick(limit)
+        for work in works:
+            work.state = states.QUEUED
+            work.partition.in_flight -= 1
+        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
+            self.tokens -= len(works)
+        return works
+
+    def ended(self, work: Work) -> None:
+        """The attempt is over: its time-out is none any more."""
+        self.running.pop(work, None)
+        self.overdue.pop(work, None)
+
+    def _pick(self, allowed: int) -> list[Work]:
+        works: list[Work] = []
+        rotation = self.rotation
+        while allowed > 0 and rotation:
+            partition = rotation.popleft()
+            ready = partition.ready
+            if not partition.startable or not ready:
+                partition.listed = False
+                continue
+            work = ready.popleft()
+            if work.record[2] >= partition.start_limit and not may_start(partition, work):
+                partition.far.append(work)
+            else:
+                work.state = states.RUNNING
+                partition.in_flight += 1
+                works.append(work)
+                allowed -= 1
+            if ready:
+                rotation.append(partition)
+            else:
+                partition.listed = False
+        return works
+
+    def _affordable(self, now: float, allowed: int) -> int:
+        """Refill the bucket; how many of `allowed` starts it pays for."""
+        rate = self.spec.rate_limit_per_s
+        if self.tokens_at is not None:
+            self.tokens += (now - self.tokens_at) * rate
+        self.tokens_at = now
+        self.tokens = min(self.tokens, max(1.0, rate * RATE_BURST_S))
+        return min(allowed, int(self.tokens))
+
+    def tokens_due(self) -> float | None:
+        """When the bucket will pay for the next start, if a record waits for it."""
+        if self.spec.rate_limit_per_s == ALL_STARTS_PER_S or self.tokens_at is None:
+            return None
+        if not self.rotation or not self.free or self.tokens >= 1:
+            return None
+        return self.tokens_at + (1.0 - self.tokens) / self.spec.rate_limit_per_s
+
+
+def may_start(partition: Partition, work: Work) -> bool:
+    """Whether the map would still fit if this record were done; measures when it must."""
+    # Imported here: the window measures partitions, partitions belong to handlers.
+    from weft.core.window import measure
+
+    measure(partition)
+    return work.record[2] < partition.start_limit

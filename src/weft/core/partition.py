@@ -1,0 +1,396 @@
+"""One partition epoch: which offsets are done, and which records wait in which lane.
+
+The ledger is one dictionary of the offsets that were received and are not done. Offsets come in
+ascending order and a dictionary keeps that order, so its first key is the frontier, and a gap
+(compaction, transaction markers) needs no thought: what was never received is never waited for.
+
+A lane is a chain of records linked by `Work.next`; only its tail is in `lanes`. The head is in
+`ready`, or in flight, or waiting for a retry: exactly one of these, which is the key order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.core import states
+from weft.core.spec import KEY, UNORDERED
+from weft.core.work import LaneCharge, Work
+from weft.types import Record
+
+if TYPE_CHECKING:
+    from weft.core.effects import PlanItem
+    from weft.core.handler import Handler
+
+_WHOLE = "*"  # the one lane of ordering="partition"
+
+LaneKey = bytes | int | str
+
+
+class Snapshot(NamedTuple):
+    """Frontier, top and holes of one partition, taken together."""
+
+    frontier: int
+    #: the highest offset that is done; frontier - 1 when nothing beyond the frontier is
+    top: int
+    #: ascending offsets in [frontier, top) that are not done
+    not_done: list[int]
+
+
+class Partition:
+    """One assignment of one partition to this member. A new assignment is a new object."""
+
+    __slots__ = (
+        "bytes",
+        "blocked_bytes",
+        "blocked_records",
+        "claims",
+        "commit_at",
+        "commit_sequence",
+        "commit_state",
+        "committed",
+        "dirty",
+        "epoch",
+        "expected",
+        "far",
+        "handler",
+        "held",
+        "in_flight",
+        "incomplete",
+        "intake_paused",
+        "lag_end",
+        "lanes",
+        "listed",
+        "map_chars",
+        "map_limit",
+        "number",
+        "parked",
+        "position",
+        "ready",
+        "restored_top",
+        "running_marked",
+        "retrying",
+        "sending",
+        "sent_plan",
+        "start_limit",
+        "startable",
+        "state",
+        "top",
+        "topic",
+        "user_paused",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        epoch: int,
+        handler: Handler,
+        start: int,
+        restored_top: int | None = None,
+        restored_not_done: Sequence[int] = (),
+    ) -> None:
+        self.topic = topic
+        self.number = number
+        #: counts the assignments of this member; the fence in every answer that comes back
+        self.epoch = epoch
+        self.handler = handler
+        self.state = states.OPEN
+
+        # -- the ledger
+        #: received and not done: offset -> Work; None for one the restored map says is not done
+        #: and that has not been fetched again yet
+        self.incomplete: dict[int, Work | None] = dict.fromkeys(restored_not_done)
+        #: those None entries, ascending; pruned as the polls pass them
+        self.expected: deque[int] = deque(restored_not_done)
+        #: the highest offset that is done
+        self.top = start - 1 if restored_top is None else restored_top
+        #: up to here the restored map knows what is done
+        self.restored_top = self.top
+        #: the offset after the last one polled (or known to be a gap)
+        self.position = start
+
+        # -- the lanes
+        #: lane key -> the last record of that lane
+        self.lanes: dict[LaneKey, Work] = {}
+        #: heads of lanes that may start, oldest first
+        self.ready: deque[Work] = deque()
+        #: ready, but past `start_limit`
+        self.far: list[Work] = []
+        #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
+        self.held: dict[LaneKey, Work | None] = {}
+        #: True while it stands in its handler's rotation
+        self.listed = False
+        #: False while nothing of it may start (revoking, closed, paused by the user)
+        self.startable = True
+        self.user_paused = False
+
+        # -- counts
+        self.in_flight = 0
+        self.sending = 0
+        self.retrying = 0
+        self.parked = 0
+        self.bytes = 0
+        #: held in lanes with a failing record; part of `bytes` and of `incomplete`
+        self.blocked_records = 0
+        self.blocked_bytes = 0
+        self.intake_paused = False
+        #: end of the log, as last heard of; -1 when not known
+        self.lag_end = -1
+
+        # -- the commit
+        #: what the broker holds for the group, as far as we know
+        self.committed = -1
+        #: something was done since the last commit was built
+        self.dirty = False
+        self.commit_state = states.IDLE
+        self.commit_sequence = 0
+        #: not before this time
+        self.commit_at = 0.0
+        #: the plan on the way to the broker, or in doubt
+        self.sent_plan: PlanItem | None = None
+        #: finished records whose next step waits for the next commit (at_most_once, each, exactly_once)
+        self.claims: list[Work] = []
+        #: at_most_once: marked records, which the ledger has as done, that still run
+        self.running_marked: dict[int, Work] = {}
+        #: records at or past this offset do not start before the map has been measured again
+        self.start_limit = start
+        self.map_chars = 0
+        #: what the broker stores; lower when it refused a map of the usual size
+        self.map_limit = -1
+
+    # -- intake ----------------------------------------------------------------------------------
+
+    def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> int:
+        """Take in records of one poll, ascending; how many of them are new."""
+        if records[0].offset < self.position or records[0].offset <= self.restored_top or self.held:
+            return self._admit_carefully(records, sizes)
+        self._prune_expected(records[0].offset)
+        self._admit_all(records, sizes)
+        return len(records)
+
+    def _admit_all(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+        ordering = self.handler.spec.ordering
+        if ordering == KEY:
+            self._admit_keys(records, sizes)
+        elif ordering == UNORDERED:
+            self._admit_unordered(records, sizes)
+        else:
+            for record, size in zip(records, sizes, strict=True):
+                self._append(_WHOLE, record, size)
+        self.bytes += sum(sizes)
+        self.position = records[-1].offset + 1
+
+    def _admit_keys(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+        # The hottest loop of the core: one Work, two dictionary stores, one link.
+        incomplete, lanes, ready = self.incomplete, self.lanes, self.ready
+        for record, size in zip(records, sizes, strict=True):
+            work = Work(record, self, size)
+            incomplete[record[2]] = work
+            key = record[4]
+            if key is None:  # orders with nothing
+                ready.append(work)
+                continue
+            tail = lanes.get(key)
+            lanes[key] = work
+            if tail is None:
+                ready.append(work)
+            else:
+                tail.next = work
+                if tail.charge is not None:
+                    self._join_charge(work, tail.charge)
+
+    def _admit_unordered(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+        works = [Work(record, self, size) for record, size in zip(records, sizes, strict=True)]
+        self.incomplete.update(zip([record[2] for record in records], works, strict=True))
+        self.ready.extend(works)
+
+    def _append(self, key: LaneKey, record: Record, size: int) -> None:
+        work = Work(record, self, size)
+        self.incomplete[record.offset] = work
+        tail = self.lanes.get(key)
+        self.lanes[key] = work
+        if tail is not None:
+            tail.next = work
+            if tail.charge is not None:
+                self._join_charge(work, tail.charge)
+        elif key in self.held:
+            self.held[key] = work
+        else:
+            self.ready.append(work)
+
+    def _admit_carefully(self, records: Sequence[Record], sizes: Sequence[int]) -> int:
+        """Intake where some records are done already, were seen before, or have a held lane."""
+        new = 0
+        for record, size in zip(records, sizes, strict=True):
+            offset = record.offset
+            if offset < self.position:
+                continue  # fetched twice, as after a pause
+            self._prune_expected(offset)
+            self.position = offset + 1
+            if offset <= self.restored_top and offset not in self.incomplete:
+                continue  # done before the restart
+            if self.expected and self.expected[0] == offset:
+                self.expected.popleft()
+            self._admit_one(record, size)
+            new += 1
+        return new
+
+    def _admit_one(self, record: Record, size: int) -> None:
+        self.bytes += size
+        key = self.lane_key(record)
+        if isinstance(key, int):  # a lane of its own: not in `lanes`
+            work = Work(record, self, size)
+            self.incomplete[record.offset] = work
+            if key in self.held:
+                self.held[key] = work
+            else:
+                self.ready.append(work)
+        else:
+            self._append(key, record, size)
+
+    def _prune_expected(self, offset: int) -> None:
+        # The map said "not done" and the log no longer has it: compacted or deleted since.
+        while self.expected and self.expected[0] < offset:
+            del self.incomplete[self.expected.popleft()]
+            self.dirty = True
+
+    def advance(self, position: int) -> None:
+        """The log has nothing between the last record polled and `position` (markers, gaps)."""
+        if position > self.position:
+            self._prune_expected(position)
+            self.position = position
+            self.dirty = True
+
+    def lane_key(self, record: Record) -> LaneKey:
+        """The lane of a record: its key, the whole partition, or its own offset."""
+        ordering = self.handler.spec.ordering
+        if ordering == KEY and record.key is not None:
+            return record.key
+        return record.offset if ordering in (UNORDERED, KEY) else _WHOLE
+
+    # -- done ------------------------------------------------------------------------------------
+
+    def finish(self, work: Work) -> None:
+        """The record is done: it leaves the ledger, and its lane goes on."""
+        offset = work.record[2]
+        del self.incomplete[offset]
+        if offset > self.top:
+            self.top = offset
+        self.dirty = True
+        self.bytes -= work.size
+        work.state = states.DONE
+        self.release(work)
+
+    def settle(self, work: Work) -> None:
+        """The record is done, and its lane has gone on before (claims of exactly_once)."""
+        offset = work.record[2]
+        del self.incomplete[offset]
+        self.top = max(self.top, offset)
+        self.dirty = True
+        self.bytes -= work.size
+        work.state = states.DONE
+
+    def mark(self, work: Work) -> None:
+        """at_most_once: the started-mark is stored, so for the ledger the record is done."""
+        offset = work.record[2]
+        del self.incomplete[offset]
+        self.top = max(self.top, offset)
+        work.move(states.RUNNING)
+        self.running_marked[offset] = work
+        self.in_flight += 1
+
+    def release(self, work: Work) -> None:
+        """The record leaves the head of its lane; the next one of the lane is ready."""
+        if work.charge is not None:
+            self._leave_charge(work, work.charge)
+        following = work.next
+        if following is not None:
+            if following.state == states.QUEUED:  # else it is in the same batch as this one
+                self.ready.append(following)
+                if not self.listed:
+                    self.handler.enqueue(self)
+            return
+        lanes = self.lanes
+        if lanes:
+            key = work.record[4] if self.handler.spec.ordering == KEY else _WHOLE
+            # A null key has no lane to remove; with charge gone the lane is forgotten whole.
+            if key is not None and lanes.get(key) is work:
+                del lanes[key]
+
+    # -- the charge of failing lanes ---------------------------------------------------------------
+
+    def block_lane(self, work: Work) -> None:
+        """The lane's head failed: what the lane holds moves to the budget of failing records."""
+        charge = work.charge
+        if charge is None:
+            charge = LaneCharge()
+            member: Work | None = work
+            while member is not None:
+                member.charge = charge
+                charge.records += 1
+                charge.bytes += member.size
+                member = member.next
+        if not charge.blocked:
+            charge.blocked = True
+            self.blocked_records += charge.records
+            self.blocked_bytes += charge.bytes
+
+    def _join_charge(self, work: Work, charge: LaneCharge) -> None:
+        work.charge = charge
+        charge.records += 1
+        charge.bytes += work.size
+        if charge.blocked:
+            self.blocked_records += 1
+            self.blocked_bytes += work.size
+
+    def _leave_charge(self, work: Work, charge: LaneCharge) -> None:
+        if charge.blocked:  # its head is done, so the rest of the lane is healthy again
+            charge.blocked = False
+            self.blocked_records -= charge.records
+            self.blocked_bytes -= charge.bytes
+        charge.records -= 1
+        charge.bytes -= work.size
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    @property
+    def buffered(self) -> int:
+        """Records held in memory that are not done."""
+        return len(self.incomplete) - len(self.expected)
+
+    @property
+    def frontier(self) -> int:
+        """The lowest offset not yet done."""
+        first = next(iter(self.incomplete), None)
+        return max(self.position, self.top + 1) if first is None else first
+
+    def snapshot(self) -> Snapshot:
+        """Frontier, top and holes together; claims count as done."""
+        claimed = {work.record[2] for work in self.claims}
+        top = max(self.top, max(claimed)) if claimed else self.top
+        not_done = self._not_done_to(top)
+        if claimed:
+            not_done = [offset for offset in not_done if offset not in claimed]
+        frontier = not_done[0] if not_done else max(self.position, top + 1)
+        top = max(top, frontier - 1)
+        del not_done[bisect_left(not_done, top) :]
+        return Snapshot(frontier, top, not_done)
+
+    def _not_done_to(self, top: int) -> list[int]:
+        """Offsets not done, up to the first one at or past `top`, that one included."""
+        # In chunks: most of the ledger is records behind `top` that have not started yet.
+        offsets: list[int] = []
+        following = iter(self.incomplete)
+        while chunk := list(islice(following, 1024)):
+            offsets += chunk
+            if chunk[-1] >= top:
+                del offsets[bisect_left(offsets, top) + 1 :]
+                break
+        return offsets
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic}[{self.number}] epoch {self.epoch}>"

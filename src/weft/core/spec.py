@@ -1,0 +1,60 @@
+"""What the engine is told once: the rules of each handler and the limits of the member."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.policies import Commit, OnExhausted, Park, Retry
+
+ALL_STARTS_PER_S = float("inf")
+
+# Orderings and deliveries are compared once per record: short strings, interned by Python.
+KEY = "key"
+PARTITION = "partition"
+UNORDERED = "unordered"
+AT_LEAST_ONCE = "at_least_once"
+AT_MOST_ONCE = "at_most_once"
+EXACTLY_ONCE = "exactly_once"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """How records are gathered into one call."""
+
+    max_records: int = 100
+    linger_s: float = 0.05
+    ack: str = "all"
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSpec:
+    """The rules of one handler, as the engine needs them."""
+
+    name: str
+    ordering: str = KEY
+    concurrency: int = 100
+    #: calls granted beyond `concurrency`, to keep a pipe to a worker process full
+    ahead: int = 0
+    retry: Retry = field(default_factory=Retry)
+    on_exhausted: OnExhausted = field(default_factory=Park)
+    timeout_s: float | None = None
+    delivery: str = AT_LEAST_ONCE
+    commit_each: bool = False
+    rate_limit_per_s: float = ALL_STARTS_PER_S
+    batch: BatchSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one member; the engine never holds or sends more."""
+
+    buffer_records: int = 50_000
+    buffer_bytes: int = 128 * 2**20
+    commit: Commit = field(default_factory=Commit)
+    #: no answer to a commit for so long: it is in doubt and the committed value is read
+    commit_answer_s: float = 5.0
+    #: how soon a commit that was refused for the moment is sent again
+    commit_retry_s: float = 0.2
+    #: what the broker stores of commit metadata, in characters (offset.metadata.max.bytes)
+    map_chars: int = 4096

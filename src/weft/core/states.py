@@ -1,0 +1,121 @@
+"""What a record, a partition epoch and a commit can be, and how each may change.
+
+The tables are the law: a change that is not in them is a bug of Weft and raises InternalError
+wherever the engine runs with `validate=True` (the simulator and the tests do). The diagrams in
+docs/architecture.md are generated from them (`python -m weft.core.states`).
+
+The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and
+one is stored three times for every record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- a record ----------------------------------------------------------------------------------
+QUEUED: Final = 0  # in its lane: waits for its turn, or is at the head and may start
+MARKING: Final = 1  # at_most_once: its started-mark is on the way to the broker
+RUNNING: Final = 2  # handed to the handler and not back yet
+SENDING: Final = 3  # handled; waits for the broker to acknowledge its outputs or dead letter
+COMMITTING: Final = 4  # Commit(each=True): done, holds slot and lane until its commit is acked
+PENDING: Final = 5  # exactly_once: handled, its outputs wait for a transaction or ride in one
+RETRYING: Final = 6  # failed; waits for the time of its next attempt
+PARKED: Final = 7  # attempts used up, policy Park: holds its lane, costs no worker
+DONE: Final = 8  # finished with: counted behind the frontier or in the offset map
+SUPERSEDED: Final = 9  # its epoch ended first: whatever comes back for it is counted and dropped
+
+RECORD_NAMES: Final = (
+    "queued",
+    "marking",
+    "running",
+    "sending",
+    "committing",
+    "pending",
+    "retrying",
+    "parked",
+    "done",
+    "superseded",
+)
+
+RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
+    (QUEUED, RUNNING): "a slot is free",
+    (QUEUED, MARKING): "a slot is free (at_most_once)",
+    (MARKING, RUNNING): "mark acknowledged",
+    (MARKING, QUEUED): "mark not stored",
+    (RUNNING, DONE): "returned, nothing to send",
+    (RUNNING, SENDING): "returned outputs; or exhausted, DeadLetter",
+    (RUNNING, COMMITTING): "returned (Commit each)",
+    (RUNNING, PENDING): "returned (exactly_once)",
+    (RUNNING, RETRYING): "failed, attempts left",
+    (RUNNING, PARKED): "exhausted, Park",
+    (RUNNING, QUEUED): "given back unhandled",
+    (SENDING, DONE): "acknowledged",
+    (SENDING, COMMITTING): "acknowledged (Commit each)",
+    (SENDING, RETRYING): "refused, attempts left",
+    (SENDING, PARKED): "dead letter refused",
+    (SENDING, SENDING): "outputs refused and exhausted, DeadLetter",
+    (COMMITTING, DONE): "commit acknowledged",
+    (PENDING, DONE): "transaction committed",
+    (PENDING, RETRYING): "output refused, attempts left",
+    (PENDING, PENDING): "output refused and exhausted, DeadLetter",
+    (PENDING, PARKED): "output refused and exhausted, Park",
+    (RETRYING, QUEUED): "due",
+    (QUEUED, SUPERSEDED): "epoch ended",
+    (MARKING, SUPERSEDED): "epoch ended",
+    (RUNNING, SUPERSEDED): "epoch ended",
+    (SENDING, SUPERSEDED): "epoch ended",
+    (COMMITTING, SUPERSEDED): "epoch ended",
+    (PENDING, SUPERSEDED): "epoch ended",
+    (RETRYING, SUPERSEDED): "epoch ended",
+    (PARKED, SUPERSEDED): "epoch ended",
+}
+
+# -- a partition epoch ---------------------------------------------------------------------------
+OPEN: Final = 0  # ours: records come in and start
+REVOKING: Final = 1  # being taken away: nothing starts, what is in flight is waited for
+CLOSED: Final = 2  # gone: its commits are refused, its late completions dropped
+
+EPOCH_NAMES: Final = ("open", "revoking", "closed")
+EPOCH_TABLE: Final[dict[tuple[int, int], str]] = {
+    (OPEN, REVOKING): "revoke began",
+    (REVOKING, CLOSED): "revoke ended",
+    (OPEN, CLOSED): "lost",
+}
+
+# -- the commit of a partition ---------------------------------------------------------------------
+IDLE: Final = 0  # nothing on the way
+SENT: Final = 1  # one request is on the way; the next waits for its answer
+IN_DOUBT: Final = 2  # no answer in time: what the broker holds is being read back
+
+COMMIT_NAMES: Final = ("idle", "sent", "in doubt")
+COMMIT_TABLE: Final[dict[tuple[int, int], str]] = {
+    (IDLE, SENT): "due and something is new",
+    (SENT, IDLE): "acknowledged or refused",
+    (SENT, IN_DOUBT): "no answer in time",
+    (IN_DOUBT, IDLE): "value read back",
+}
+
+
+class InternalError(AssertionError):
+    """A bug of Weft, never of the user: please report it with the story it carries."""
+
+
+def diagram(
+    names: tuple[str, ...], table: dict[tuple[int, int], str], *, without: str = ""
+) -> str:
+    """A Mermaid state diagram of one table; `without` leaves out edges into that state."""
+    lines = ["stateDiagram-v2"]
+    for (before, after), why in table.items():
+        if names[after] != without:
+            source, target = names[before].replace(" ", "_"), names[after].replace(" ", "_")
+            lines.append(f"    {source} --> {target}: {why}")
+    return "\n".join(lines)
+
+
+def diagrams() -> dict[str, str]:
+    """Every diagram of the docs, by name."""
+    return {
+        "record": diagram(RECORD_NAMES, RECORD_TABLE, without="superseded"),
+        "epoch": diagram(EPOCH_NAMES, EPOCH_TABLE),
+        "commit": diagram(COMMIT_NAMES, COMMIT_TABLE),
+    }

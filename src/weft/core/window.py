@@ -1,0 +1,50 @@
+"""How far past the frontier records may start, so that the offset map keeps fitting.
+
+The broker stores 4,096 characters of metadata. A map over a range of offsets never takes more
+than one bit for each of them (a bit set), so within `ALWAYS_FITS` offsets of the frontier nothing
+needs to be measured. Further out the map is measured, and each record that is done after that
+splits at most one run in two: eight bytes, which base64 writes as `CHARS_PER_DONE` characters.
+"""
+
+from __future__ import annotations
+
+from weft.codec import measure as measure_map
+from weft.core.partition import Partition
+
+PRESSURE = 0.75  # of the limit: past it nothing further out starts (as in the Java library)
+CHARS_PER_DONE = 11
+
+
+def always_fits(limit_chars: int) -> int:
+    """Offsets whose bit set takes at most `limit_chars` characters of base64."""
+    body_bytes = limit_chars // 4 * 3
+    return max(0, (body_bytes - 6) * 8)  # magic byte, 32-bit length, trailing zero byte
+
+
+def measure(partition: Partition) -> None:
+    """Set `start_limit` from the map as it is now."""
+    limit = partition.map_limit
+    frontier = partition.frontier
+    near = frontier + int(always_fits(limit) * PRESSURE)
+    shot = partition.snapshot()
+    if shot.top < near:
+        partition.map_chars = 0
+        partition.start_limit = near
+        return
+    partition.map_chars = measure_map(shot.frontier, shot.top, shot.not_done)
+    room = int(limit * PRESSURE) - partition.map_chars
+    allowed = max(0, room // CHARS_PER_DONE)
+    partition.start_limit = max(near, shot.top + 1 + allowed) if allowed else max(near, shot.top)
+
+
+def reopen(partition: Partition) -> None:
+    """Records that waited for room are looked at again; the nearest ones come first."""
+    if not partition.far:
+        return
+    measure(partition)
+    near = [work for work in partition.far if work.record[2] < partition.start_limit]
+    if near:
+        partition.far = [work for work in partition.far if work.record[2] >= partition.start_limit]
+        near.sort(key=lambda work: work.record[2])
+        partition.ready.extend(near)
+        partition.handler.enlist(partition)

@@ -1,0 +1,119 @@
+"""The options of a handler as small frozen values, each checked where it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.errors import ConfigError
+
+Delay = float | Callable[[int, BaseException], float]
+
+
+def _seconds(owner: str, name: str, value: object, *, above: float | None = None) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or float(value) < 0 or (above is not None and float(value) <= above):  # type: ignore[arg-type] # checked by `good`
+        floor = "> 0" if above == 0 else ">= 0"
+        raise ConfigError(f"{owner}({name}={value!r}): give a number of seconds {floor}")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often and how soon a failing record is tried again.
+
+    `attempts`: calls in all, the first included; None retries for ever.
+    `delay_s`: before the second attempt; each further one is `multiplier` times longer, up to
+    `delay_max_s`. Or a callable `(attempt, error) -> seconds`.
+    `jitter`: the share by which a delay is spread, 0 to 1.
+    `final`: exception types that end the record at once.
+    """
+
+    attempts: int | None = 5
+    delay_s: Delay = 0.1
+    multiplier: float = 2.0
+    delay_max_s: float = 30.0
+    jitter: float = 0.1
+    final: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_attempts()
+        if not callable(self.delay_s):
+            _seconds("Retry", "delay_s", self.delay_s)
+        _seconds("Retry", "delay_max_s", self.delay_max_s)
+        if not isinstance(self.multiplier, int | float) or not 1 <= self.multiplier <= 1000:
+            raise ConfigError(f"Retry(multiplier={self.multiplier!r}): give a number from 1 to 1000")
+        if not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 1:
+            raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
+        self._check_final()
+
+    def _check_attempts(self) -> None:
+        if self.attempts is None:
+            return
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
+            raise ConfigError(f"Retry(attempts={self.attempts!r}): give 1 or more, or None for ever")
+
+    def _check_final(self) -> None:
+        kinds = self.final if isinstance(self.final, tuple) else (self.final,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise ConfigError(f"Retry(final={self.final!r}): give a tuple of exception types")
+        object.__setattr__(self, "final", kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Keep the exhausted record not-done and its lane waiting, at no cost in workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Send the exhausted record to `topic` ("{topic}.dlq" is allowed), then go on.
+
+    `on_missing`: "error" refuses to start when the topic does not exist; "create" makes it.
+    """
+
+    topic: str
+    on_missing: str = "error"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topic, str) or not self.topic:
+            raise ConfigError(f"DeadLetter({self.topic!r}): give the name of a topic")
+        if self.on_missing not in ("error", "create"):
+            raise ConfigError(f'DeadLetter(on_missing={self.on_missing!r}): give "error" or "create"')
+
+    def topic_for(self, source: str) -> str:
+        """The dead-letter topic of records that came from `source`."""
+        return self.topic.replace("{topic}", source)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Count the exhausted record and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Drain and exit 1 at the first exhausted record, which stays not-done."""
+
+
+OnExhausted = Park | DeadLetter | Skip | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """When offsets are committed: every `interval_s`, and after `max_records` if given.
+
+    `each=True`: a record keeps its slot and its lane until its own completion is committed.
+    """
+
+    interval_s: float = 1.0
+    max_records: int | None = None
+    each: bool = False
+
+    def __post_init__(self) -> None:
+        _seconds("Commit", "interval_s", self.interval_s, above=0)
+        limit = self.max_records
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise ConfigError(f"Commit(max_records={limit!r}): give 1 or more, or None")
+        if not isinstance(self.each, bool):
+            raise ConfigError(f"Commit(each={self.each!r}): give True or False")

@@ -1,0 +1,132 @@
+"""The plain values that cross Weft's public boundary. All of them are immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+Headers = tuple[tuple[str, bytes | None], ...]
+OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "superseded"]
+
+
+class ErrorInfo(NamedTuple):
+    """An exception as plain strings, so that it can cross processes and outlive its objects."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class Record(NamedTuple):
+    """One Kafka message, as the handler sees it.
+
+    `value` is what the app's `value=` option made of the bytes; a tombstone stays None.
+    `attempt` counts the calls for this record since this member got it; the first is 1.
+    `last_error` is what the attempt before this one ended with.
+    """
+
+    # A tuple, not a dataclass: it is made once for every record of the hot path, and
+    # tuple.__new__ takes a third of the time of a frozen, slotted __init__.
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: Any
+    headers: Headers = ()
+    attempt: int = 1
+    last_error: ErrorInfo | None = None
+    prefetched: Any = None
+
+    def __repr__(self) -> str:
+        # Contents are the user's data and do not belong in logs: only where and how big.
+        size = len(self.value) if isinstance(self.value, bytes | str) else type(self.value).__name__
+        where = f"{self.topic}[{self.partition}]@{self.offset}"
+        return f"<Record {where} attempt={self.attempt} value={size}>"
+
+
+class _SameKey:
+    """Marks `key=` left out: the output takes the key of the record it came from."""
+
+    def __repr__(self) -> str:
+        return "<the record's key>"
+
+    def __reduce__(self) -> str:
+        return "SAME_KEY"
+
+
+SAME_KEY: Final = _SameKey()
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """One output of a handler.
+
+    `topic=None` is the handler's `output`; `key` left out is the record's own key, `key=None`
+    a null key. `value` is bytes, str (UTF-8), None (a tombstone) or what JSON can hold.
+    """
+
+    value: Any
+    topic: str | None = field(default=None, kw_only=True)
+    key: bytes | str | None | _SameKey = field(default=SAME_KEY, kw_only=True)
+    headers: Sequence[tuple[str, bytes | str | None]] | Mapping[str, bytes | str | None] = field(
+        default=(), kw_only=True
+    )
+    partition: int | None = field(default=None, kw_only=True)
+
+
+class Sent(NamedTuple):
+    """An output that the broker has acknowledged."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+
+
+class Result(NamedTuple):
+    """What became of one record. Times are UNIX seconds; `returned` is the handler's value."""
+
+    record: Record
+    outcome: OutcomeName
+    attempts: int
+    error: ErrorInfo | None
+    returned: Any
+    outputs: tuple[Sent, ...]
+    started_at: float
+    finished_at: float
+
+
+class Committed(NamedTuple):
+    """One partition of a commit that the broker has acknowledged.
+
+    `done_beyond` counts the records at and past the frontier that are done.
+    """
+
+    topic: str
+    partition: int
+    frontier: int
+    done_beyond: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """How a run ended: `exit_code` as in the command line, counts over the whole run."""
+
+    exit_code: int
+    reason: str
+    done: int = 0
+    failed_attempts: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    parked: int = 0
+    superseded: int = 0
+    seconds: float = 0.0
+    error: ErrorInfo | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True when the run ended as asked: exit code 0."""
+        return self.exit_code == 0
