@@ -1,0 +1,160 @@
+"""What the runtime needs of Kafka, so that the in-memory broker can stand in for it in tests.
+
+Both sides pass the same contract suite (tests/contract). A consumer is touched by one thread, the
+polling thread; only the methods marked so may be called from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from weft.core.starting import Found
+from weft.types import ErrorInfo, Record, Sent
+
+TopicPartition = tuple[str, int]
+Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
+
+
+class PolledBatch(NamedTuple):
+    """Records of one partition from one poll, ascending."""
+
+    topic: str
+    partition: int
+    records: list[Record]
+    sizes: list[int]
+
+
+class ToCommit(NamedTuple):
+    """One partition of a commit."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+class CommitAnswer(NamedTuple):
+    """The broker's word on one partition of the commit with this token."""
+
+    token: int
+    topic: str
+    partition: int
+    verdict: Verdict
+    reason: str
+
+
+class Problem(NamedTuple):
+    """A client error that came with a poll: `fatal` ends the run, the others are logged."""
+
+    fatal: bool
+    code: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Polled:
+    """What one poll brought."""
+
+    batches: list[PolledBatch] = field(default_factory=list)
+    #: partitions read to their end: (topic, partition, position)
+    ends: list[tuple[str, int, int]] = field(default_factory=list)
+    commits: list[CommitAnswer] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+class RebalanceListener(Protocol):
+    """Called inside `poll`, on the polling thread."""
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """These were added to the assignment and are paused: find where they start, then
+        `begin` each."""
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """These go to another member when this returns; commits still count."""
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are gone already; commits do not count."""
+
+
+class ConsumerPort(Protocol):
+    """One member of the group."""
+
+    def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
+        """Join the group for these topics; names that start with ^ are patterns."""
+
+    def poll(self, timeout_s: float) -> Polled:
+        """Serve callbacks and fetch; returns at once when there is something."""
+
+    def wake(self) -> None:
+        """Make `poll` return soon. Any thread."""
+
+    def find(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, Found]:
+        """Committed offset with metadata, and both ends of the log. Any thread.
+
+        Raises KafkaUnavailable when it cannot be read now.
+        """
+
+    def begin(self, partition: TopicPartition, offset: int) -> None:
+        """Fetch an assigned partition from this offset on."""
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Fetch no more of these for now."""
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Fetch these again."""
+
+    def commit(self, offsets: Sequence[ToCommit]) -> int:
+        """Send a commit; its token comes back in `Polled.commits`. Never blocks."""
+
+    def commit_and_wait(
+        self, offsets: Sequence[ToCommit], timeout_s: float
+    ) -> list[CommitAnswer]:
+        """The same inside a rebalance callback or at the end; empty when no answer came."""
+
+    def log_ends(self) -> dict[TopicPartition, int]:
+        """Ends of the assigned partitions as last heard of; asks nobody."""
+
+    def leave(self, timeout_s: float) -> None:
+        """Leave the group (callbacks are still served) and close."""
+
+
+class Delivery(NamedTuple):
+    """What the broker said of one produced message: exactly one of the two is set."""
+
+    sent: Sent | None
+    error: ErrorInfo | None
+
+
+class OutMessage(NamedTuple):
+    """A message to produce."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class ProducerPort(Protocol):
+    """Produces without blocking; may be used from any thread."""
+
+    def send(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
+        """Queue one message; `on_delivery` is called on the producer's thread.
+
+        Raises BufferError when the queue is full.
+        """
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until the queue is empty; how many messages are left."""
+
+    def close(self, timeout_s: float) -> None:
+        """Stop; what is still queued is failed."""
+
+
+class KafkaUnavailable(Exception):
+    """The brokers do not answer now; try again later."""
