@@ -49,10 +49,11 @@ def in_range(version: str, low: tuple[int, int], above: tuple[int, int] | None) 
 
 def major_minor(version: str) -> tuple[int, int]:
     """The first two numbers of a version; what cannot be read counts as 0."""
-    parts = (version.split(".") + ["0", "0"])[:2]
+    parts = [*version.split("."), "0", "0"][:2]
     digits = ["".join(c for c in part if c.isdigit()) for part in parts]
     return int(digits[0] or 0), int(digits[1] or 0)
 
 
 def dotted(numbers: tuple[int, int]) -> str:
+    """A version as people write it."""
     return f"{numbers[0]}.{numbers[1]}"

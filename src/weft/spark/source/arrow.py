@@ -95,7 +95,7 @@ def column(name: str, messages: Messages, times: Times, span: OffsetRange) -> pa
 
 
 def timestamps(times: Times) -> pa.Array:
-    """librdkafka's milliseconds as Spark's microseconds in UTC."""
+    """Kafka's milliseconds as Spark's microseconds in UTC."""
     milliseconds = pa.array([ms for _, ms in times], pa.int64())
     return milliseconds.cast(pa.timestamp("ms")).cast(pa.timestamp("us", tz="UTC"))
 

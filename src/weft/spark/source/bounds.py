@@ -96,6 +96,7 @@ def assigned_partitions(text: str) -> tuple[TopicPartition, ...]:
 
 
 def listed_partition(topic: str, number: object, example: str) -> int:
+    """One entry of a list of partitions, checked."""
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= PARTITION_MAX:
         raise ConfigError(f"assign: {shown(number)} of {topic!r} is no partition: write {example}")
     return number
@@ -115,6 +116,7 @@ def topic_object(option: str, text: str, example: str) -> dict[str, Any]:
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names must differ; ValueError else."""
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
@@ -123,12 +125,14 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def partition_number(option: str, topic: str, name: str, example: str) -> int:
+    """The number of a partition, which JSON has as a name."""
     if not (name.isascii() and name.isdigit()) or int(name) > PARTITION_MAX:
         raise ConfigError(f"{option}: {shown(name)} of {topic!r} is no partition: write {example}")
     return int(name)
 
 
 def is_long(number: object) -> bool:
+    """Whether a JSON value is a whole number that Kafka can hold."""
     return isinstance(number, int) and not isinstance(number, bool) and number <= LONG_MAX
 
 

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
 from weft.errors import ConfigError
 from weft.spark.source.bounds import PartitionMap, TopicPartition
+from weft.spark.source.codes import MISSING, MISSING_TOPIC, UNREACHABLE
 from weft.spark.source.errors import SourceError
 from weft.spark.source.options import SourceOptions, Subscription
 
@@ -27,11 +28,8 @@ from weft.spark.source.options import SourceOptions, Subscription
 REQUEST_TIMEOUT_S = 20.0
 #: librdkafka's level for errors: an admin client warns about every property of consumers.
 LOG_ERRORS = "3"
-#: After these another attempt only adds to the wait: librdkafka has tried all the time.
-UNREACHABLE = frozenset(
-    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
-)
-MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
+LOG_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not annotated
 
 T = TypeVar("T")
 
@@ -65,12 +63,14 @@ class Cluster:
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where each log starts. A partition that does not exist is left out."""
-        return self._offsets({tp: OffsetSpec.earliest() for tp in partitions})
+        return self._offsets(dict.fromkeys(partitions, LOG_START))
 
     def latest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where each log ends: one past its last record, or under read_committed past the last
-        record that is not in an open transaction."""
-        return self._offsets({tp: OffsetSpec.latest() for tp in partitions})
+        """Where each log ends: one past its last record.
+
+        Under read_committed that is the first record of the oldest open transaction.
+        """
+        return self._offsets(dict.fromkeys(partitions, LOG_END))
 
     def at_times(self, times_ms: PartitionMap) -> dict[TopicPartition, int]:
         """The first offset at or after a time for each partition; -1 where there is none."""
@@ -111,7 +111,7 @@ class Cluster:
         try:
             return future.result(REQUEST_TIMEOUT_S + 5)
         except KafkaException as error:
-            if error.args[0].code() in MISSING:
+            if error.args[0].code() in MISSING_TOPIC:
                 return None
             raise
 
@@ -129,7 +129,7 @@ class Cluster:
             try:
                 result[tp.topic, tp.partition] = future.result(REQUEST_TIMEOUT_S + 5).offset
             except KafkaException as error:
-                if error.args[0].code() not in MISSING | {KafkaError._UNKNOWN_PARTITION}:
+                if error.args[0].code() not in MISSING:
                     raise
         return result
 
@@ -174,7 +174,7 @@ def check_properties(kafka: Mapping[str, str]) -> None:
 
 
 def property_refused(reason: str, kafka: Mapping[str, str]) -> str:
-    """librdkafka's reason with the user's spelling, and without any value that was given."""
+    """The reason with the user's spelling, and without any value that was given."""
     for value in sorted(kafka.values(), key=len, reverse=True):
         if len(value) > 3:
             reason = reason.replace(value, "***")
@@ -188,6 +188,7 @@ def property_refused(reason: str, kafka: Mapping[str, str]) -> str:
 
 
 def unreachable(error: Exception) -> bool:
+    """Whether nobody answered at all."""
     if isinstance(error, TimeoutError):
         return True
     return bool(error.args[0].code() in UNREACHABLE)

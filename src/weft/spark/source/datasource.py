@@ -23,8 +23,9 @@ from weft.spark.source.stream import StreamReader
 
 
 class KafkaSource(DataSource):
-    """Reads Kafka into DataFrames, batch and streaming, with the options and columns of Spark's
-    own connector and without a jar.
+    """Reads Kafka into DataFrames, batch and streaming, without a jar.
+
+    Options and columns are those of Spark's own connector.
 
         spark.dataSource.register(KafkaSource)
         spark.readStream.format("weft").option("kafka.bootstrap.servers", "…")...
@@ -32,6 +33,7 @@ class KafkaSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The name of the format."""
         return "weft"
 
     def schema(self) -> StructType:
@@ -42,12 +44,14 @@ class KafkaSource(DataSource):
             return spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> BatchReader:
+        """The reader of a batch query."""
         with one_line_errors():
             options = source_options(self.options).for_batch()
             check_schema(schema, options)
             return BatchReader(options, fetch_settings(options, BATCH_GROUP_PREFIX))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+        """The reader of a streaming query."""
         with one_line_errors():
             options = source_options(self.options).for_stream()
             check_schema(schema, options)
@@ -65,8 +69,11 @@ def check_schema(schema: StructType, options: SourceOptions) -> None:
 
 
 def fetch_settings(options: SourceOptions, group_prefix: str) -> FetchSettings:
-    """What the tasks need. The group id is new for each query: no group is joined, but brokers
-    with access control look at the name."""
+    """What the tasks need.
+
+    The group id is new for each query: no group is joined, but brokers with access control look
+    at the name.
+    """
     return FetchSettings(
         kafka=options.kafka,
         group_id=f"{options.group_prefix or group_prefix}-{uuid.uuid4()}-executor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from weft.spark.source.cluster import MISSING, error_text
+from weft.spark.source.cluster import error_text
+from weft.spark.source.codes import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF
 from weft.spark.source.errors import SourceError
 from weft.spark.source.plan import Report, reporter
 from weft.spark.source.ranges import OffsetRange
@@ -58,17 +60,18 @@ class FetchSettings:
     poll_records: int
 
 
-def fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[list[Message]]:
-    """Yield the messages of a range in order, in lists of bounded size; never an empty one."""
+@contextmanager
+def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetch]:
+    """A consumer on one range, closed at the end."""
     consumer = Consumer(consumer_config(span, settings))
     try:
-        yield from RangeFetch(consumer, span, settings).batches()
+        yield RangeFetch(consumer, span, settings)
     finally:
         consumer.close()
 
 
 def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any]:
-    """librdkafka's configuration for one range: the user's, with what the source decides."""
+    """The configuration for one range: the user's, with what the source decides."""
     # No more than the range is worth fetching ahead.
     defaults = {**DEFAULTS, "queued.min.messages": min(100_000, span.size)}
     config: dict[str, Any] = {**defaults, **settings.kafka, **OWNED}
@@ -83,14 +86,15 @@ class RangeFetch:
         self._consumer = consumer
         self._span = span
         self._settings = settings
-        self._report: Report = reporter(settings.fail_on_data_loss)
+        self._report: Report = reporter(fail_on_data_loss=settings.fail_on_data_loss)
         #: The next offset to come; the range is finished when it is at `span.end`.
         self._next = span.start
         self._deadline = 0.0
+        self._assign(span.start)
 
-    def batches(self) -> Iterator[list[Message]]:
-        """The messages of the range, gathered into batches."""
-        self._assign(self._span.start)
+    def next_batch(self) -> list[Message]:
+        """The next messages of the range, in order and of bounded size; empty at its end."""
+        self._touch()  # The time that Spark took for the last batch is not Kafka's.
         gathered: list[Message] = []
         size_bytes = 0
         while self._next < self._span.end:
@@ -98,11 +102,8 @@ class RangeFetch:
             gathered += messages
             size_bytes += sum(map(len, messages))
             if len(gathered) >= BATCH_ROWS_MAX or size_bytes >= BATCH_BYTES_MAX:
-                yield gathered
-                gathered, size_bytes = [], 0
-                self._touch()  # The time that Spark took for the batch is not Kafka's.
-        if gathered:
-            yield gathered
+                break
+        return gathered
 
     def _poll(self) -> list[Message]:
         """The messages that are there, of this range; moves `_next`."""
@@ -119,8 +120,11 @@ class RangeFetch:
         return messages
 
     def _look_at_position(self) -> None:
-        """Move `_next` over offsets that will never come: markers of transactions, aborted and
-        compacted records. The consumer's position knows them as soon as they were fetched."""
+        """Move `_next` over offsets that will never come.
+
+        They are markers of transactions, aborted and compacted records; the consumer's position
+        knows them as soon as they were fetched.
+        """
         position = self._consumer.position([self._kafka_partition()])[0].offset
         if position > self._next:
             self._moved_to(position)
@@ -143,17 +147,14 @@ class RangeFetch:
 
     def _on_event(self, error: KafkaError, message: Message) -> None:
         code = error.code()
-        if code == KafkaError._PARTITION_EOF:
+        if code == PARTITION_EOF:
             self._on_log_end(message.offset() or 0)
-        elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        elif code in OUT_OF_RANGE:
             self._on_out_of_range()
-        elif code in MISSING or code == KafkaError._UNKNOWN_PARTITION:
+        elif code in MISSING:
             self._report(f"partition of {self._span} is gone")
             self._moved_to(self._span.end)
-        elif not error.retriable() and code not in (
-            KafkaError._TRANSPORT,
-            KafkaError._ALL_BROKERS_DOWN,
-        ):
+        elif not error.retriable() and code not in DISCONNECTED:
             raise SourceError(f"reading {self._span} failed: {' '.join(error.str().split())}")
 
     def _on_log_end(self, offset: int) -> None:
@@ -185,7 +186,7 @@ class RangeFetch:
 
     def _watermarks(self) -> tuple[int, int]:
         try:
-            return self._consumer.get_watermark_offsets(  # type: ignore[return-value]  # cached=False
+            return self._consumer.get_watermark_offsets(
                 self._kafka_partition(), timeout=WATERMARK_TIMEOUT_S, cached=False
             )
         except KafkaException as error:

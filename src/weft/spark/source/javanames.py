@@ -113,6 +113,7 @@ def renamed(name: str, value: str) -> tuple[str, str]:
 
 
 def refused(name: str, cure: str) -> ConfigError:
+    """The error for a property that cannot be passed on."""
     return ConfigError(f"option kafka.{name} is not supported: {cure}")
 
 
@@ -133,7 +134,7 @@ def without_clashes(found: list[tuple[str, str, str]]) -> Properties:
 Found = list[tuple[str, str, str]]
 
 LOGIN_MODULE = re.compile(
-    r"^\s*([\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(.*)$", re.S
+    r"^\s*([\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(.*)$", re.DOTALL
 )
 JAAS_OPTION = re.compile(
     r"""([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))"""
@@ -166,6 +167,7 @@ def unquoted(option: re.Match[str]) -> str:
 
 
 def jaas_cure(module: str) -> str:
+    """What to write instead of a login module."""
     if module == "Krb5LoginModule":
         return "use kafka.sasl.kerberos.principal and kafka.sasl.kerberos.keytab"
     if module == "OAuthBearerLoginModule":
@@ -205,4 +207,5 @@ def take_keystore(rest: Properties) -> Found:
 
 
 def is_pem(kind: str | None, location: str) -> bool:
+    """Whether a store is PEM: by its type, else by the file's name."""
     return kind.upper() == "PEM" if kind else location.lower().endswith((".pem", ".crt"))

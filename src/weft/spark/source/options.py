@@ -188,6 +188,7 @@ def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
 
 
 def check_limits(given: Mapping[str, str]) -> None:
+    """ConfigError where the least of a trigger is more than its most."""
     low, high = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
     if low is None or high is None:
         return
@@ -199,11 +200,13 @@ def check_limits(given: Mapping[str, str]) -> None:
 
 
 def needs(given: Mapping[str, str], name: str, others: tuple[str, ...]) -> None:
+    """ConfigError where an option has no effect because another is missing."""
     if name in given and not any(other in given for other in others):
         raise ConfigError(f"option {name} does nothing without {' or '.join(others)}: add it")
 
 
 def subscription(given: Mapping[str, str]) -> Subscription:
+    """What is read, from whichever of the three options was given."""
     if "assign" in given:
         return Subscription(assigned=assigned_partitions(given["assign"]))
     if "subscribePattern" in given:
@@ -215,6 +218,7 @@ def subscription(given: Mapping[str, str]) -> Subscription:
 
 
 def topic_pattern(text: str) -> str:
+    """The pattern, checked."""
     if not text:
         raise ConfigError("subscribePattern: it is empty: write a pattern such as gps\\..*")
     try:
@@ -290,7 +294,7 @@ def columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def kafka_properties(kafka: Mapping[str, str]) -> Mapping[str, str]:
-    """librdkafka's properties; `max.poll.records` is the source's own (see `poll_records`)."""
+    """The properties for librdkafka; `max.poll.records` is the source's own (`poll_records`)."""
     return librdkafka_properties({n: v for n, v in kafka.items() if n != "max.poll.records"})
 
 
@@ -303,6 +307,7 @@ def poll_records(kafka: Mapping[str, str]) -> int:
 
 
 def positive(option: str, text: str) -> int:
+    """Read a whole number above 0."""
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or not 0 < int(digits) < 2**63:
         raise ConfigError(f"option {option}={shown(text)}: write a whole number above 0")
@@ -310,10 +315,12 @@ def positive(option: str, text: str) -> int:
 
 
 def milliseconds_s(option: str, text: str) -> float:
+    """Read milliseconds as seconds."""
     return positive(option, text) / 1000
 
 
 def flag(option: str, text: str) -> bool:
+    """Read true or false."""
     word = text.strip().lower()
     if word not in ("true", "false"):
         raise ConfigError(f"option {option}={shown(text)}: write true or false")
@@ -321,12 +328,14 @@ def flag(option: str, text: str) -> bool:
 
 
 def not_empty(option: str, text: str) -> str:
+    """Read a name."""
     if not text.strip():
         raise ConfigError(f"option {option} is empty: write a name or remove it")
     return text.strip()
 
 
 def error_or_latest(option: str, text: str) -> str:
+    """Read what to do where no record is as late as a timestamp."""
     word = text.strip().lower()
     if word not in ("error", "latest"):
         raise ConfigError(f"option {option}={shown(text)}: write error or latest")

@@ -22,7 +22,7 @@ Report = Callable[[str], None]
 Earliest = Callable[[Iterable[TopicPartition]], PartitionMap]
 
 
-def reporter(fail_on_data_loss: bool) -> Report:
+def reporter(*, fail_on_data_loss: bool) -> Report:
     """What to do about lost records: raise DataLoss, or warn."""
 
     def report(what: str) -> None:
@@ -37,17 +37,20 @@ def resolve(
     bound: Bound, layout: Layout, cluster: Cluster, *, starting: bool, on_no_timestamp: str
 ) -> dict[TopicPartition, int]:
     """The offset of every partition that a bound stands for."""
+
+    def found_at(times: PartitionMap) -> dict[TopicPartition, int]:
+        return at_times(bound, times, cluster, starting=starting, on_no_timestamp=on_no_timestamp)
+
     partitions = layout.partitions
     if bound.kind == "earliest":
         return cluster.earliest(partitions)
     if bound.kind == "latest":
         return cluster.latest(partitions)
     if bound.kind == "timestamp":
-        times = dict.fromkeys(partitions, bound.timestamp_ms)
-        return at_times(bound, times, cluster, starting, on_no_timestamp)
+        return found_at(dict.fromkeys(partitions, bound.timestamp_ms))
     check_all_named(bound, partitions)
     if bound.kind == "timestamps":
-        return at_times(bound, bound.by_partition, cluster, starting, on_no_timestamp)
+        return found_at(bound.by_partition)
     return at_sentinels(bound.by_partition, cluster)
 
 
@@ -65,10 +68,13 @@ def check_all_named(bound: Bound, partitions: frozenset[TopicPartition]) -> None
 
 
 def at_times(
-    bound: Bound, times: PartitionMap, cluster: Cluster, starting: bool, on_no_timestamp: str
+    bound: Bound, times: PartitionMap, cluster: Cluster, *, starting: bool, on_no_timestamp: str
 ) -> dict[TopicPartition, int]:
-    """The first offsets at or after times. A start after the last record is an error unless
-    the strategy says latest; an end after it is the end of the log."""
+    """The first offsets at or after times.
+
+    A start after the last record is an error unless the strategy says latest; an end after it
+    is the end of the log.
+    """
     found = cluster.at_times(times)
     beyond = sorted(tp for tp, offset in found.items() if offset < 0)
     if beyond and starting and on_no_timestamp == "error":
@@ -191,4 +197,5 @@ def still_there(
 
 
 def named(tp: TopicPartition) -> str:
+    """A partition as people write it."""
     return f"{tp[0]}-{tp[1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,8 +11,11 @@ from pyspark.sql.datasource import InputPartition
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """Records `start` up to but not including `end`. It carries no configuration: Spark shows,
-    logs and pickles partitions, so nothing secret may be in one."""
+    """Records `start` up to but not including `end`.
+
+    It carries no configuration: Spark shows, logs and pickles partitions, so nothing secret may
+    be in one.
+    """
 
     topic: str
     partition: int
@@ -67,7 +71,4 @@ def cut(r: OffsetRange, count: int) -> list[OffsetRange]:
     """`r` in `count` pieces whose sizes differ by one at most; never an empty piece."""
     count = min(count, r.size)
     edges = [r.start + r.size * i // count for i in range(count + 1)]
-    return [
-        OffsetRange(r.topic, r.partition, low, high)
-        for low, high in zip(edges, edges[1:], strict=False)
-    ]
+    return [OffsetRange(r.topic, r.partition, low, high) for low, high in itertools.pairwise(edges)]

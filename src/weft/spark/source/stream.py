@@ -54,12 +54,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_cluster": None, "_initial": None, "_latest": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Where a new query starts; decided once in this process (see `offsets`)."""
         with one_line_errors():
             if self._initial is None:
                 self._initial = self._starting_offset()
             return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """The limit that Spark hands to `latestOffset`, except in a trigger that reads all."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.min_offsets is not None:
@@ -67,9 +69,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Read to the ends that the logs have at the next question, and no further."""
         self._available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends; equal to `start` when nothing has come."""
         with one_line_errors():
             return self._next_end(stream_offset(start), limit).to_json()
 
@@ -78,6 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(self._latest.positions).to_json() if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The ranges of one batch; the same for a batch that is repeated after a crash."""
         with one_line_errors():
             options, cluster = self._options, self._connected()
             ranges = batch_ranges(
@@ -85,19 +90,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 stream_offset(end),
                 cluster.layout(),
                 cluster.earliest,
-                reporter(options.fail_on_data_loss),
+                reporter(fail_on_data_loss=options.fail_on_data_loss),
             )
             return list[InputPartition](
                 split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; runs in a task."""
         return read_range(partition, self._settings, self._options.columns)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the offsets are in the checkpoint, and no consumer group is kept."""
 
     def stop(self) -> None:
+        """Let the connections go. Spark kills the process more often than it calls this."""
         self._cluster = None
 
     def _connected(self) -> Cluster:
@@ -116,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if bound.kind == "offsets":
             low, high = cluster.earliest(layout.partitions), cluster.latest(layout.partitions)
-            report = reporter(options.fail_on_data_loss)
+            report = reporter(fail_on_data_loss=options.fail_on_data_loss)
             offsets = inside_log(bound.option, offsets, low, high, report)
         return StreamOffset(offsets, topic_ids=layout.topic_ids)
 
@@ -128,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
             time.sleep(IDLE_WAIT_S)
             latest = self._log_ends(start)
-        report = reporter(self._options.fail_on_data_loss)
+        report = reporter(fail_on_data_loss=self._options.fail_on_data_loss)
         begin, first = go_on(start, latest, self._connected().earliest, report)
         end = self._admitted(begin, latest.positions, limit)
         return StreamOffset(end, first, latest.topic_ids)
@@ -143,8 +150,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end if most is None else limit_rows(begin, end, most)
 
     def _held_back(self, begin: PartitionMap, end: PartitionMap) -> bool:
-        """Whether too little has come for a batch; the first one of a run is never held back,
-        and `availableNow` reads all there is."""
+        """Whether too little has come for a batch.
+
+        The first one of a run is never held back, and `availableNow` reads all there is.
+        """
         least, now = self._options.min_offsets, time.monotonic()
         if least is None or self._available_now:
             return False
@@ -162,8 +171,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def _believable_ends(self, known: StreamOffset) -> StreamOffset:
-        """The ends of the logs, asked again while something is missing that was there: brokers
-        that have just started, or a metadata cache that lags, can answer so for a moment."""
+        """The ends of the logs, asked again while something is missing that was there.
+
+        Brokers that have just started, or a metadata cache that lags, answer so for a moment.
+        """
         cluster = self._connected()
         for attempt in range(self._options.offset_attempts):
             if attempt:
