@@ -5,9 +5,12 @@ No download address stands here: the client brings its own, or the company's mir
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -92,19 +95,25 @@ def _run(command: list[str], on_line: Callable[[str], None]) -> str | None:
         tempfile.TemporaryDirectory() as elsewhere,
         subprocess.Popen(
             command, cwd=elsewhere, stdin=subprocess.DEVNULL, text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         ) as client,
     ):  # fmt: skip
-        deadline = threading.Timer(_FETCH_TIMEOUT_S, client.kill)
+        deadline = threading.Timer(_FETCH_TIMEOUT_S, _end, [client])
         deadline.start()
         try:
             lines = _read_lines(client, on_line)
         except BaseException:
-            client.kill()
+            _end(client)
             raise
         finally:
             deadline.cancel()
     return None if client.returncode == 0 else _reason(lines, client.returncode)
+
+
+def _end(client: subprocess.Popen[str]) -> None:
+    """Kill a client with what it has started: `mvn` is a script around a Java."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(client.pid, signal.SIGKILL)
 
 
 def _read_lines(client: subprocess.Popen[str], on_line: Callable[[str], None]) -> list[str]:

@@ -20,6 +20,7 @@ STOP_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
 FORMAT_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+_LOGGING_NOTE = "SLF4J:"  # Kafka's jars come without a logging back end, and say so each time.
 
 # It waits for the end of its input, which is the end of the process that holds the other end of
 # the pipe, however that died; so no broker outlives its test run.
@@ -72,7 +73,8 @@ def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> N
 def last_line(text: str) -> str:
     """The last line that says something, for a one-line message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"
+    told = [line for line in lines if not line.startswith(_LOGGING_NOTE)]
+    return told[-1][:300] if told else "nothing"
 
 
 def spawn_detached(command: Sequence[str], log: Path) -> int:
