@@ -1,0 +1,155 @@
+"""Writing maps: the smallest that holds, in time that follows what is not done."""
+
+import random
+import time
+
+import pytest
+
+from weft.codec import MapTooLarge, decode, encode, encode_fitting, limits, measure
+
+SEED = 20260
+
+
+def scattered(length: int, share: float) -> list[int]:
+    """Offsets below length - 1 that are not done, at random."""
+    chance = random.Random(SEED)
+    return [offset for offset in range(length - 1) if chance.random() < share]
+
+
+def test_nothing_done_beyond_the_frontier():
+    """A top below the frontier is the map of nothing, whatever is not done."""
+    assert encode(50, 49, []) == encode(50, 40, [50, 51]) == "bgAA"
+    assert measure(50, 49, []) == 4
+
+
+def test_not_done_offsets_past_the_top_are_left_out():
+    """What lies past the top is not part of the map."""
+    assert encode(100, 109, [100, 101, 105, 110, 4000]) == encode(100, 109, [100, 101, 105])
+
+
+def test_a_not_done_offset_below_the_frontier_is_a_bug():
+    """The snapshot is inconsistent: that must never be encoded."""
+    with pytest.raises(AssertionError):
+        encode(100, 109, [99])
+
+
+@pytest.mark.parametrize(("length", "encoding"), [(1600, "RunLengthV2"), (1601, "RunLengthV2")])
+def test_v1_runs_drop_out_where_a_run_is_too_long(length: int, encoding: str):
+    """A run over 32,767 offsets is written with 32 bits."""
+    assert decode(0, encode(0, 32_767 + length, [0])).encoding == encoding
+    assert decode(0, encode(0, 32_767, [0])).encoding == "RunLength"
+    assert decode(0, encode(0, 32_768, [0])).encoding == "RunLengthV2"
+
+
+@pytest.mark.parametrize(("size", "compressed"), [(199, False), (200, True), (201, True)])
+def test_compression_is_tried_from_200_bytes_on(size: int, compressed: bool):
+    """As in Java: compressed encodings compete only where every plain body has 200 bytes."""
+    bits = (size - 3) * 8
+    not_done = list(range(0, bits - 1, 2))
+    found = decode(0, encode(0, bits - 1, not_done))
+    assert found.encoding.endswith("Compressed") is compressed
+    assert found.not_done == tuple(not_done)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 32_767, 32_768, 60_000])
+def test_measure_is_never_too_small(share: float, length: int):
+    """The quick size is an upper bound, exact unless compression helped."""
+    not_done = scattered(length, share)
+    text = encode(7, length + 6, [offset + 7 for offset in not_done])
+    bound = measure(7, length + 6, [offset + 7 for offset in not_done])
+    if decode(7, text).encoding.endswith("Compressed"):
+        assert len(text) <= bound
+    else:
+        assert len(text) == bound
+
+
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_the_cap_of_the_range(surplus: int):
+    """A map spans up to 2^31 - 1 offsets; a longer one is written in part."""
+    top = 9 + limits.RANGE_MAX + surplus - 1
+    if surplus > 0:
+        with pytest.raises(MapTooLarge, match="too many"):
+            encode(9, top, [9])
+        assert encode_fitting(9, top, [9]) == (encode(9, top - 1, [9]), top - 1)
+    else:
+        assert decode(9, encode(9, top, [9])).highest_seen == top
+        assert encode_fitting(9, top, [9])[1] == top
+
+
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_the_cap_of_not_done_offsets(surplus: int):
+    """A map names up to a million offsets, as many as are read; more are written in part."""
+    count = limits.NOT_DONE_MAX + surplus
+    not_done = range(1, count + 1)
+    if surplus > 0:
+        with pytest.raises(MapTooLarge, match="too many"):
+            encode(0, count + 5, not_done)
+        assert encode_fitting(0, count + 5, not_done) == (encode(0, 0, ()), 0)
+    else:
+        assert len(decode(0, encode(0, count + 5, not_done)).not_done) == count
+
+
+def test_a_map_whose_text_nobody_reads_is_refused():
+    """What would be longer than any reader takes is an error, not a text."""
+    with pytest.raises(MapTooLarge, match="too long a text"):
+        encode(0, 999_999, scattered(1_000_000, 0.3))
+
+
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_the_limit_of_a_commit(surplus: int):
+    """A map of exactly 4,096 characters is whole; one bit longer it is cut, never dropped."""
+    length = 24_544 + surplus
+    not_done = scattered(length, 0.5)
+    text, covered = encode_fitting(0, length - 1, not_done)
+    assert len(text) <= limits.BROKER_CHARS_MAX
+    assert (covered == length - 1) is (surplus <= 0)
+    assert covered >= 24_500
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.01])
+def test_a_map_that_does_not_fit_covers_a_prefix(share: float):
+    """The prefix is true: it ends at a done offset, and lists what is not done up to there."""
+    length = int(120_000 / share**0.5)
+    not_done = scattered(length, share)
+    text, covered = encode_fitting(0, length - 1, not_done)
+    found = decode(0, text)
+    assert 4000 < len(text) <= limits.BROKER_CHARS_MAX
+    assert found.highest_seen == covered
+    assert covered not in found.not_done
+    assert found.not_done == tuple(offset for offset in not_done if offset <= covered)
+
+
+@pytest.mark.parametrize(
+    ("limit_chars", "expected"), [(0, ("", 9)), (3, ("", 9)), (4, ("bgAA", 9))]
+)
+def test_a_limit_that_nothing_fits(limit_chars: int, expected: tuple[str, int]):
+    """Whatever the limit, there is a text to commit with the frontier."""
+    assert encode_fitting(10, 30, list(range(10, 30)), limit_chars) == expected
+
+
+def test_a_tail_that_is_not_done_is_not_covered():
+    """A top that is itself not done is moved down to the last done offset."""
+    assert encode_fitting(10, 20, [10, 15, 16, 17, 18, 19, 20]) == (encode(10, 14, [10]), 14)
+    assert encode_fitting(10, 12, [10, 11, 12]) == ("bgAA", 9)
+
+
+def best_s(rounds: int, frontier: int, top: int, not_done: list[int]) -> float:
+    """Fastest of some rounds of encode: other processes share this machine."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        encode(frontier, top, not_done)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def test_one_record_stuck_costs_nothing():
+    """With a million and with a billion records done beyond one, a map takes microseconds."""
+    assert best_s(20, 5, 1_000_005, [5]) < 0.001
+    assert best_s(20, 5, 2_000_000_000, [5]) < 0.001
+
+
+def test_25_000_records_at_random():
+    """The densest map that comes up is written in about 10 ms."""
+    assert best_s(10, 0, 49_999, scattered(50_000, 0.5)) < 0.03
