@@ -66,17 +66,13 @@ def to_text(encoding: Encoding, body: bytes) -> str:
 
 
 def from_text(text: str) -> tuple[Encoding, bytes]:
-    """The encoding and the plain body of commit metadata; UnreadableMap if it has none."""
+    """The encoding and plain body of (not empty) commit metadata; UnreadableMap if it has none."""
     if len(text) > TEXT_CHARS_MAX:
         raise UnreadableMap(f"{len(text)} characters are more than {TEXT_CHARS_MAX}")
-    # A writer that only has confluent-kafka's public calls leaves a NUL behind its text.
-    text = text.removesuffix("\x00")
     try:
         packed = binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
     except ValueError:  # binascii.Error, or a character outside ASCII
         raise UnreadableMap("not Base64 text") from None
-    if not packed:
-        raise UnreadableMap("not Base64 text")
     encoding = BY_MAGIC.get(packed[0])
     if encoding is None:
         known = FOREIGN.get(packed[0], "not an offset map")

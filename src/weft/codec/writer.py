@@ -5,7 +5,7 @@ All functions take one snapshot: the committed offset (``frontier``), the highes
 them that are not done. Offsets that do not exist count as done.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from weft.codec import bitset, runlength, wire
@@ -140,10 +140,12 @@ def _bodies(
 
 def _last_done(frontier: int, top: int, not_done: Sequence[int]) -> int:
     """The highest offset up to top that is not among not_done; frontier - 1 if there is none."""
-    place = bisect_right(not_done, top)
-    while place and not_done[place - 1] == top:
-        top -= 1
-        place -= 1
+    last = bisect_right(not_done, top) - 1
+    if last >= 0 and not_done[last] == top:
+        # Offset minus place is the same all through a run without holes, and smaller before it.
+        places = range(last + 1)
+        first = bisect_left(places, top - last, key=lambda place: not_done[place] - place)
+        top = not_done[first] - 1
     return max(top, frontier - 1)
 
 

@@ -92,8 +92,11 @@ def test_the_cap_of_not_done_offsets(surplus: int):
 
 def test_a_map_whose_text_nobody_reads_is_refused():
     """What would be longer than any reader takes is an error, not a text."""
+    not_done = scattered(1_000_000, 0.3)
     with pytest.raises(MapTooLarge, match="too long a text"):
-        encode(0, 999_999, scattered(1_000_000, 0.3))
+        encode(0, 999_999, not_done)
+    text, covered = encode_fitting(0, 999_999, not_done)
+    assert decode(0, text).highest_seen == covered >= 24_500
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
@@ -132,6 +135,16 @@ def test_a_tail_that_is_not_done_is_not_covered():
     """A top that is itself not done is moved down to the last done offset."""
     assert encode_fitting(10, 20, [10, 15, 16, 17, 18, 19, 20]) == (encode(10, 14, [10]), 14)
     assert encode_fitting(10, 12, [10, 11, 12]) == ("bgAA", 9)
+
+
+def test_a_long_run_that_is_not_done_is_stepped_over():
+    """Half a million waiting records between what fits and what does not cost no search."""
+    not_done = [*range(500_000), *range(500_001, 600_000, 2)]
+    began = time.perf_counter()
+    text, covered = encode_fitting(0, 600_000, not_done, 12)
+    assert covered >= 500_000
+    assert decode(0, text).highest_seen == covered
+    assert time.perf_counter() - began < 2.0
 
 
 def best_s(rounds: int, frontier: int, top: int, not_done: list[int]) -> float:
