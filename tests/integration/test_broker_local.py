@@ -139,9 +139,9 @@ def test_a_folder_that_runs_already_is_refused(tmp_path):
 def test_it_dies_with_its_program(tmp_path):
     """A program killed with -9 leaves no broker behind."""
     script = (
-        "import sys, time; from weft.broker import LocalBroker\n"
+        "import signal; from weft.broker import LocalBroker\n"
         f"broker = LocalBroker(data_dir={str(tmp_path)!r}).start()\n"
-        "print(broker.pids[0], flush=True); time.sleep(300)"
+        "print(broker.pids[0], flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as one:
         pid = int(one.stdout.readline())

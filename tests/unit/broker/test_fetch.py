@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ def machine(monkeypatch, tmp_path):
     """A machine with nothing on its PATH but a shell; programs are added by `program`."""
     (tmp_path / "bin").mkdir()
     for tool in ("sh", "sleep", "touch"):
-        os.symlink(f"/bin/{tool}", tmp_path / "bin" / tool)
+        (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(fetching, "_ivy_jar", lambda: None)

@@ -18,7 +18,13 @@ from weft.broker.process import (
     wait_until,
 )
 
-SLEEP = "import signal, time; signal.signal(signal.SIGTERM, signal.{0}); print('up', flush=True); time.sleep(300)"
+SLEEP = """
+import signal
+signal.signal(signal.SIGTERM, signal.{0})
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
 
 
 def sleeper(properties, on_term="SIG_DFL"):
@@ -88,9 +94,9 @@ def test_stop_leaves_a_stranger_alone(detached, properties, log, tmp_path):
 def test_a_guarded_process_dies_with_its_parent(properties, log):
     """Kill -9 of the parent ends the broker too: no fixture leaves one behind."""
     script = (
-        "import sys, pathlib, time; from weft.broker.process import spawn_guarded\n"
+        "import sys, pathlib, signal; from weft.broker.process import spawn_guarded\n"
         f"child = spawn_guarded({sleeper(properties)!r}, pathlib.Path({str(log)!r}))\n"
-        "print(child.broker.pid, flush=True); time.sleep(300)"
+        "print(child.broker.pid, flush=True); signal.pause()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True

@@ -1,0 +1,364 @@
+"""The house rules as tests.
+
+Each rule is a function from one file to what is wrong with it, and has a mutant: a snippet that
+must turn it red, so that no rule is asleep.
+A new package under src/weft gets its line in RINGS; what it may import is decided there.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 400
+TEST_FILE_LINES_MAX = 600
+REASON_LETTERS_MIN = 8
+
+BASIC = {"errors", "types", "policies"}
+INNER = BASIC | {"core", "codec"}
+LOCAL = INNER | {"config", "kafka", "runtime", "ledger", "app", "_version", "weft"}
+
+#: What each ring (a file or package under src/weft) may import of Weft; itself always.
+RINGS: dict[str, set[str]] = {
+    "_version": set(),
+    "errors": set(),
+    "types": {"errors"},
+    "policies": BASIC,
+    "codec": BASIC,
+    "core": INNER,
+    "config": BASIC | {"kafka"},
+    "kafka": INNER | {"config"},
+    "ledger": INNER | {"config"},
+    "runtime": INNER | {"config", "kafka", "ledger"},
+    "app": LOCAL | {"spark"},
+    "weft": LOCAL,
+    "broker": {"errors"},
+    "spark": LOCAL,
+    "testing": LOCAL | {"broker"},
+    "demo": LOCAL | {"broker", "spark", "testing"},
+    "cli": LOCAL | {"broker", "spark", "testing", "demo"},
+}
+#: Rings that take nothing from outside but the standard library and these.
+PURE = {"errors": set(), "types": set(), "policies": set(), "core": set(), "codec": {"zstandard"}}
+#: Libraries with one home: who imports them, as prefixes of paths under src/weft.
+HOMES = {
+    "confluent_kafka": ("kafka/", "testing/", "demo/", "broker/", "spark/source/"),
+    "ctypes": ("kafka/clib.py",),
+    "pyspark": ("spark/", "demo/"),
+}
+#: What the core may not even import: clocks, chance, threads, loops, the world.
+IMPURE = {
+    "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib",
+    "queue", "random", "secrets", "select", "signal", "socket", "subprocess", "sys", "tempfile",
+    "threading", "time", "uuid",
+}  # fmt: skip
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
+
+# Each has an empty group in the middle, so that this file does not break its own rule.
+PRIVATE = re.compile(
+    r"py(?:)pi\.org|python(?:)hosted\.org|repo1?\.(?:)maven|maven\.(?:)apache\.org/m"
+    r"|npm(?:)js\.org|crates\.(?:)io/api|/work/(?:main|shared)|/fa(?:)rm/"
+    r"|/(?:home|Users)/\w|/root/\w|/opt/(?:)wheels|/tmp/weft-(?:)brief"
+)
+UNDONE = re.compile(r"TO(?:)DO|FIX(?:)ME|XX(?:)X\b|raise NotImplemented(?:)Error")
+SUPPRESSION = re.compile(r"#\s*(?:ruff:\s*)?(noqa|type:\s*ignore|pragma:\s*no cover)(.*)$")
+CODES = re.compile(r"^(?::\s*[A-Z]+\d+(?:\s*,\s*[A-Z]+\d+)*|\[[a-z-]+(?:\s*,\s*[a-z-]+)*\])")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of the project: its path from the root, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        """The parsed text."""
+        return ast.parse(self.text)
+
+    @property
+    def module(self) -> str:
+        """The path under src/weft; empty elsewhere."""
+        return self.path.removeprefix("src/weft/") if self.path.startswith("src/weft/") else ""
+
+    @property
+    def ring(self) -> str:
+        """The package or module under src/weft this file belongs to; the package root is `weft`."""
+        first = self.module.split("/", maxsplit=1)[0].removesuffix(".py")
+        return "weft" if first == "__init__" else first
+
+
+Rule = Callable[[File], Iterator[str]]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every module a file imports, wherever the import stands; `from weft import x` gives weft.x."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "weft":
+            yield from ((node.lineno, f"weft.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, "." * node.level + (node.module or "")
+
+
+def rings_point_inwards(file: File) -> Iterator[str]:
+    """A ring imports only what its line in RINGS allows; nothing imports the command line."""
+    if file.module and file.ring not in RINGS:
+        yield f"{file.path}: {file.ring} has no line in RINGS"
+        return
+    allowed = RINGS[file.ring] | {file.ring} if file.module else set(RINGS)
+    for line, name in imported(file.tree):
+        if file.module and name.startswith("."):
+            yield f"{file.path}:{line}: relative import {name}"
+        target = name.split(".")[1] if name.startswith("weft.") else "weft"
+        # What `from weft import App` names is the package root's.
+        target = target if target in RINGS else "weft"
+        if file.module and name.split(".")[0] == "weft" and target not in allowed:
+            yield f"{file.path}:{line}: {file.ring} imports {name}"
+
+
+def pure_rings_need_nothing(file: File) -> Iterator[str]:
+    """Core, codec and the basic modules import the standard library only (codec also zstandard)."""
+    if file.ring not in PURE:
+        return
+    allowed = PURE[file.ring] | set(sys.stdlib_module_names) | {"weft"}
+    for line, name in imported(file.tree):
+        if name.split(".")[0] not in allowed:
+            yield f"{file.path}:{line}: {file.ring} imports {name}"
+
+
+def libraries_have_one_home(file: File) -> Iterator[str]:
+    """confluent_kafka, ctypes and pyspark are imported in their own places only."""
+    if not file.module:
+        return
+    for line, name in imported(file.tree):
+        homes = HOMES.get(name.split(".")[0])
+        if homes and not file.module.startswith(homes):
+            yield f"{file.path}:{line}: {name} belongs in {', '.join(homes)}"
+
+
+def the_core_does_nothing(file: File) -> Iterator[str]:
+    """The core has no clock, no chance, no threads, no files, no log: events bring all of it."""
+    if file.ring != "core":
+        return
+    for line, name in imported(file.tree):
+        if name.split(".")[0] in IMPURE:
+            yield f"{file.path}:{line}: the core imports {name}"
+    for node in ast.walk(file.tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id in IMPURE_CALLS:
+            yield f"{file.path}:{called.lineno}: the core calls {called.id}"
+
+
+def functions_are_short(file: File) -> Iterator[str]:
+    """A function is at most 70 lines, its docstring included."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{file.path}:{node.lineno}: {node.name} has {lines} lines"
+
+
+def files_are_short(file: File) -> Iterator[str]:
+    """A file is at most 400 lines, a test file 600."""
+    most = TEST_FILE_LINES_MAX if file.path.startswith("tests/") else FILE_LINES_MAX
+    lines = len(file.text.splitlines())
+    if lines > most:
+        yield f"{file.path}: {lines} lines, at most {most}"
+
+
+def each_test_says_what_it_tests(file: File) -> Iterator[str]:
+    """Every test has a docstring that states the behaviour."""
+    if not Path(file.path).name.startswith("test_"):
+        return
+    for node in ast.walk(file.tree):
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test")
+            and not ast.get_docstring(node)
+        ):
+            yield f"{file.path}:{node.lineno}: {node.name} has no docstring"
+
+
+def no_test_sleeps(file: File) -> Iterator[str]:
+    """A test waits for a condition with a limit; a sleep that is a handler's work says so beside it."""
+    if not file.path.startswith("tests/"):
+        return
+    lines = file.text.splitlines()
+    for node in ast.walk(file.tree):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "time.sleep"
+            and "#" not in lines[node.lineno - 1]
+        ):
+            yield f"{file.path}:{node.lineno}: time.sleep in a test"
+
+
+def suppressions_have_reasons(file: File) -> Iterator[str]:
+    """A noqa, a type: ignore and a no cover each have a code (where there is one) and a reason."""
+    for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
+        found = SUPPRESSION.search(token.string) if token.type == tokenize.COMMENT else None
+        if found is None:
+            continue
+        kind, rest = found[1], found[2].strip()
+        code = CODES.match(rest)
+        if code is None and not kind.startswith("pragma"):
+            yield f"{file.path}:{token.start[0]}: {kind} without a code"
+        reason = rest[code.end() :] if code else rest
+        if sum(letter.isalpha() for letter in reason) < REASON_LETTERS_MIN:
+            yield f"{file.path}:{token.start[0]}: {kind} without a reason"
+
+
+def nothing_is_left_undone(file: File) -> Iterator[str]:
+    """No marks of unfinished work, and nothing that only says it is not implemented."""
+    if file.path.startswith("src/"):
+        yield from _lines_with(UNDONE, file, "left undone")
+
+
+def nothing_is_private(file: File) -> Iterator[str]:
+    """No registry's host name and no path of one machine."""
+    yield from _lines_with(PRIVATE, file, "a registry's host name or a machine's path")
+
+
+def _lines_with(pattern: re.Pattern[str], file: File, problem: str) -> Iterator[str]:
+    for number, line in enumerate(file.text.splitlines(), 1):
+        if pattern.search(line):
+            yield f"{file.path}:{number}: {problem}"
+
+
+CODE_RULES: list[Rule] = [
+    rings_point_inwards, pure_rings_need_nothing, libraries_have_one_home, the_core_does_nothing,
+    functions_are_short, files_are_short, each_test_says_what_it_tests, no_test_sleeps,
+    suppressions_have_reasons, nothing_is_left_undone,
+]  # fmt: skip
+
+
+@cache
+def project_files() -> list[File]:
+    """Every text file git has or would take, as it is on disk."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    files = []
+    for path in listed:
+        try:
+            files.append(File(path, (ROOT / path).read_text(encoding="utf-8")))
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue  # An image, or deleted since.
+    return files
+
+
+def broken(rule: Rule, *, python: bool) -> list[str]:
+    """What breaks a rule in the whole project."""
+    files = [f for f in project_files() if not python or f.path.endswith(".py")]
+    return [problem for file in files for problem in rule(file)]
+
+
+@pytest.mark.parametrize("rule", CODE_RULES, ids=lambda rule: rule.__name__)
+def test_the_code_keeps_the_rule(rule: Rule) -> None:
+    """No Python file of the project breaks this rule."""
+    assert broken(rule, python=True) == []
+
+
+def test_no_file_is_private_to_a_machine() -> None:
+    """No file of the project, code or not, names a registry's host or one machine's path."""
+    assert broken(nothing_is_private, python=False) == []
+
+
+def test_asserts_are_on() -> None:
+    """The tests run with assertions: `python -O` would make all of them pass."""
+    assert sys.flags.optimize == 0
+
+
+MUTANTS: list[tuple[Rule, str, str]] = [
+    (rings_point_inwards, "src/weft/core/x.py", "from weft.kafka import consumer"),
+    (rings_point_inwards, "src/weft/core/x.py", "def f():\n    import weft.runtime.member"),
+    (rings_point_inwards, "src/weft/core/x.py", "from weft import kafka"),
+    (rings_point_inwards, "src/weft/core/x.py", "from weft import App"),
+    (rings_point_inwards, "src/weft/core/x.py", "from . import y"),
+    (rings_point_inwards, "src/weft/codec/x.py", "from weft.core import engine"),
+    (rings_point_inwards, "src/weft/spark/x.py", "from weft.cli import main"),
+    (rings_point_inwards, "src/weft/new/x.py", "import json"),
+    (pure_rings_need_nothing, "src/weft/core/x.py", "import zstandard"),
+    (pure_rings_need_nothing, "src/weft/codec/x.py", "import numpy as np"),
+    (pure_rings_need_nothing, "src/weft/types.py", "from pydantic import BaseModel"),
+    (libraries_have_one_home, "src/weft/runtime/x.py", "from confluent_kafka import Consumer"),
+    (libraries_have_one_home, "src/weft/kafka/x.py", "import ctypes"),
+    (libraries_have_one_home, "src/weft/app.py", "import pyspark.sql"),
+    (libraries_have_one_home, "src/weft/spark/fleet.py", "import confluent_kafka"),
+    (the_core_does_nothing, "src/weft/core/x.py", "import time"),
+    (the_core_does_nothing, "src/weft/core/x.py", "from random import random"),
+    (the_core_does_nothing, "src/weft/core/x.py", "import logging.handlers"),
+    (the_core_does_nothing, "src/weft/core/x.py", "def f():\n    print(1)"),
+    (functions_are_short, "src/weft/x.py", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
+    (functions_are_short, "tests/x.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
+    (files_are_short, "src/weft/x.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
+    (files_are_short, "tests/x.py", "x = 1\n" * (TEST_FILE_LINES_MAX + 1)),
+    (each_test_says_what_it_tests, "tests/test_x.py", "def test_x():\n    assert True"),
+    (
+        each_test_says_what_it_tests,
+        "tests/test_x.py",
+        "class TestX:\n    async def test_x(self): ...",
+    ),
+    (no_test_sleeps, "tests/test_x.py", "import time\ntime.sleep(1)"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # noqa"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # noqa: E501"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # type: ignore[arg-type]"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # type: ignore  # because it is so"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # pragma: no cover"),
+    (nothing_is_left_undone, "src/weft/x.py", "x = 1  # TODO later"),
+    (nothing_is_left_undone, "src/weft/x.py", "raise NotImplementedError"),
+    (nothing_is_private, "docs/x.md", "see https://py\x70i.org/x"),
+    (nothing_is_private, "Makefile", "cd /w\x6frk/main"),
+]
+
+HARMLESS: list[tuple[Rule, str, str]] = [
+    (rings_point_inwards, "src/weft/core/x.py", "from weft.types import Record\nimport heapq"),
+    (rings_point_inwards, "src/weft/cli/x.py", "from weft.broker import LocalBroker"),
+    (rings_point_inwards, "tests/unit/x.py", "from weft.cli.main import run"),
+    (pure_rings_need_nothing, "src/weft/codec/x.py", "import zstandard\nimport struct"),
+    (libraries_have_one_home, "src/weft/kafka/clib.py", "import ctypes"),
+    (libraries_have_one_home, "src/weft/spark/source/x.py", "import confluent_kafka"),
+    (libraries_have_one_home, "tests/x.py", "import ctypes"),
+    (the_core_does_nothing, "src/weft/kafka/x.py", "import time\nprint(1)"),
+    (functions_are_short, "src/weft/x.py", "def f():\n" + "    pass\n" * (FUNCTION_LINES_MAX - 1)),
+    (files_are_short, "src/weft/x.py", "x = 1\n" * FILE_LINES_MAX),
+    (files_are_short, "tests/x.py", "x = 1\n" * TEST_FILE_LINES_MAX),
+    (each_test_says_what_it_tests, "tests/test_x.py", 'def test_x():\n    """It works."""'),
+    (no_test_sleeps, "tests/test_x.py", "time.sleep(1)  # the handler's work"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = 1  # noqa: E501  # a vector on one line"),
+    (suppressions_have_reasons, "src/weft/x.py", "x = '# noqa'"),
+    (nothing_is_private, "src/weft/x.py", "home = Path.home()"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), MUTANTS)
+def test_each_rule_goes_red(rule: Rule, path: str, text: str) -> None:
+    """A snippet that breaks the rule is found by it."""
+    assert list(rule(File(path, text)))
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), HARMLESS)
+def test_each_rule_stays_green(rule: Rule, path: str, text: str) -> None:
+    """A snippet at the limit, or that only looks like a breach, is left alone."""
+    assert list(rule(File(path, text))) == []
+
+
+def test_every_rule_has_a_mutant() -> None:
+    """No rule is without a snippet that turns it red."""
+    assert {rule for rule, _, _ in MUTANTS} == {*CODE_RULES, nothing_is_private}
