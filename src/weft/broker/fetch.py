@@ -136,7 +136,7 @@ def _reason(lines: list[str], exit_code: int) -> str:
 
 @contextmanager
 def _progress(title: str, names: frozenset[str]) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that counts the jars a client's output has named as done."""
+    """A bar on stderr that counts the jars a client's output has named so far."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{title} ({len(names)} jars, once) …", highlight=False)
@@ -149,8 +149,6 @@ def _progress(title: str, names: frozenset[str]) -> Iterator[Callable[[str], Non
         task = bar.add_task(title, total=len(names))
 
         def on_line(line: str) -> None:
-            if "ownloading" in line:
-                return
             seen.update(names.intersection(_JAR_NAME.findall(line)))
             bar.update(task, completed=len(seen))
 
