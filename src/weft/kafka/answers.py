@@ -34,5 +34,7 @@ class CommitAnswer:
     token: int
     #: Error of the whole request, or of its first failed partition; 0 is success.
     error: int
-    #: Each partition with its own error: one may fail while the others are stored.
+    #: The partitions of the request. librdkafka gives each of them the request's error, also
+    #: those the broker stored (seen with code 12 for one of three): after an error, only
+    #: reading the committed values back tells which were.
     partitions: tuple[Committed, ...]

@@ -26,7 +26,7 @@ _BAD_MESSAGE = -199
 def _to_public(offsets: Sequence[tuple[str, int, int, str]]) -> list[TopicPartition]:
     """confluent-kafka's objects for these offsets."""
     return [
-        TopicPartition(one.topic, one.partition, one.offset, one.metadata or None)
+        TopicPartition(one.topic, one.partition, one.offset, one.metadata)
         for one in (ToCommit(*offset) for offset in offsets)
     ]
 
@@ -74,6 +74,9 @@ class CommitQueue:
         self._token += 1
         self._pending[self._token] = [ToCommit(*offset) for offset in offsets]
         return self._token
+
+    def signal(self, wakeable: object) -> None:
+        """Nothing signals here: the waiting thread looks often enough by itself."""
 
     def poll(self, timeout_s: float) -> list[CommitAnswer]:
         """The answers of commits that took effect; may block for ``_READ_BACK_S``."""
