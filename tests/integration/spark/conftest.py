@@ -1,0 +1,102 @@
+"""A Spark session and small Kafka tools for the tests in this folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from weft.broker import LocalBroker
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session on two cores for all tests, with the format `weft` registered."""
+    from pyspark.sql import SparkSession
+
+    from weft.spark import KafkaSource
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(KafkaSource)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def topic(kafka_broker: LocalBroker) -> Callable[..., str]:
+    """Make a topic with a name of its own and return the name."""
+
+    def make(partitions: int = 1, prefix: str = "t", config: dict[str, Any] | None = None) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:12]}"
+        kafka_broker.create_topic(name, partitions=partitions, config=config)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def produce(kafka_broker: LocalBroker) -> Iterator[Callable[..., None]]:
+    """Write values to one partition and wait until the broker has them."""
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
+
+    def write(
+        topic: str, values: Iterable[str | bytes | None], partition: int = 0, **more: Any
+    ) -> None:
+        for value in values:
+            producer.produce(topic, value, partition=partition, **more)
+        assert producer.flush(20) == 0
+
+    yield write
+    producer.flush(5)
+
+
+@pytest.fixture
+def read(spark: SparkSession, kafka_broker: LocalBroker) -> Callable[..., DataFrame]:
+    """A batch DataFrame of the source; `read(topic, startingOffsets="earliest")`."""
+
+    def load(topic: str | None = None, **options: Any) -> DataFrame:
+        return options_of(spark.read, kafka_broker, topic, options).load()
+
+    return load
+
+
+@pytest.fixture
+def read_stream(spark: SparkSession, kafka_broker: LocalBroker) -> Callable[..., DataFrame]:
+    """A streaming DataFrame of the source."""
+
+    def load(topic: str | None = None, **options: Any) -> DataFrame:
+        return options_of(spark.readStream, kafka_broker, topic, options).load()
+
+    return load
+
+
+def options_of(reader: Any, broker: LocalBroker, topic: str | None, options: dict[str, Any]) -> Any:
+    """The reader with its options; `__` in a name stands for a dot."""
+    named = {name.replace("__", "."): str(value) for name, value in options.items()}
+    if topic is not None:
+        named["subscribe"] = topic
+    return reader.format("weft").options(**{"kafka.bootstrap.servers": broker.bootstrap, **named})
+
+
+def values(df: DataFrame) -> list[str]:
+    """The values of a batch DataFrame in order of partition and offset."""
+    rows = sorted(df.collect(), key=lambda row: (row.topic, row.partition, row.offset))
+    return [bytes(row.value).decode() for row in rows]

@@ -1,0 +1,68 @@
+"""What must be installed for Weft on Spark, and what is said when it is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.spark import requirements
+from weft.spark.requirements import check_spark_packages, in_range
+
+GOOD = {"pyspark": "4.3.0", "pyarrow": "26.0.1", "pandas": "2.3.3"}
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "says"),
+    [
+        ("pyspark", None, "pyspark, which is not installed"),
+        ("pyspark", "4.1.2", "pyspark>=4.2,<5.0, found 4.1.2"),
+        ("pyspark", "5.0.0", "found 5.0.0"),
+        ("pandas", "3.0.0", "pandas>=2.2,<3.0, found 3.0.0"),
+        ("pandas", "2.1.9", "found 2.1.9"),
+        ("pyarrow", "17.0.0", "pyarrow>=18.0, found 17.0.0"),
+    ],
+)
+def test_a_wrong_version_is_one_line_with_the_cure(monkeypatch, package, version, says):
+    """The package, the versions that work and the one that is there."""
+    found = {**GOOD, package: version}
+    monkeypatch.setattr(requirements, "installed_version", found.get)
+    with pytest.raises(ConfigError, match=f"{says}.*pip install 'weft"):
+        check_spark_packages()
+
+
+def test_the_versions_here_are_accepted():
+    """What the project is tested with works."""
+    check_spark_packages()
+
+
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [("2.2.0", True), ("2.1.99", False), ("2.3.0rc1", True), ("3.0.0rc0", False), ("2", False)],
+)
+def test_limits_of_versions(version, good):
+    """At, below and above the limits, also for previews."""
+    assert in_range(version, (2, 2), (3, 0)) is good
+
+
+def test_weft_imports_without_pyspark():
+    """Only asking for a name needs PySpark, and then the error says so in one line."""
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "import weft, weft.spark, weft.spark.requirements as r\n"
+        "from weft.errors import ConfigError\n"
+        "r.installed_version = lambda name: None\n"
+        "try: weft.spark.KafkaSource\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("weft.spark needs pyspark, which is not installed"), done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """`hasattr` and friends work as with any module."""
+    import weft.spark
+
+    assert not hasattr(weft.spark, "nothing_of_the_kind")
