@@ -61,6 +61,7 @@ _ListPointer = POINTER(_PartitionList)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_name": (c_char_p, (c_void_p,)),
     "rd_kafka_version": (c_int, ()),
+    "rd_kafka_conf_properties_show": (None, (c_void_p,)),
     "rd_kafka_topic_partition_list_new": (_ListPointer, (c_int,)),
     "rd_kafka_topic_partition_list_add": (
         POINTER(_Partition),
@@ -125,6 +126,27 @@ def _libc_malloc() -> Any:
 def available() -> bool:
     """Whether librdkafka can be called: without it commit metadata is Weft's own only."""
     return os.name == "posix" and library() is not None
+
+
+@cache
+def properties_table() -> str | None:
+    """librdkafka's own table of its properties, in Markdown; None where it is out of reach.
+
+    It prints to a C stream only, so it is given one that collects into memory.
+    """
+    if not available():
+        return None
+    libc, text, size = ctypes.CDLL(None), c_void_p(), c_size_t()
+    libc.open_memstream.restype = c_void_p
+    stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    if not stream:
+        return None
+    library().rd_kafka_conf_properties_show(stream)
+    libc.fclose(c_void_p(stream))
+    try:
+        return ctypes.string_at(text, size.value).decode()
+    finally:
+        libc.free(text)
 
 
 def handle(client: Consumer | Producer) -> int:
@@ -239,6 +261,10 @@ class CommitQueue:
             raise KafkaException(KafkaError(error))
         self._token = token
         return token
+
+    def signal(self, wakeable: Any) -> None:
+        """Have an answer end the wait on this WakeableQueue."""
+        wakeable.also(self._open())
 
     def poll(self, timeout_s: float) -> list[CommitAnswer]:
         """All answers there are; waits up to ``timeout_s`` for the first."""
