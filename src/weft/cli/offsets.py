@@ -1,0 +1,294 @@
+"""`weft offsets`: a group's committed progress, read, shown and moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from weft.codec import OffsetMap, UnreadableMap
+from weft.codec import decode as decode_map
+from weft.errors import ConfigError
+from weft.kafka.group_offsets import GroupOffsets, Move, Progress, plan_move
+
+app = typer.Typer(
+    no_args_is_help=True, help="Read, show and move what a group has committed, maps included."
+)
+
+#: Runs of offsets shown in a table before the rest is only counted.
+_RUNS_SHOWN = 8
+
+_Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+_Bootstrap = Annotated[
+    str, typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="Where the brokers are.")
+]
+_Properties = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-X", metavar="KEY=VALUE", help="A librdkafka property, such as security.protocol=SSL."
+    ),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="File of librdkafka properties, one key=value a line: keeps secrets out of `ps`.",
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def decode(
+    metadata: Annotated[str, typer.Argument(help='The text committed with the offset; may be "".')],
+    offset: Annotated[int, typer.Option(min=0, help="The committed offset.")],
+    as_json: _Json = False,
+) -> None:
+    """Decode the metadata of a commit: which offsets at and beyond the frontier are done.
+
+    Example: weft offsets decode --offset 100 bAAK3AMA --json
+    """
+    try:
+        found = decode_map(offset, metadata)
+    except UnreadableMap as reason:
+        raise ConfigError(f"this metadata is no offset map: {reason}") from None
+    if as_json:
+        typer.echo(json.dumps(_as_json(found)))
+        return
+    typer.echo(f"encoding:     {found.encoding}")
+    typer.echo(f"frontier:     {found.frontier}")
+    typer.echo(f"highest seen: {found.highest_seen}")
+    typer.echo(f"not done:     {_runs(found.not_done) or 'none'}")
+
+
+@app.command()
+def show(
+    group: _Group,
+    bootstrap_servers: _Bootstrap,
+    x: _Properties = None,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Show what a group has committed: frontier, what is done beyond it, and the lag.
+
+    Example: weft offsets show --group geofence --bootstrap-servers localhost:9092 --json
+    """
+    with GroupOffsets(bootstrap_servers, group, _properties(x, config)) as offsets:
+        found = offsets.progress(offsets.partitions())
+        if not found and offsets.members() is None:
+            raise _no_group(offsets)
+    if as_json:
+        typer.echo(json.dumps([_progress_as_json(one) for one in found]))
+        return
+    table = Table("topic", "partition", "frontier", "lag", "done beyond", "not done", "map")
+    for one in found:
+        beyond = one.map.highest_seen - one.map.frontier + 1 - len(one.map.not_done)
+        numbers = (one.partition, one.map.frontier, one.lag, beyond)
+        waiting = _runs(one.map.not_done)
+        why = f"unreadable: {one.unreadable}" if one.unreadable else one.map.encoding
+        table.add_row(escape(one.topic), *map(str, numbers), waiting, escape(why))
+    Console().print(table)
+
+
+@app.command("set")
+def set_(
+    group: _Group,
+    bootstrap_servers: _Bootstrap,
+    topic: Annotated[str, typer.Option(help="The topic.")],
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="The partition; without it all of the topic.")
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="The next offset to handle (needs --partition).")
+    ] = None,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="Handle everything the log still holds.")
+    ] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="Skip everything that is there now.")
+    ] = False,
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Handle from this time on: UNIX milliseconds, or ISO 8601."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it does.")] = (
+        False
+    ),
+    x: _Properties = None,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Move a group that has no members to other offsets; without --yes only say what it does.
+
+    The new commit has no offset map: what was done beyond the new offset is handled again.
+
+    Example: weft offsets set --group geofence --bootstrap-servers localhost:9092
+    --topic gps.positions --partition 0 --offset 120 --yes
+    """
+    timestamp_ms = _timestamp_ms(to_timestamp)
+    given = (offset is not None, to_earliest, to_latest, timestamp_ms is not None)
+    if sum(given) != 1:
+        raise ConfigError("give one of --offset, --to-earliest, --to-latest, --to-timestamp")
+    if offset is not None and partition is None:
+        raise ConfigError("--offset is one partition's: give --partition too")
+    with GroupOffsets(bootstrap_servers, group, _properties(x, config)) as offsets:
+        where = _partitions_of(offsets, topic, partition)
+        _refuse_members(offsets)
+        moves = _moves(offsets, where, offset, to_latest, timestamp_ms)
+        if yes:
+            offsets.store(moves)
+    _tell(moves, yes, as_json)
+
+
+def _partitions_of(
+    offsets: GroupOffsets, topic: str, partition: int | None
+) -> list[tuple[str, int]]:
+    """The partitions that are meant; ConfigError where there are none."""
+    there = [one for one in offsets.partitions() if one[0] == topic]
+    if not there:
+        raise ConfigError(f"topic {topic} does not exist at {offsets.bootstrap}")
+    if partition is None:
+        return there
+    if (topic, partition) not in there:
+        raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {len(there) - 1}")
+    return [(topic, partition)]
+
+
+def _refuse_members(offsets: GroupOffsets) -> None:
+    """ConfigError unless the group is there and has no members: they would undo the change."""
+    members = offsets.members()
+    if members is None:
+        raise _no_group(offsets)
+    if members:
+        raise ConfigError(f"group {offsets.group} has {members} member(s): stop them first")
+
+
+def _no_group(offsets: GroupOffsets) -> ConfigError:
+    return ConfigError(f"group {offsets.group} does not exist at {offsets.bootstrap}")
+
+
+def _moves(
+    offsets: GroupOffsets,
+    where: Sequence[tuple[str, int]],
+    offset: int | None,
+    to_latest: bool,
+    timestamp_ms: int | None,
+) -> list[Move]:
+    """What is to be committed, and what that repeats or skips."""
+    spans = offsets.spans(where)
+    known = {(one.topic, one.partition): one for one in offsets.progress(where)}
+    at = offsets.offsets_at(where, timestamp_ms) if timestamp_ms is not None else {}
+    moves = []
+    for one in where:
+        span = spans[one]
+        after = offset if offset is not None else span.end if to_latest else span.start
+        if one in at:  # No record is that late: everything there is came before.
+            after = at[one] if at[one] >= 0 else span.end
+        if not span.start <= after <= span.end:
+            raise ConfigError(
+                f"{one[0]}[{one[1]}] holds offsets {span.start} to {span.end}, not {after}"
+            )
+        moves.append(plan_move(known.get(one), span, one, after))
+    return moves
+
+
+def _tell(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:
+    """Say what was or would be done."""
+    if as_json:
+        typer.echo(json.dumps([_move_as_json(move, is_done) for move in moves]))
+        return
+    for move in moves:
+        before = "no commit" if move.before is None else str(move.before)
+        typer.echo(
+            f"{move.topic}[{move.partition}]: {before} -> {move.after}: "
+            f"up to {move.repeated} done records handled again "
+            f"({move.repeated_beyond} of them done beyond the frontier), "
+            f"up to {move.skipped} records that are not done skipped"
+        )
+    if not is_done:
+        typer.echo("Nothing was changed: add --yes to do it.", err=True)
+
+
+def _properties(pairs: Sequence[str] | None, config: Path | None) -> dict[str, str]:
+    """Properties of the file, then of the -X options; a value is never printed."""
+    properties: dict[str, str] = {}
+    if config is not None:
+        try:
+            lines = [line.strip() for line in config.expanduser().read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config {config} cannot be read: {error}") from None
+        pairs = [line for line in lines if line and line[0] not in "#!"] + list(pairs or ())
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"property {name.strip()[:40]!r} has no value: write key=value")
+        properties[name.strip()] = value.strip()
+    return properties
+
+
+def _timestamp_ms(text: str | None) -> int | None:
+    """UNIX milliseconds of the option's text; a time without a zone is UTC."""
+    if text is None:
+        return None
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return int(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"--to-timestamp {text!r} is no time: write 1767225600000 or 2026-01-01T00:00:00Z"
+        ) from None
+
+
+def _as_json(found: OffsetMap) -> dict[str, Any]:
+    """The map in the format that `decode --json` promises."""
+    return {
+        "encoding": found.encoding,
+        "frontier": found.frontier,
+        "highest_seen": found.highest_seen,
+        "not_done": list(found.not_done),
+    }
+
+
+def _progress_as_json(one: Progress) -> dict[str, Any]:
+    """The same plus topic, partition and lag; `error` only where a map cannot be read."""
+    where = {"topic": one.topic, "partition": one.partition}
+    error = {"error": one.unreadable} if one.unreadable else {}
+    return {**where, **_as_json(one.map), "lag": one.lag, **error}
+
+
+def _move_as_json(move: Move, is_done: bool) -> dict[str, Any]:
+    """One partition of `set --json`."""
+    return {
+        "topic": move.topic,
+        "partition": move.partition,
+        "before": move.before,
+        "after": move.after,
+        "repeated": move.repeated,
+        "repeated_beyond": move.repeated_beyond,
+        "skipped": move.skipped,
+        "applied": is_done,
+    }
+
+
+def _runs(offsets: Sequence[int]) -> str:
+    """Offsets as ranges, such as 3-5, 9; what is too much is only counted."""
+    runs = []
+    for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
+        members = [offset for _, offset in run]
+        runs.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    more = len(runs) - _RUNS_SHOWN
+    return ", ".join(runs[:_RUNS_SHOWN]) + (f" and {more} more runs" if more > 0 else "")

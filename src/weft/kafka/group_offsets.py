@@ -1,0 +1,218 @@
+"""A group's committed offsets, looked at and moved from outside the group, for `weft offsets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from weft.codec import OffsetMap, UnreadableMap, decode
+from weft.errors import ConfigError
+from weft.kafka import calls
+from weft.kafka import properties as librdkafka
+
+#: How long a broker may take for one answer before it counts as absent.
+ANSWER_S = 10.0
+
+#: Properties that this tool sets itself, and the option that gives them.
+_OWN = {"bootstrap.servers": "--bootstrap-servers", "group.id": "--group"}
+
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka's
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka's
+
+TopicAndPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a partition's log holds: offsets from start up to, without, end."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One partition as the group has committed it."""
+
+    topic: str
+    partition: int
+    #: What the commit says; without a readable map, what its offset alone says.
+    map: OffsetMap
+    span: Span
+    #: Why the metadata could not be read; None if it could.
+    unreadable: str | None
+
+    @property
+    def lag(self) -> int:
+        """Records (offsets, rather) from the frontier to the end of the log."""
+        return max(0, self.span.end - self.map.frontier)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a new committed offset would do to one partition, counted in offsets."""
+
+    topic: str
+    partition: int
+    #: The offset committed now; None if there is none.
+    before: int | None
+    after: int
+    #: Handled already, and handled again: before the frontier, and done beyond it.
+    repeated: int
+    #: Of repeated, those beyond the frontier, which only the offset map knows.
+    repeated_beyond: int
+    #: Not handled yet, and then never handled.
+    skipped: int
+
+
+def plan_move(progress: Progress | None, span: Span, where: TopicAndPartition, after: int) -> Move:
+    """What committing ``after`` with no map does; ``progress`` is None without a commit."""
+    topic, partition = where
+    known = progress.map if progress else OffsetMap("none", span.start, span.start - 1, ())
+    behind = max(0, known.frontier - max(after, span.start))
+    first = max(after, known.frontier)
+    waiting = sum(offset >= first for offset in known.not_done)
+    beyond = max(0, known.highest_seen - first + 1 - waiting)
+    skipped = sum(span.start <= offset < after for offset in known.not_done)
+    skipped += max(0, after - max(known.highest_seen + 1, known.frontier, span.start))
+    return Move(
+        topic=topic,
+        partition=partition,
+        before=progress.map.frontier if progress else None,
+        after=after,
+        repeated=behind + beyond,
+        repeated_beyond=beyond,
+        skipped=skipped,
+    )
+
+
+@contextmanager
+def _asking(what: str, secrets: Iterable[str] = ()) -> Iterator[None]:
+    """Turn what the brokers or librdkafka refuse into one line without secrets."""
+    try:
+        yield
+    except KafkaException as failure:
+        error = failure.args[0]
+        reason = error.str() if hasattr(error, "str") else str(error)
+        for secret in secrets:
+            reason = reason.replace(secret, "***") if secret else reason
+        raise ConfigError(f"{what}: {reason}") from None
+
+
+def _check(properties: Mapping[str, str]) -> None:
+    """ConfigError for a property that this tool sets itself or that librdkafka does not take."""
+    known = librdkafka.properties()
+    for name in properties:
+        if name in _OWN:
+            raise ConfigError(f"the property {name} is given by {_OWN[name]}: leave it out")
+        if name not in known or not known[name].settable:
+            raise ConfigError(f"librdkafka takes no {name}: {librdkafka.cure_for(name)}")
+
+
+class GroupOffsets:
+    """The committed offsets of one group; close it, or use it as a context manager."""
+
+    def __init__(self, bootstrap: str, group: str, properties: Mapping[str, str]) -> None:
+        _check(properties)
+        shared: dict[str, Any] = {"log_level": "0", **properties, "bootstrap.servers": bootstrap}
+        self.bootstrap, self.group = bootstrap, group
+        with _asking("the Kafka client refuses a property", properties.values()):
+            self._admin = AdminClient(shared)
+            # Read uncommitted: a transaction left open would hold the answer back.
+            self._consumer = Consumer(
+                {
+                    **shared,
+                    "group.id": group,
+                    "enable.auto.commit": "false",
+                    "isolation.level": "read_uncommitted",
+                }
+            )
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+    def partitions(self) -> list[TopicAndPartition]:
+        """Every partition of the cluster; the first question, so it finds absent brokers."""
+        with _asking(f"no broker answered at {self.bootstrap} within {ANSWER_S:.0f} s"):
+            topics = self._admin.list_topics(timeout=ANSWER_S).topics.values()
+        return sorted((str(one.topic), place) for one in topics for place in one.partitions)
+
+    def members(self) -> int | None:
+        """How many members the group has; None if there is no such group."""
+        with _asking(f"group {self.group} cannot be described"):
+            answer = self._admin.describe_consumer_groups([self.group], request_timeout=ANSWER_S)
+            found = answer[self.group].result(ANSWER_S * 2)
+        if found.state == ConsumerGroupState.DEAD:
+            return None
+        return len(found.members) or int(found.state != ConsumerGroupState.EMPTY)
+
+    def spans(self, partitions: Sequence[TopicAndPartition]) -> dict[TopicAndPartition, Span]:
+        """Start and end of these partitions' logs."""
+        starts = self._offsets(partitions, _EARLIEST)
+        ends = self._offsets(partitions, _LATEST)
+        return {one: Span(starts[one], ends[one]) for one in partitions}
+
+    def offsets_at(
+        self, partitions: Sequence[TopicAndPartition], timestamp_ms: int
+    ) -> dict[TopicAndPartition, int]:
+        """The first offset from that time on; -1 where no record is that late."""
+        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+
+    def progress(self, partitions: Sequence[TopicAndPartition]) -> list[Progress]:
+        """What the group has committed for these partitions, those without a commit left out."""
+        with _asking(f"the commits of group {self.group} cannot be read"):
+            found = calls.committed(self._consumer, partitions, ANSWER_S)
+        stored = [one for one in found if one.offset is not None and not one.error]
+        spans = self.spans([(one.topic, one.partition) for one in stored])
+        return [_progress(one, spans[one.topic, one.partition]) for one in stored]
+
+    def store(self, moves: Sequence[Move]) -> None:
+        """Commit the moves, each without a map; ConfigError when the broker refuses."""
+        queue = calls.commit_queue(self._consumer)
+        with _asking(f"the offsets of group {self.group} cannot be set"):
+            queue.send([(one.topic, one.partition, one.after, "") for one in moves])
+            answers = queue.poll(ANSWER_S)
+        queue.close()
+        if not answers:
+            raise ConfigError(f"no answer to the commit within {ANSWER_S:.0f} s: look with `show`")
+        if answers[0].error:
+            raise ConfigError(
+                f"the broker refused the commit (code {answers[0].error}): "
+                f"did a member of group {self.group} start meanwhile?"
+            )
+
+    def _offsets(
+        self, partitions: Sequence[TopicAndPartition], wanted: OffsetSpec
+    ) -> dict[TopicAndPartition, int]:
+        """One offset for each partition."""
+        if not partitions:
+            return {}
+        with _asking("the ends of the logs cannot be read"):
+            asked = {TopicPartition(*one): wanted for one in partitions}
+            answer = self._admin.list_offsets(asked, request_timeout=ANSWER_S)
+            return {
+                (one.topic, one.partition): future.result(ANSWER_S * 2).offset
+                for one, future in answer.items()
+            }
+
+
+def _progress(stored: calls.Committed, span: Span) -> Progress:
+    """A commit with its map read, as far as it can be."""
+    frontier = stored.offset or 0
+    unreadable = None
+    try:
+        found = decode(frontier, stored.metadata, log_end=span.end)
+    except UnreadableMap as reason:
+        unreadable = str(reason)
+        found = OffsetMap("unreadable", frontier, frontier - 1, ())
+    return Progress(stored.topic, stored.partition, found, span, unreadable)
