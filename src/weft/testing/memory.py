@@ -1,0 +1,287 @@
+"""A deterministic Kafka in memory: logs with gaps, groups, commits, transactions.
+
+No thread, no clock, no randomness: whoever calls decides what happens when. The simulator plays
+every race on it; the port for tests of whole apps wraps it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.testing.groups import (
+    METADATA_CHARS_MAX,
+    METADATA_TOO_LARGE,
+    OK,
+    Change,
+    Committed,
+    Group,
+    Member,
+    Protocol,
+    TopicPartition,
+)
+from weft.types import Headers
+
+__all__ = [
+    "METADATA_CHARS_MAX",
+    "OK",
+    "Change",
+    "Committed",
+    "Fenced",
+    "Group",
+    "Log",
+    "Member",
+    "MemoryBroker",
+    "ProducerId",
+    "Protocol",
+    "Stored",
+    "TopicPartition",
+    "UnstableOffset",
+]
+
+
+class Fenced(Exception):
+    """A newer producer with this transactional id exists."""
+
+
+class UnstableOffset(Exception):
+    """A transaction that is still open has an offset for this partition: ask again later."""
+
+
+class Stored(NamedTuple):
+    """One record in a log."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    #: the transaction it was written in; None outside of one
+    transaction: int | None = None
+
+
+class Log:
+    """One partition: records at ascending offsets, with gaps where something is gone."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = 0
+        self.records: list[Stored] = []
+        self.open: dict[int, int] = {}  # transaction -> its first offset here
+        self.aborted: set[int] = set()
+
+    def append(
+        self,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        transaction: int | None = None,
+    ) -> int:
+        """Write one record; its offset."""
+        offset = self.end
+        self.records.append(Stored(offset, timestamp_ms, key, value, headers, transaction))
+        self.end += 1
+        if transaction is not None:
+            self.open.setdefault(transaction, offset)
+        return offset
+
+    def gap(self, count: int = 1) -> None:
+        """Offsets that no record has: transaction markers, aborted batches."""
+        self.end += count
+
+    def close_transaction(self, transaction: int, *, committed: bool) -> None:
+        """Write the marker of a transaction that touched this log."""
+        if self.open.pop(transaction, None) is None:
+            return
+        if not committed:
+            self.aborted.add(transaction)
+        self.gap()
+
+    def compact(self, offsets: Iterable[int]) -> None:
+        """Remove single records; their offsets stay used."""
+        gone = set(offsets)
+        self.records = [record for record in self.records if record.offset not in gone]
+
+    def delete_before(self, offset: int) -> None:
+        """Retention: everything before `offset` goes."""
+        self.start = max(self.start, min(offset, self.end))
+        self.records = self.records[self._place(self.start) :]
+
+    def stable_end(self) -> int:
+        """Where a read_committed reader must stop for now."""
+        return min(self.open.values(), default=self.end)
+
+    def _place(self, offset: int) -> int:
+        return bisect_left(self.records, offset, key=lambda record: record.offset)
+
+    def read(
+        self, position: int, records_max: int, *, committed: bool = False
+    ) -> tuple[list[Stored], int]:
+        """Records from `position` on, and where the reader stands after them."""
+        end = self.stable_end() if committed else self.end
+        place = self._place(position)
+        found = [r for r in self.records[place : place + records_max] if r.offset < end]
+        at_end = place + records_max >= len(self.records) or len(found) < records_max
+        after = end if at_end else found[-1].offset + 1
+        if committed:
+            found = [r for r in found if r.transaction not in self.aborted]
+        return found, max(position, after)
+
+
+@dataclass(slots=True)
+class Transaction:
+    """One open transaction of a producer."""
+
+    number: int
+    logs: dict[TopicPartition, None] = field(default_factory=dict)
+    offsets: dict[tuple[str, TopicPartition], Committed] = field(default_factory=dict)
+
+
+class ProducerId(NamedTuple):
+    """A producer with a transactional id; a later one with the same id has a higher epoch."""
+
+    transactional_id: str
+    epoch: int
+
+
+class MemoryBroker:
+    """Topics, groups and transactional producers."""
+
+    def __init__(self) -> None:
+        self.logs: dict[TopicPartition, Log] = {}
+        self.partition_counts: dict[str, int] = {}
+        self.groups: dict[str, Group] = {}
+        self._epochs: dict[str, int] = {}
+        self._transactions: dict[str, Transaction] = {}
+        self._transaction_count = 0
+
+    # -- topics ------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, partitions: int = 1) -> None:
+        """Make a topic, or give it more partitions; its groups are rebalanced."""
+        for number in range(self.partition_counts.get(topic, 0), partitions):
+            self.logs[topic, number] = Log()
+        self.partition_counts[topic] = partitions
+        for group in self.groups.values():
+            if any(topic in member.topics for member in group.members.values()):
+                group.rebalance(self.partition_counts)
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic with all that is committed for it."""
+        for number in range(self.partition_counts.pop(topic, 0)):
+            del self.logs[topic, number]
+            for group in self.groups.values():
+                group.committed.pop((topic, number), None)
+        for group in self.groups.values():
+            group.rebalance(self.partition_counts)
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def group(self, name: str, protocol: Protocol = "cooperative") -> Group:
+        """The group of this name; made at the first call, which fixes its protocol."""
+        if name not in self.groups:
+            self.groups[name] = Group(protocol)
+        return self.groups[name]
+
+    def join(self, group: str, member_id: str, topics: Iterable[str]) -> None:
+        """A member subscribes."""
+        self.group(group).join(member_id, frozenset(topics), self.partition_counts)
+
+    def leave(self, group: str, member_id: str) -> None:
+        """A member leaves, or its session times out."""
+        self.group(group).leave(member_id, self.partition_counts)
+
+    def committed(self, group: str, tp: TopicPartition) -> Committed | None:
+        """What the group holds. Raises UnstableOffset while a transaction may change it."""
+        if any((group, tp) in open_.offsets for open_ in self._transactions.values()):
+            raise UnstableOffset(f"{group} {tp}")
+        return self.group(group).committed.get(tp)
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def init_producer(self, transactional_id: str) -> ProducerId:
+        """A new producer under this id: older ones are fenced, what they left open is aborted."""
+        if transactional_id in self._transactions:
+            self._end(transactional_id, committed=False)
+        self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
+        return ProducerId(transactional_id, self._epochs[transactional_id])
+
+    def begin(self, producer: ProducerId) -> None:
+        """Open a transaction."""
+        self._fence(producer)
+        self._transaction_count += 1
+        self._transactions[producer.transactional_id] = Transaction(self._transaction_count)
+
+    def produce(
+        self,
+        tp: TopicPartition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        *,
+        timestamp_ms: int = 0,
+        producer: ProducerId | None = None,
+    ) -> int:
+        """Write one record, in the producer's open transaction if one is given; its offset."""
+        if producer is None:
+            return self.logs[tp].append(timestamp_ms, key, value, headers)
+        transaction = self._open(producer)
+        transaction.logs[tp] = None
+        return self.logs[tp].append(timestamp_ms, key, value, headers, transaction.number)
+
+    def send_offsets(
+        self,
+        producer: ProducerId,
+        group: str,
+        member_id: str,
+        generation: int,
+        offsets: dict[TopicPartition, Committed],
+    ) -> dict[TopicPartition, str]:
+        """Offsets that are stored when the transaction commits; each partition's error name."""
+        transaction = self._open(producer)
+        error = self.group(group).fence(member_id, generation)
+        if error:
+            return dict.fromkeys(offsets, error)
+        answers = {}
+        for tp, value in offsets.items():
+            fits = len(value.metadata) <= METADATA_CHARS_MAX
+            answers[tp] = OK if fits else METADATA_TOO_LARGE
+            if fits:
+                transaction.offsets[group, tp] = value
+        return answers
+
+    def commit(self, producer: ProducerId) -> None:
+        """End the transaction: its records and offsets count."""
+        self._open(producer)
+        self._end(producer.transactional_id, committed=True)
+
+    def abort(self, producer: ProducerId) -> None:
+        """End the transaction: nothing of it counts."""
+        self._open(producer)
+        self._end(producer.transactional_id, committed=False)
+
+    def expire_transaction(self, transactional_id: str) -> None:
+        """transaction.timeout.ms is over: the broker aborts and fences the producer."""
+        if transactional_id in self._transactions:
+            self._end(transactional_id, committed=False)
+            self._epochs[transactional_id] += 1
+
+    def _fence(self, producer: ProducerId) -> None:
+        if self._epochs.get(producer.transactional_id) != producer.epoch:
+            raise Fenced(f"{producer.transactional_id} epoch {producer.epoch}")
+
+    def _open(self, producer: ProducerId) -> Transaction:
+        self._fence(producer)
+        return self._transactions[producer.transactional_id]
+
+    def _end(self, transactional_id: str, *, committed: bool) -> None:
+        transaction = self._transactions.pop(transactional_id)
+        for tp in transaction.logs:
+            if tp in self.logs:
+                self.logs[tp].close_transaction(transaction.number, committed=committed)
+        if committed:
+            for (group, tp), value in transaction.offsets.items():
+                self.group(group).store(tp, value)
