@@ -10,7 +10,7 @@ A lane is a chain of records linked by `Work.next`; only its tail is in `lanes`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -381,14 +381,18 @@ class Partition:
         return Snapshot(frontier, top, not_done)
 
     def _not_done_to(self, top: int) -> list[int]:
-        """Offsets not done, up to the first one at or past `top`, that one included."""
+        """Offsets not done, up to the first one past `top`, that one included.
+
+        Past, not at: `top` itself is in the ledger while it is a claim, and the frontier must
+        still find what comes after it.
+        """
         # In chunks: most of the ledger is records behind `top` that have not started yet.
         offsets: list[int] = []
         following = iter(self.incomplete)
         while chunk := list(islice(following, 1024)):
             offsets += chunk
-            if chunk[-1] >= top:
-                del offsets[bisect_left(offsets, top) + 1 :]
+            if chunk[-1] > top:
+                del offsets[bisect_right(offsets, top) + 1 :]
                 break
         return offsets
 
