@@ -1,0 +1,283 @@
+"""`weft offsets` as a user runs it: on text, and on groups of a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from weft import codec
+from weft.broker import LocalBroker
+from weft.kafka import calls
+
+Weft = Callable[..., "subprocess.CompletedProcess[str]"]
+PER_PARTITION = 200
+
+
+def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `weft offsets …`."""
+    return subprocess.run(
+        [sys.executable, "-m", "weft.cli.main", "offsets", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error that ended with exit code 2 and without a traceback."""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("weft: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("offset", "metadata", "expected"),
+    [
+        (
+            "100",
+            "bAAK3AMA",
+            {
+                "encoding": "BitSet",
+                "frontier": 100,
+                "highest_seen": 109,
+                "not_done": [100, 101, 105],
+            },
+        ),
+        ("7", "", {"encoding": "none", "frontier": 7, "highest_seen": 6, "not_done": []}),
+        (
+            "50",
+            "bgAA",
+            {"encoding": "RunLength", "frontier": 50, "highest_seen": 49, "not_done": []},
+        ),
+    ],
+)
+def test_decode_prints_the_promised_json(offset: str, metadata: str, expected: dict[str, Any]):
+    """`decode --json` prints exactly the four fields, and nothing else."""
+    done = weft("decode", "--offset", offset, metadata, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert json.loads(done.stdout) == expected
+    assert list(json.loads(done.stdout)) == ["encoding", "frontier", "highest_seen", "not_done"]
+
+
+def test_decode_is_readable_without_json():
+    """For people, runs of offsets are written as ranges."""
+    assert "not done:     100-101, 105" in weft("decode", "--offset", "100", "bAAK3AMA").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--offset", "5", "AQ=="), "Kafka Streams"),
+        (("--offset", "5", "bH//"), "claims 32767 offsets"),
+        (("--offset", "5", "not a map"), "not Base64"),
+        (("--offset", "-1", "bgAA"), "--offset"),
+        (("--offset", "five", "bgAA"), "--offset"),
+        (("bgAA",), "--offset"),
+        (("--offset", "5"), "METADATA"),
+    ],
+)
+def test_decode_refuses_bad_input_in_one_line(arguments: tuple[str, ...], reason: str):
+    """Unreadable metadata and wrong options end with exit code 2 and one line that says why."""
+    assert reason.lower() in refused(weft("decode", *arguments, "--json")).lower()
+
+
+@pytest.mark.parametrize("command", ["decode", "show", "set"])
+def test_every_command_has_help_with_an_example(command: str):
+    """`--help` says what it is for and shows one call of it."""
+    done = weft(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: weft offsets {command}" in done.stdout
+
+
+@pytest.fixture
+def group(kafka_broker: LocalBroker) -> str:
+    """A group on a topic of its own name with three partitions of 200 records; 0 and 1 committed.
+
+    Partition 0: 100..109 seen, of which 100, 101, 105 are not done; 1: metadata of a stranger.
+    """
+    name = f"offsets-{uuid.uuid4().hex[:8]}"
+    kafka_broker.create_topic(name, partitions=3)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
+    for number in range(3 * PER_PARTITION):
+        producer.produce(name, b"value", partition=number % 3, timestamp=1000 + number // 3)
+    assert producer.flush(30) == 0
+    consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap, "group.id": name})
+    queue = calls.commit_queue(consumer)
+    text = codec.encode(100, 109, [100, 101, 105])
+    queue.send([(name, 0, 100, text), (name, 1, 50, '{"some": "JSON"}')])
+    assert [answer.error for answer in queue.poll(20)] == [0]
+    queue.close()
+    consumer.close()
+    return name
+
+
+@pytest.fixture
+def at(kafka_broker: LocalBroker) -> list[str]:
+    """The option that names the broker."""
+    return ["--bootstrap-servers", kafka_broker.bootstrap]
+
+
+def shown(group: str, at: list[str]) -> list[dict[str, Any]]:
+    """What `show --json` says."""
+    done = weft("show", "--group", group, *at, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_show_lists_what_is_committed(group: str, at: list[str]):
+    """Maps are decoded, foreign metadata is named, partitions without a commit are left out."""
+    first, second = shown(group, at)
+    assert first == {
+        "topic": group,
+        "partition": 0,
+        "encoding": "BitSet",
+        "frontier": 100,
+        "highest_seen": 109,
+        "not_done": [100, 101, 105],
+        "lag": 100,
+    }
+    assert (second["encoding"], second["frontier"], second["lag"]) == ("unreadable", 50, 150)
+    assert (second["highest_seen"], second["not_done"]) == (49, [])
+    assert "not Base64" in second["error"]
+    table = weft("show", "--group", group, *at)
+    assert table.returncode == 0
+    assert "100-101" in table.stdout
+
+
+def test_set_says_first_what_it_would_do(group: str, at: list[str]):
+    """Without --yes the repeats and skips are counted with the map, and nothing changes."""
+    before = shown(group, at)
+    where = ["--group", group, *at, "--topic", group, "--partition", "0"]
+    back = weft("set", *where, "--offset", "90")
+    assert back.returncode == 0
+    assert "100 -> 90" in back.stdout
+    assert "17 done records handled again (7 of them done beyond" in back.stdout
+    assert "0 records that are not done skipped" in back.stdout
+    assert "add --yes" in back.stderr
+    ahead = json.loads(weft("set", *where, "--offset", "150", "--json").stdout)
+    assert ahead == [
+        {
+            "topic": group,
+            "partition": 0,
+            "before": 100,
+            "after": 150,
+            "repeated": 0,
+            "repeated_beyond": 0,
+            "skipped": 3 + 40,
+            "applied": False,
+        }
+    ]
+    inside = json.loads(weft("set", *where, "--offset", "104", "--json").stdout)[0]
+    assert (inside["repeated_beyond"], inside["skipped"]) == (5, 2)
+    assert shown(group, at) == before
+
+
+def test_set_moves_a_group_without_members(group: str, at: list[str]):
+    """With --yes the offset is committed, without a map, in each of the four ways to name it."""
+    where = ["--group", group, *at, "--topic", group]
+    done = weft("set", *where, "--partition", "0", "--offset", "90", "--yes", "--json")
+    assert json.loads(done.stdout)[0]["applied"] is True
+    assert shown(group, at)[0] == {
+        "topic": group,
+        "partition": 0,
+        "encoding": "none",
+        "frontier": 90,
+        "highest_seen": 89,
+        "not_done": [],
+        "lag": 110,
+    }
+    for option, frontier in [
+        (["--to-latest"], 200),
+        (["--to-earliest"], 0),
+        (["--to-timestamp", "1150"], 150),
+        (["--to-timestamp", "1970-01-01T00:00:01.120Z"], 120),
+        (["--to-timestamp", "2030-01-01T00:00:00"], 200),
+    ]:
+        done = weft("set", *where, *option, "--yes")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [one["frontier"] for one in shown(group, at)] == [frontier] * 3, option
+
+
+@pytest.fixture
+def member(kafka_broker: LocalBroker, group: str) -> Iterator[Consumer]:
+    """A live member of the group."""
+    consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap, "group.id": group})
+    assigned: list[TopicPartition] = []
+    consumer.subscribe([group], on_assign=lambda _consumer, found: assigned.extend(found))
+    deadline = time.monotonic() + 20
+    while not assigned:
+        assert time.monotonic() < deadline
+        consumer.consume(1, 0.1)
+    yield consumer
+    consumer.close()
+
+
+@pytest.mark.usefixtures("member")
+def test_set_refuses_a_group_with_members(group: str, at: list[str]):
+    """A live member would undo the change: it must stop first. Showing is allowed."""
+    where = ["--group", group, *at, "--topic", group, "--to-earliest"]
+    for arguments in (where, [*where, "--yes"]):
+        assert "has 1 member(s): stop them first" in refused(weft("set", *arguments))
+    assert shown(group, at)[0]["frontier"] == 100
+
+
+def test_set_refuses_bad_input_in_one_line(group: str, at: list[str]):
+    """Each wrong or missing option is named, before anything is committed."""
+    where = ["--group", group, *at, "--topic", group]
+    cases = [
+        ([*where], "give one of --offset"),
+        ([*where, "--to-earliest", "--to-latest"], "give one of --offset"),
+        ([*where, "--offset", "5"], "give --partition too"),
+        ([*where, "--partition", "3", "--offset", "5"], "has no partition 3, only 0 to 2"),
+        ([*where, "--partition", "0", "--offset", "201"], "holds offsets 0 to 200, not 201"),
+        ([*where, "--to-timestamp", "yesterday"], "'yesterday' is no time"),
+        ([*where[:-1], "no-such-topic", "--to-latest"], "topic no-such-topic does not exist"),
+        (["--group", "nobody", *where[2:], "--to-latest"], "group nobody does not exist"),
+    ]
+    for arguments, reason in cases:
+        assert reason in refused(weft("set", *arguments, "--yes"))
+    assert shown(group, at)[0]["frontier"] == 100
+
+
+def test_a_group_that_does_not_exist(at: list[str]):
+    """Showing a group nobody ever had is an error, not an empty list."""
+    assert "group nobody does not exist" in refused(weft("show", "--group", "nobody", *at))
+
+
+def test_properties_are_checked_and_secrets_stay_secret(group: str, at: list[str], tmp_path: Any):
+    """Wrong properties end in one line that names them and never a value."""
+    secret = "hunter2-canary"
+    config = tmp_path / "client.properties"
+    config.write_text(f"# of the test\nsasl.password={secret}\nsecurity.protocol=PLAINTEXT\n")
+    show = ["show", "--group", group, *at]
+    assert weft(*show, "--config", str(config), "--json").returncode == 0
+    for options, reason in [
+        (["-X", "sasl.pasword=" + secret], "did you mean sasl.password?"),
+        (["-X", "security.protocol=" + secret], "security.protocol"),
+        (["-X", "group.id=" + secret], "given by --group"),
+        (["-X", "client.id"], "write key=value"),
+        (["--config", str(tmp_path / "absent")], "cannot be read"),
+    ]:
+        line = refused(weft(*show, *options))
+        assert reason in line
+        assert secret not in line
+
+
+def test_absent_brokers_are_named_in_bounded_time():
+    """With nobody at the address the command ends by itself with one line."""
+    began = time.monotonic()
+    line = refused(weft("show", "--group", "g", "--bootstrap-servers", "127.0.0.1:1"))
+    assert "no broker answered at 127.0.0.1:1" in line
+    assert time.monotonic() - began < 30
