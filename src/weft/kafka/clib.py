@@ -130,7 +130,7 @@ def available() -> bool:
 
 @cache
 def properties_table() -> str | None:
-    """librdkafka's own table of its properties, in Markdown; None where it is out of reach.
+    """The table of properties as librdkafka prints it, in Markdown; None where it is out of reach.
 
     It prints to a C stream only, so it is given one that collects into memory.
     """

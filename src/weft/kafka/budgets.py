@@ -1,0 +1,61 @@
+"""How much librdkafka may hold in its own queues, as a part of the member's budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.kafka.properties import canonical, properties
+
+Config = dict[str, Any]
+
+#: The part of `buffer_bytes` that fetched records not yet polled may take.
+SHARE = 4
+
+#: librdkafka keeps about so much beside each queued record; small records are mostly that.
+RECORD_OVERHEAD_BYTES = 512
+
+#: librdkafka's own defaults, which a large budget does not exceed: more only delays a revoke.
+_QUEUE_MAX_KBYTES = 65_536
+_QUEUE_MAX_RECORDS = 100_000
+_FETCH_MAX_BYTES = 52_428_800
+_PARTITION_FETCH_MAX_BYTES = 1_048_576
+_MESSAGE_MAX_BYTES = 1_000_000
+#: What a response may have around its records, by librdkafka's own check.
+_RESPONSE_FRAME_BYTES = 512
+
+
+def number(config: Config, name: str, default: int) -> int:
+    """A whole number of the configuration, by whichever of its names."""
+    for given, value in config.items():
+        if canonical(given) == canonical(name):
+            return int(value)
+    return default
+
+
+def consumer_budget(config: Config, records: int, size_bytes: int) -> Config:
+    """Queue and fetch sizes: the queue a quarter of the budget, one response half of that.
+
+    The queue may be overshot by what one fetch brings. librdkafka refuses a `fetch.max.bytes`
+    below `message.max.bytes`, or a `receive.message.max.bytes` below that and its frame.
+    """
+    queue_bytes = max(size_bytes // SHARE, 1024)
+    message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
+    fetch_bytes = min(queue_bytes // 2, _FETCH_MAX_BYTES)
+    receive_bytes = number(config, "receive.message.max.bytes", 0)
+    if receive_bytes:
+        fetch_bytes = min(fetch_bytes, receive_bytes - _RESPONSE_FRAME_BYTES)
+    queued = min(records, queue_bytes // RECORD_OVERHEAD_BYTES, _QUEUE_MAX_RECORDS)
+    return {
+        "queued.min.messages": max(queued, 1),
+        "queued.max.messages.kbytes": min(queue_bytes // 1024, _QUEUE_MAX_KBYTES),
+        "fetch.max.bytes": max(fetch_bytes, message_bytes),
+        "max.partition.fetch.bytes": min(queue_bytes // 2, _PARTITION_FETCH_MAX_BYTES),
+    }
+
+
+def producer_budget(config: Config, size_bytes: int) -> Config:
+    """The producer's queue: a quarter of the budget, but always room for some large messages."""
+    message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
+    limit = properties()["queue.buffering.max.kbytes"].limits
+    kbytes = max(size_bytes // SHARE, 4 * message_bytes) // 1024
+    return {"queue.buffering.max.kbytes": min(kbytes, limit[1] if limit else kbytes)}

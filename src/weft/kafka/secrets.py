@@ -1,0 +1,122 @@
+"""What of a Kafka configuration may be shown, and how the rest is kept out of every text.
+
+What is *shown* follows an allow-list: a property that librdkafka adds tomorrow is hidden until
+somebody decides. What is *taken out* of an error or a log line is every hidden value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from weft.kafka.properties import CALLBACKS, properties
+
+MASK = "***"
+
+#: Properties of free text that tell no secret.
+SHOWN = frozenset(
+    {
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "client.dns.lookup",
+        "client.id",
+        "client.rack",
+        "compression.codec",
+        "compression.type",
+        "debug",
+        "group.id",
+        "group.instance.id",
+        "group.protocol",
+        "group.protocol.type",
+        "group.remote.assignor",
+        "isolation.level",
+        "metadata.broker.list",
+        "partition.assignment.strategy",
+        "partitioner",
+        "sasl.kerberos.service.name",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "security.protocol",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.cipher.suites",
+        "ssl.crl.location",
+        "ssl.endpoint.identification.algorithm",
+        "topic.blacklist",
+        "transactional.id",
+    }
+)
+
+#: Kinds of librdkafka's properties whose values come from a fixed set or are numbers.
+_PLAIN_KINDS = frozenset({"boolean", "integer", "float", "enum value", "CSV flags"})
+
+#: Names whose values are secret even where they are short.
+_SENSITIVE = re.compile(
+    r"password|passphrase|secret|token|pem|jaas|credential|key\.location|private\.key|username"
+    r"|oauthbearer\.config"
+)
+
+#: A hidden value shorter than this is a word like "read", not a secret: taking it out of every
+#: text would garble it. Values of the sensitive names above are taken out whatever their length.
+_WORD_LENGTH = 6
+
+
+def is_shown(name: str) -> bool:
+    """Whether the value of this property may be seen."""
+    if name in SHOWN:
+        return True
+    known = properties().get(name)
+    return known is not None and known.kind in _PLAIN_KINDS and not _SENSITIVE.search(name)
+
+
+def redacted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with every value that may be secret as `"***"`, callbacks as a word."""
+    return {name: _shown(name, value) for name, value in config.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    # A callable's repr may hold what it closes over: functools.partial shows its arguments.
+    if callable(value) or name in CALLBACKS:
+        return "<set>"
+    return value if is_shown(name) else MASK
+
+
+def scrub(text: str, config: Mapping[str, Any]) -> str:
+    """The text with every secret value of the configuration replaced by `***`."""
+    for secret in sorted(_secrets(config), key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return text
+
+
+def _secrets(config: Mapping[str, Any]) -> set[str]:
+    """Every piece of text that must not be seen, in the ways it may have been written."""
+    pieces = {
+        piece
+        for name, value in config.items()
+        if isinstance(value, str) and not is_shown(name)
+        for piece in _pieces(value)
+        if piece and (_SENSITIVE.search(name) or len(piece) >= _WORD_LENGTH)
+    }
+    return {written for piece in pieces for written in _written(piece)}
+
+
+def _pieces(value: str) -> Iterator[str]:
+    """The value, its lines (of a PEM), and the values in it (`principal=x scope=y`)."""
+    yield value
+    yield value.strip()
+    if "\n" in value or "=" in value:
+        words = re.split(r"[\s,;]+", value)
+        yield from (word for word in words if len(word) >= _WORD_LENGTH and "--" not in word)
+        parts = (word.partition("=")[2].strip("\"'") for word in words)
+        yield from (part for part in parts if len(part) >= _WORD_LENGTH)
+
+
+def _written(piece: str) -> Iterator[str]:
+    """A text as it is, and as Python's repr, JSON and a URL write it."""
+    yield piece
+    yield repr(piece)[1:-1]
+    yield json.dumps(piece)[1:-1]
+    yield quote(piece, safe="")

@@ -1,0 +1,279 @@
+"""What each Kafka error means for Weft: one table, total over every code there is.
+
+An error's code says little without the place where it came up, so there are four questions, one
+for each place. The codes stand in families that share their answers; a code this version of Weft
+has never heard of gets the answers of `UNKNOWN`, which never end a run.
+`docs/kafka-errors.md` is made from this table.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+from confluent_kafka import KafkaError
+
+from weft.kafka.ports import Verdict as CommitVerdict
+
+PollVerdict = Literal["retry", "rejoin", "stop", "report"]
+DeliveryVerdict = Literal["refused", "retry", "fatal"]
+TransactionVerdict = Literal["retry", "abort", "new_producer", "fenced", "fatal"]
+
+
+class Family(NamedTuple):
+    """Errors with the same answers, and why."""
+
+    #: of an offset commit: stored; retry within the same epoch; too_large: without the map;
+    #: gone: the epoch is over; stop: end the run
+    commit: CommitVerdict
+    #: of a poll: retry: librdkafka goes on by itself; rejoin: make the consumer again, after a
+    #: pause; report: log it and go on; stop: end the run
+    poll: PollVerdict
+    #: of a produced message: retry: produce it again; refused: its record's attempt failed;
+    #: fatal: the producer is of no more use
+    delivery: DeliveryVerdict
+    #: of a transaction: retry the call; abort and produce again; new_producer: under the same id,
+    #: because nobody knows what became of it; fenced or fatal: end the run
+    transaction: TransactionVerdict
+    reason: str
+    codes: str
+
+
+class Row(NamedTuple):
+    """One code of the table."""
+
+    code: int
+    name: str
+    family: Family
+
+
+UNKNOWN = Family(
+    "retry", "report", "refused", "new_producer", "not known to this version of Weft", ""
+)
+
+FAMILIES: tuple[Family, ...] = (
+    Family("stored", "report", "retry", "retry", "not an error", "NO_ERROR"),
+    Family(
+        "retry", "retry", "retry", "new_producer",
+        "the connection or the broker is away; librdkafka connects again by itself",
+        "_TRANSPORT _ALL_BROKERS_DOWN _RESOLVE _FAIL _NODE_UPDATE _DESTROY_BROKER _UNKNOWN_BROKER "
+        "NETWORK_EXCEPTION BROKER_NOT_AVAILABLE REBOOTSTRAP_REQUIRED",
+    ),
+    Family(
+        "retry", "retry", "retry", "new_producer",
+        "no answer in time: it may have happened or not",
+        "_TIMED_OUT REQUEST_TIMED_OUT _MSG_TIMED_OUT _TIMED_OUT_QUEUE _INTR",
+    ),
+    Family(
+        "retry", "retry", "retry", "retry",
+        "the partition's leader or its replicas are changing; it passes",
+        "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION REPLICA_NOT_AVAILABLE FENCED_LEADER_EPOCH "
+        "UNKNOWN_LEADER_EPOCH OFFSET_NOT_AVAILABLE NOT_ENOUGH_REPLICAS "
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND _ISR_INSUFF KAFKA_STORAGE_ERROR LISTENER_NOT_FOUND "
+        "STALE_CTRL_EPOCH NOT_CONTROLLER STALE_BROKER_EPOCH PREFERRED_LEADER_NOT_AVAILABLE "
+        "ELIGIBLE_LEADERS_NOT_AVAILABLE REASSIGNMENT_IN_PROGRESS UNKNOWN_CONTROLLER_ID",
+    ),
+    Family(
+        "retry", "retry", "retry", "retry",
+        "the coordinator is starting or moving, or an earlier request is not through; it passes",
+        "COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR _WAIT_COORD "
+        "CONCURRENT_TRANSACTIONS UNSTABLE_OFFSET_COMMIT THROTTLING_QUOTA_EXCEEDED _WAIT_CACHE "
+        "_IN_PROGRESS _PREV_IN_PROGRESS _RETRY _QUEUE_FULL _PARTIAL _OUTDATED "
+        "FETCH_SESSION_ID_NOT_FOUND INVALID_FETCH_SESSION_EPOCH",
+    ),
+    Family(
+        "retry", "retry", "retry", "abort",
+        "the group is changing; what is still owned after it is committed again",
+        "REBALANCE_IN_PROGRESS STALE_MEMBER_EPOCH MEMBER_ID_REQUIRED",
+    ),
+    Family(
+        "gone", "retry", "retry", "abort",
+        "the group went on without this member; librdkafka joins again by itself",
+        "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH _ASSIGNMENT_LOST "
+        "_UNKNOWN_GROUP GROUP_ID_NOT_FOUND",
+    ),
+    Family(
+        "gone", "rejoin", "retry", "abort",
+        "no poll for max.poll.interval.ms: the member has left its group",
+        "_MAX_POLL_EXCEEDED",
+    ),
+    Family(
+        "gone", "rejoin", "retry", "abort",
+        "there is no place in the group yet: the former holder of this group.instance.id has not "
+        "timed out, or the group is full",
+        "UNRELEASED_INSTANCE_ID GROUP_MAX_SIZE_REACHED",
+    ),
+    Family(
+        "stop", "stop", "fatal", "fenced",
+        "another member has joined with the same group.instance.id: give each its own",
+        "FENCED_INSTANCE_ID",
+    ),
+    Family(
+        "stop", "stop", "fatal", "fenced",
+        "another producer has begun with the same transactional.id",
+        "PRODUCER_FENCED _FENCED",
+    ),
+    Family(
+        "retry", "stop", "fatal", "new_producer",
+        "the producer's state no longer fits the broker's: a new one begins cleanly",
+        "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING "
+        "INVALID_PRODUCER_EPOCH INVALID_TXN_STATE _GAPLESS_GUARANTEE _INCONSISTENT _FATAL "
+        "TRANSACTION_COORDINATOR_FENCED",
+    ),
+    Family(
+        "retry", "report", "retry", "abort",
+        "it fell with its transaction or its batch, not for its own sake",
+        "TRANSACTION_ABORTABLE _PURGE_QUEUE _PURGE_INFLIGHT _INVALID_DIFFERENT_RECORD",
+    ),
+    Family(
+        "retry", "report", "retry", "retry",
+        "the broker has this message already",
+        "DUPLICATE_SEQUENCE_NUMBER",
+    ),
+    Family(
+        "too_large", "report", "refused", "abort",
+        "the commit's metadata is larger than the broker's offset.metadata.max.bytes",
+        "OFFSET_METADATA_TOO_LARGE INVALID_COMMIT_OFFSET_SIZE",
+    ),
+    Family(
+        "retry", "report", "refused", "abort",
+        "this message can never be stored or read: look at its size, its form and the topic's "
+        "configuration",
+        "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD INVALID_MSG INVALID_MSG_SIZE "
+        "INVALID_TIMESTAMP POLICY_VIOLATION UNSUPPORTED_COMPRESSION_TYPE "
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT INVALID_REQUIRED_ACKS INVALID_REQUEST _BAD_MSG "
+        "_BAD_COMPRESSION _UNDERFLOW _KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION "
+        "_VALUE_DESERIALIZATION",
+    ),
+    Family(
+        "retry", "report", "refused", "abort",
+        "the topic or the partition is not there: create it, or correct the name",
+        "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC _UNKNOWN_PARTITION UNKNOWN_TOPIC_ID TOPIC_EXCEPTION",
+    ),
+    Family(
+        "gone", "report", "retry", "abort",
+        "the topic was deleted and made again under its name",
+        "INCONSISTENT_TOPIC_ID",
+    ),
+    Family(
+        "retry", "report", "refused", "abort",
+        "the log does not reach to this offset (any more): on_offset_lost decides",
+        "OFFSET_OUT_OF_RANGE _AUTO_OFFSET_RESET _LOG_TRUNCATION _NO_OFFSET",
+    ),
+    Family(
+        "stop", "stop", "refused", "abort",
+        "this user may not do that with the topic: grant it READ to consume, WRITE to produce",
+        "TOPIC_AUTHORIZATION_FAILED",
+    ),
+    Family(
+        "stop", "stop", "fatal", "fatal",
+        "this user may not do that: grant it READ on the group, WRITE on the transactional id, "
+        "IDEMPOTENT_WRITE on the cluster",
+        "GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED",
+    ),
+    Family(
+        "stop", "stop", "fatal", "fatal",
+        "the broker does not accept who we say we are: check security.protocol and sasl.*",
+        "_AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE "
+        "SECURITY_DISABLED PRINCIPAL_DESERIALIZATION_FAILURE UNACCEPTABLE_CREDENTIAL "
+        "INVALID_PRINCIPAL_TYPE DELEGATION_TOKEN_AUTH_DISABLED DELEGATION_TOKEN_NOT_FOUND "
+        "DELEGATION_TOKEN_OWNER_MISMATCH DELEGATION_TOKEN_REQUEST_NOT_ALLOWED "
+        "DELEGATION_TOKEN_EXPIRED",
+    ),
+    Family(
+        "retry", "report", "retry", "new_producer",
+        "no TLS connection: check ssl.* and that the address is a TLS listener's",
+        "_SSL",
+    ),
+    Family(
+        "stop", "stop", "fatal", "fatal",
+        "the configuration cannot work with this cluster or this group",
+        "UNSUPPORTED_VERSION UNSUPPORTED_ASSIGNOR INCONSISTENT_GROUP_PROTOCOL INVALID_GROUP_ID "
+        "INVALID_SESSION_TIMEOUT INVALID_REGULAR_EXPRESSION INVALID_CONFIG "
+        "INVALID_TRANSACTION_TIMEOUT UNSUPPORTED_ENDPOINT_TYPE MISMATCHED_ENDPOINT_TYPE "
+        "_UNSUPPORTED_FEATURE _UNKNOWN_PROTOCOL _NOT_IMPLEMENTED _NOT_CONFIGURED _INVALID_ARG "
+        "_INVALID_TYPE _EXISTING_SUBSCRIPTION _CONFLICT _CRIT_SYS_RESOURCE _FS",
+    ),
+    Family(
+        "gone", "report", "retry", "new_producer",
+        "the client is closed, or was called out of order",
+        "_DESTROY _STATE _APPLICATION",
+    ),
+    Family(
+        "retry", "report", "retry", "retry",
+        "an event, not a failure",
+        "_PARTITION_EOF _ASSIGN_PARTITIONS _REVOKE_PARTITIONS _NOOP _NOENT _READ_ONLY",
+    ),
+    Family(
+        "retry", "report", "retry", "new_producer", "the broker did not say what failed", "UNKNOWN"
+    ),
+    Family(
+        "retry", "report", "refused", "abort",
+        "an answer to administration, share groups, Streams or brokers among themselves: Weft "
+        "asks none of it here",
+        "TOPIC_ALREADY_EXISTS INVALID_PARTITIONS INVALID_REPLICATION_FACTOR "
+        "INVALID_REPLICA_ASSIGNMENT OPERATION_NOT_ATTEMPTED LOG_DIR_NOT_FOUND NON_EMPTY_GROUP "
+        "TOPIC_DELETION_DISABLED ELECTION_NOT_NEEDED NO_REASSIGNMENT_IN_PROGRESS "
+        "GROUP_SUBSCRIBED_TO_TOPIC RESOURCE_NOT_FOUND DUPLICATE_RESOURCE INCONSISTENT_VOTER_SET "
+        "INVALID_UPDATE_VERSION FEATURE_UPDATE_FAILED UNKNOWN_SUBSCRIPTION_ID TELEMETRY_TOO_LARGE "
+        "INVALID_REGISTRATION INVALID_RECORD_STATE SHARE_SESSION_NOT_FOUND "
+        "INVALID_SHARE_SESSION_EPOCH SHARE_SESSION_LIMIT_REACHED FENCED_STATE_EPOCH "
+        "INVALID_VOTER_KEY DUPLICATE_VOTER VOTER_NOT_FOUND STREAMS_INVALID_TOPOLOGY "
+        "STREAMS_INVALID_TOPOLOGY_EPOCH STREAMS_TOPOLOGY_FENCED",
+    ),
+)  # fmt: skip
+
+
+@cache
+def table() -> dict[int, Row]:
+    """Every code of this confluent-kafka that is in a family, by number."""
+    rows = {}
+    for family in FAMILIES:
+        for name in family.codes.split():
+            code = getattr(KafkaError, name, None)  # An older or newer version may not have it.
+            if code is not None:
+                rows[code] = Row(code, name, family)
+    return dict(sorted(rows.items()))
+
+
+def family_of(code: int) -> Family:
+    """The family of a code; `UNKNOWN` for one that is not in the table."""
+    row = table().get(code)
+    return row.family if row else UNKNOWN
+
+
+def commit_verdict(code: int) -> CommitVerdict:
+    """What becomes of an offset commit that was answered with this code."""
+    return family_of(code).commit
+
+
+def poll_verdict(code: int) -> PollVerdict:
+    """What a poll that brought this code means for the member."""
+    return family_of(code).poll
+
+
+def delivery_verdict(code: int) -> DeliveryVerdict:
+    """What becomes of a produced message that came back with this code."""
+    return family_of(code).delivery
+
+
+def transaction_verdict(error: KafkaError) -> TransactionVerdict:
+    """What to do about an error of a transaction.
+
+    Where the outcome is in doubt the table's word stands against librdkafka's "retriable": a
+    request that is sent again late can end a later transaction (Jepsen, bufstream 0.1.0).
+    """
+    verdict = family_of(error.code()).transaction
+    if verdict in {"fenced", "fatal", "new_producer"}:
+        return verdict
+    if error.fatal():
+        return "new_producer"
+    if error.txn_requires_abort():
+        return "abort"
+    return "retry" if error.retriable() else verdict
+
+
+def reason(code: int) -> str:
+    """Why the verdict is what it is, for the log and the last line of a run that stops."""
+    return family_of(code).reason
