@@ -97,9 +97,35 @@ class Commits:
             and partition.commit_at <= self._state.now
         )
 
+    def last(self, partitions: Sequence[Partition]) -> fx.CommitOffsets:
+        """The final commit of partitions that go away; sent by the caller, answered as others."""
+        items = [self.plan(partition) for partition in partitions]
+        return fx.CommitOffsets(self._mark_sent(items), items)
+
+    def withdraw_marks(self, partition: Partition) -> None:
+        """at_most_once: marks that were not sent yet are not made, for these will not start here."""
+        if partition.handler.spec.delivery != AT_MOST_ONCE:
+            return
+        sent = set() if partition.sent_plan is None else set(map(id, partition.sent_plan.claims))
+        kept = [work for work in partition.claims if id(work) in sent]
+        for work in partition.claims:
+            if id(work) not in sent:
+                work.move(states.QUEUED)
+                if partition.handler.spec.batch is None:
+                    partition.handler.free += 1
+        if partition.handler.spec.batch is not None:
+            self._batching.marked(partition.handler, partition.claims)
+        partition.claims = kept
+        if not kept:
+            self._state.claiming.pop(partition, None)
+
     def _send(
         self, kind: type[fx.CommitOffsets] | type[fx.Transact], items: list[fx.PlanItem]
     ) -> int:
+        self._state.emit(kind(self._mark_sent(items), items))
+        return self._sequence
+
+    def _mark_sent(self, items: list[fx.PlanItem]) -> int:
         self._sequence += 1
         for item in items:
             partition = item.partition
@@ -108,7 +134,6 @@ class Commits:
             partition.commit_at = self._state.now + self._state.limits.commit_answer_s
             partition.sent_plan = item
             partition.dirty = False
-        self._state.emit(kind(self._sequence, items))
         return self._sequence
 
     def plan(self, partition: Partition) -> fx.PlanItem:

@@ -54,7 +54,11 @@ class Engine:
         self.state.now = now
         self._epochs.revoking(partitions)
 
-    def last_commit(self, now: float, partitions: Sequence[Partition]) -> list[fx.PlanItem]:
+    def running(self, partitions: Sequence[Partition]) -> list[Work]:
+        """Records of these partitions that are with a handler now."""
+        return self._epochs.running(partitions)
+
+    def last_commit(self, now: float, partitions: Sequence[Partition]) -> fx.CommitOffsets:
         """The final commit of epochs about to end; the caller sends it and waits."""
         self.state.now = now
         return self._epochs.last_commit(partitions)
@@ -199,6 +203,7 @@ class Engine:
     def pause(self, now: float, topic: str | None, on: bool) -> None:
         """The user pauses or resumes a topic, or all."""
         self.state.now = now
+        (self.state.paused.add if on else self.state.paused.discard)(topic)
         for partition in self.state.partitions.values():
             if topic in (None, partition.topic):
                 partition.user_paused = on

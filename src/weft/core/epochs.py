@@ -65,6 +65,8 @@ class Epochs:
             )
             partition.map_limit = state.limits.map_chars
             partition.dirty = new.commit_start
+            partition.user_paused = bool(state.paused & {None, new.topic})
+            partition.startable = not partition.user_paused
             partition.held = dict.fromkeys(state.orphans.get(where, ()))
             state.partitions[where] = partition
             opened.append(partition)
@@ -76,19 +78,30 @@ class Epochs:
             if partition.state == states.OPEN:
                 partition.state = states.REVOKING
                 partition.startable = False
+                self._commits.withdraw_marks(partition)
 
-    def last_commit(self, partitions: Iterable[Partition]) -> list[fx.PlanItem]:
+    def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
         """What to commit for partitions that are about to be closed; the caller sends it itself.
 
         A commit that is still on the way does not hold this one back: both come from this epoch,
         and the broker applies requests of one connection in order.
         """
-        return [
-            self._commits.plan(partition)
+        due = [
+            partition
             for partition in partitions
             if partition.state != states.CLOSED
             and partition.handler.spec.delivery != EXACTLY_ONCE
             and (partition.dirty or partition.claims or partition.commit_state != states.IDLE)
+        ]
+        return self._commits.last(due)
+
+    def running(self, partitions: Iterable[Partition]) -> list[Work]:
+        """Records of these epochs that are with a handler now."""
+        return [
+            work
+            for partition in partitions
+            for work in self._members(partition)
+            if work.state == states.RUNNING
         ]
 
     def closed(self, partitions: Iterable[Partition], *, lost: bool = False) -> None:

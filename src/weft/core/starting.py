@@ -19,8 +19,8 @@ class Found:
     metadata: str
     log_start: int
     log_end: int
-    #: where auto.offset.reset points, for a partition without a committed offset
-    reset_to: int
+    #: where auto.offset.reset points, for a partition without a committed offset; None: "error"
+    reset_to: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,19 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class OffsetLost:
-    """The committed offset is past the end of the log and the policy is to stop."""
+    """There is no offset to start from, and the policy is to stop."""
 
-    committed: int
-    log_end: int
+    reason: str
 
 
 def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
     """Decide the start of one partition."""
     if found.committed is None:
+        if found.reset_to is None:
+            return OffsetLost(
+                'the group has no committed offset and auto.offset.reset is "error": commit one '
+                "with `weft offsets set`, or choose earliest or latest"
+            )
         return Start(found.reset_to, commit_start=True)
     if found.committed > found.log_end:
         return _lost(found, found.committed, on_lost)
@@ -63,7 +67,11 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
 
 def _lost(found: Found, committed: int, on_lost: OnLost) -> Start | OffsetLost:
     if on_lost == "stop":
-        return OffsetLost(committed, found.log_end)
+        return OffsetLost(
+            f"committed offset {committed} is past the end of the log {found.log_end} (a topic made "
+            'again, or a truncated log): set on_offset_lost="earliest" or "latest", or commit a '
+            "valid offset with `weft offsets set`"
+        )
     target = found.log_start if on_lost == "earliest" else found.log_end
     return Start(
         target,

@@ -36,6 +36,8 @@ class EngineState:
         self.claiming: dict[Partition, None] = {}
         #: why nothing may start, beside what each partition says
         self.holds: set[str] = set()
+        #: topics the user has paused; None is all of them
+        self.paused: set[str | None] = set()
         #: someone reads results: every finished record is reported
         self.reporting = False
         self.stop_mode: str | None = None

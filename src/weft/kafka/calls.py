@@ -33,6 +33,9 @@ class CommitQueue(Protocol):
     def send(self, offsets: Sequence[tuple[str, int, int, str]]) -> int:
         """Start a commit; the token its answer will carry."""
 
+    def signal(self, wakeable: Any) -> None:
+        """Have an answer end the wait on this WakeableQueue."""
+
     def poll(self, timeout_s: float) -> list[CommitAnswer]:
         """All answers there are; waits up to ``timeout_s`` for the first."""
 

@@ -62,14 +62,18 @@ class Polled:
     ends: list[tuple[str, int, int]] = field(default_factory=list)
     commits: list[CommitAnswer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    #: partitions whose position is out of the log's range; not fetched until `begin`
+    out_of_range: list[TopicPartition] = field(default_factory=list)
 
 
 class RebalanceListener(Protocol):
     """Called inside `poll`, on the polling thread."""
 
-    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These were added to the assignment and are paused: find where they start, then
-        `begin` each."""
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """These were added to the assignment; where to begin each.
+
+        One that is left out stays paused until `begin` is called for it.
+        """
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """These go to another member when this returns; commits still count."""
@@ -114,6 +118,10 @@ class ConsumerPort(Protocol):
         self, offsets: Sequence[ToCommit], timeout_s: float
     ) -> list[CommitAnswer]:
         """The same inside a rebalance callback or at the end; empty when no answer came."""
+
+    def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
+        """Answers to commits sent before; waits up to `timeout_s` for the first. For use inside
+        a rebalance callback, where `poll` cannot be called."""
 
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions as last heard of; asks nobody."""

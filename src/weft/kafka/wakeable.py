@@ -28,6 +28,10 @@ class WakeableQueue:
         """The descriptor that becomes readable, for a select of the caller's own."""
         return self._readable
 
+    def also(self, queue: int) -> None:
+        """Have another queue of this client, as that of commit answers, end a wait too."""
+        library().rd_kafka_queue_io_event_enable(queue, self._writable, b"w", 1)
+
     def wake(self) -> None:
         """Make the waiting thread return, or its next wait. Any thread, never blocks."""
         with suppress(BlockingIOError):  # Full: of wake-ups not yet taken.

@@ -1,0 +1,323 @@
+"""One group member on confluent-kafka, as the runtime's ConsumerPort.
+
+Everything but `wake` and `find` happens on the polling thread. Rebalance callbacks run inside
+`consume`, on that same thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from weft.core.starting import Found
+from weft.kafka import calls, ports
+from weft.kafka.verdicts import commit_verdict, poll_verdict
+from weft.types import Record
+
+_log = logging.getLogger("weft.kafka")
+
+POLL_RECORDS_MAX = 2_000
+_make_record = partial(tuple.__new__, Record)
+_where = itemgetter(0, 1)
+
+
+class KafkaConsumer:
+    """A ConsumerPort on a real broker."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """`config`: librdkafka consumer properties, complete (see `settings`)."""
+        self._reset = str(config.get("auto.offset.reset", "earliest"))
+        # Ours to decide: the start of a partition is always given, and a position that falls
+        # out of the log must be heard of, not silently moved.
+        self._consumer = Consumer({**config, "auto.offset.reset": "error"})
+        self._incremental = _is_incremental(config)
+        self._wakeable = calls.wakeable_queue(self._consumer)
+        self._commits = calls.commit_queue(self._consumer)
+        self._commits.signal(self._wakeable)
+        self._unanswered = 0
+        self._listener: ports.RebalanceListener | None = None
+        self._assigned: set[ports.TopicPartition] = set()
+        #: the first error raised inside a callback, which librdkafka would swallow
+        self._failure: BaseException | None = None
+
+    # -- the group -------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[str], listener: ports.RebalanceListener) -> None:
+        """Join the group."""
+        self._listener = listener
+        self._consumer.subscribe(
+            list(topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        assert self._listener is not None
+        where = [(p.topic, p.partition) for p in partitions]
+        self._assigned.update(where)
+        try:
+            starts = self._listener.on_assigned(where) if where else {}
+        except BaseException as error:
+            self._failure, starts = error, {}
+        # Partitions without a start are assigned paused; `begin` seeks them later.
+        begin = [TopicPartition(*tp, starts.get(tp, OFFSET_END)) for tp in where]
+        if self._incremental:
+            consumer.incremental_assign(begin)
+        else:
+            consumer.assign(begin)
+        waiting = [TopicPartition(*tp) for tp in where if tp not in starts]
+        if waiting:
+            consumer.pause(waiting)
+
+    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up([(p.topic, p.partition) for p in partitions], lost=False)
+
+    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up([(p.topic, p.partition) for p in partitions], lost=True)
+
+    def _give_up(self, where: list[ports.TopicPartition], *, lost: bool) -> None:
+        assert self._listener is not None
+        self._assigned.difference_update(where)
+        try:
+            (self._listener.on_lost if lost else self._listener.on_revoked)(where)
+        except BaseException as error:
+            self._failure = error
+
+    def begin(self, partition: ports.TopicPartition, offset: int) -> None:
+        """Fetch from this offset on."""
+        target = TopicPartition(*partition, offset)
+        try:
+            self._consumer.seek(target)
+        except KafkaException:
+            # Not being fetched yet, so it cannot be sought: assign it anew with its offset.
+            self._consumer.incremental_unassign([TopicPartition(*partition)])
+            self._consumer.incremental_assign([target])
+        self._consumer.resume([TopicPartition(*partition)])
+
+    def pause(self, partitions: Sequence[ports.TopicPartition]) -> None:
+        """Fetch no more of these."""
+        ours = [TopicPartition(*tp) for tp in partitions if tp in self._assigned]
+        if ours:
+            self._consumer.pause(ours)
+
+    def resume(self, partitions: Sequence[ports.TopicPartition]) -> None:
+        """Fetch these again."""
+        ours = [TopicPartition(*tp) for tp in partitions if tp in self._assigned]
+        if ours:
+            self._consumer.resume(ours)
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Make `poll` return soon."""
+        self._wakeable.wake()
+
+    def poll(self, timeout_s: float) -> ports.Polled:
+        """Serve callbacks and fetch."""
+        self._wakeable.wait(timeout_s)
+        messages = self._consumer.consume(POLL_RECORDS_MAX, 0)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        polled = ports.Polled()
+        if messages:
+            self._take(messages, polled)
+        if self._unanswered:
+            polled.commits += self._answers(0.0)
+        return polled
+
+    def _take(self, messages: list[Message], polled: ports.Polled) -> None:
+        if any(map(Message.error, messages)):
+            errors = [message for message in messages if message.error()]
+            messages = [message for message in messages if not message.error()]
+            for message in errors:
+                self._take_error(message, polled)
+        if messages:
+            polled.batches = batches_of(messages)
+
+    def _take_error(self, message: Message, polled: ports.Polled) -> None:
+        error = message.error()
+        assert error is not None
+        code, topic, partition = error.code(), message.topic(), message.partition()
+        if topic is not None and partition is not None and partition >= 0:
+            if code == KafkaError._PARTITION_EOF:
+                polled.ends.append((topic, partition, message.offset() or 0))
+                return
+            if code == KafkaError._AUTO_OFFSET_RESET:
+                self._consumer.pause([TopicPartition(topic, partition)])
+                polled.out_of_range.append((topic, partition))
+                return
+        verdict = poll_verdict(code)
+        where = f"{topic}[{partition}]: " if topic else ""
+        fatal = verdict == "stop" or error.fatal()
+        polled.problems.append(ports.Problem(fatal, error.name(), where + error.str()))
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(self, offsets: Sequence[ports.ToCommit]) -> int:
+        """Send a commit."""
+        token = self._commits.send(offsets)
+        self._unanswered += 1
+        return token
+
+    def commit_and_wait(
+        self, offsets: Sequence[ports.ToCommit], timeout_s: float
+    ) -> list[ports.CommitAnswer]:
+        """Send a commit and wait for its answer, and for no other."""
+        token = self.commit(offsets)
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            mine = [answer for answer in self._answers(left_s) if answer.token == token]
+            if mine:
+                return mine
+        return []
+
+    def commit_answers(self, timeout_s: float) -> list[ports.CommitAnswer]:
+        """Answers to commits sent before, for use inside a rebalance callback."""
+        return self._answers(timeout_s)
+
+    def _answers(self, timeout_s: float) -> list[ports.CommitAnswer]:
+        answers: list[ports.CommitAnswer] = []
+        for answer in self._commits.poll(timeout_s):
+            self._unanswered -= 1
+            for one in answer.partitions:
+                code = one.error or answer.error if _whole(answer.error, answer) else one.error
+                verdict = commit_verdict(code)
+                reason = "" if verdict == "stored" else KafkaError(code).str()
+                answers.append(
+                    ports.CommitAnswer(answer.token, one.topic, one.partition, verdict, reason)
+                )
+        return answers
+
+    # -- what the broker knows -------------------------------------------------------------------------
+
+    def find(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> dict[ports.TopicPartition, Found]:
+        """Committed offsets with metadata, and both ends of the log."""
+        deadline = time.monotonic() + timeout_s
+        found = {}
+        try:
+            held = calls.committed(self._consumer, list(partitions), timeout_s)
+            for one in held:
+                if one.error:
+                    raise KafkaException(KafkaError(one.error))
+                left_s = max(0.1, deadline - time.monotonic())
+                low, high = self._consumer.get_watermark_offsets(
+                    TopicPartition(one.topic, one.partition), timeout=left_s
+                )
+                where = (one.topic, one.partition)
+                found[where] = Found(one.offset, one.metadata, low, high, self._reset_to(low, high))
+        except KafkaException as error:
+            raise ports.KafkaUnavailable(error.args[0].str()) from error
+        return found
+
+    def _reset_to(self, low: int, high: int) -> int | None:
+        if self._reset in ("earliest", "smallest", "beginning"):
+            return low
+        return high if self._reset in ("latest", "largest", "end") else None
+
+    def log_ends(self) -> dict[ports.TopicPartition, int]:
+        """Ends of the assigned partitions as last heard of."""
+        ends = {}
+        for where in self._assigned:
+            try:
+                _, high = self._consumer.get_watermark_offsets(TopicPartition(*where), cached=True)
+            except KafkaException:
+                continue  # not heard of yet
+            if high >= 0:
+                ends[where] = high
+        return ends
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def leave(self, timeout_s: float) -> None:
+        """Leave the group and close; a member that only closes leaves a ghost if it is static."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._consumer.unsubscribe()
+            while self._assigned and time.monotonic() < deadline:
+                self.poll(0.05)
+        except (KafkaException, RuntimeError) as error:
+            _log.warning("leaving the group failed: %s", error)
+        self._commits.close()
+        self._wakeable.close()
+        # With the brokers gone, close() may wait for its own time-outs: never on our time.
+        closing = threading.Thread(target=self._consumer.close, name="weft-close", daemon=True)
+        closing.start()
+        closing.join(max(0.5, deadline - time.monotonic()))
+        if closing.is_alive():
+            _log.warning("the Kafka consumer did not close in time; left behind")
+
+
+def _whole(code: int, answer: Any) -> bool:
+    """The request failed as a whole: no partition says anything of its own."""
+    return bool(code) and not any(one.error for one in answer.partitions)
+
+
+def _is_incremental(config: Mapping[str, Any]) -> bool:
+    strategy = str(config.get("partition.assignment.strategy", ""))
+    return config.get("group.protocol") == "consumer" or "cooperative" in strategy
+
+
+def batches_of(messages: list[Message]) -> list[ports.PolledBatch]:
+    """Messages as records, by partition. Columns first: C loops over all messages at once."""
+    values = list(map(Message.value, messages))
+    keys = list(map(Message.key, messages))
+    sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
+    headers: list[Any] = list(map(Message.headers, messages))
+    if any(headers):
+        sizes = [n + _header_bytes(h) for n, h in zip(sizes, headers, strict=True)]
+    rows = zip(
+        map(Message.topic, messages),
+        map(Message.partition, messages),
+        map(Message.offset, messages),
+        map(itemgetter(1), map(Message.timestamp, messages)),
+        keys,
+        values,
+        [tuple(h) if h else () for h in headers],
+        repeat(1),
+        repeat(None),
+        repeat(None),
+        strict=False,
+    )
+    return _by_partition(list(map(_make_record, rows)), sizes)
+
+
+def _by_partition(records: list[Record], sizes: list[int]) -> list[ports.PolledBatch]:
+    batches: dict[ports.TopicPartition, ports.PolledBatch] = {}
+    start = 0
+    for where, group in groupby(records, _where):
+        run = list(group)
+        end = start + len(run)
+        batch = batches.get(where)
+        if batch is None:
+            topic, partition = where
+            batches[where] = ports.PolledBatch(topic, partition, run, sizes[start:end])
+        else:
+            batch.records.extend(run)
+            batch.sizes.extend(sizes[start:end])
+        start = end
+    return list(batches.values())
+
+
+def _header_bytes(headers: Any) -> int:
+    if not headers:
+        return 0
+    return sum(len(name) + len(value or b"") for name, value in headers)

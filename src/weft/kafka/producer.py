@@ -1,0 +1,111 @@
+"""The idempotent producer behind outputs and dead letters, as the runtime's ProducerPort."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from weft.kafka.ports import Delivery, OutMessage
+from weft.types import ErrorInfo, Sent
+
+_log = logging.getLogger("weft.kafka")
+
+SERVE_S = 0.05
+
+
+class KafkaProducer:
+    """Produces from any thread; a thread of its own serves the acknowledgements."""
+
+    def __init__(
+        self, config: Mapping[str, Any], on_served: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_served` is called after each round of acknowledgements, on the producer's thread."""
+        self._config = dict(config)
+        self._producer = Producer(self._config)
+        self._on_served = on_served
+        self._closed = threading.Event()
+        self._renewing = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, name="weft-producer", daemon=True)
+        self._thread.start()
+
+    def send(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
+        """Queue one message. Raises BufferError when the queue is full."""
+
+        def delivered(error: KafkaError | None, stored: Message) -> None:
+            on_delivery(delivery_of(error, stored))
+
+        options: dict[str, Any] = {}
+        if message.partition is not None:
+            options["partition"] = message.partition
+        if message.timestamp_ms is not None and message.timestamp_ms >= 0:
+            options["timestamp"] = message.timestamp_ms
+        try:
+            self._producer.produce(
+                message.topic,
+                value=message.value,
+                key=message.key,
+                headers=list(message.headers) if message.headers else None,
+                on_delivery=delivered,
+                **options,
+            )
+        except KafkaException as error:
+            # Refused at once, as a message that is too large: the same answer, only sooner.
+            on_delivery(refused(error.args[0]))
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            served = self._producer.poll(SERVE_S)
+            if served:
+                self._on_served()
+            self._renew_if_fatal()
+
+    def _renew_if_fatal(self) -> None:
+        """A fatal error is final for a librdkafka producer: make another one."""
+        fatal = getattr(self._producer, "fatal_error", lambda: None)()
+        if fatal is None:
+            return
+        with self._renewing:
+            _log.warning("the producer is made anew after a fatal error: %s", fatal)
+            old, self._producer = self._producer, Producer(self._config)
+            old.purge()
+            old.flush(1.0)
+            self._on_served()
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until the queue is empty; how many messages are left."""
+        return self._producer.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop; what is still queued is failed."""
+        left = self._producer.flush(timeout_s)
+        self._closed.set()
+        self._thread.join(SERVE_S * 4)
+        if left:
+            self._producer.purge()
+            self._producer.flush(0.2)
+        self._on_served()
+
+
+def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
+    """librdkafka's report of one message as plain data."""
+    if error is not None:
+        return refused(error)
+    topic, partition, offset = stored.topic(), stored.partition(), stored.offset()
+    return Delivery(
+        Sent(
+            topic or "",
+            -1 if partition is None else partition,
+            -1 if offset is None else offset,
+            stored.key(),
+        ),
+        None,
+    )
+
+
+def refused(error: KafkaError) -> Delivery:
+    """A failed delivery, under the name of Kafka's error code."""
+    return Delivery(None, ErrorInfo(error.name(), error.str()))

@@ -1,0 +1,92 @@
+"""The door to the engine: one thread at a time is inside, and no thread waits to report.
+
+A thread that has something to say appends it and tries the door. If another thread is inside,
+that one takes it along before it leaves: many completions become one event without a thread of
+their own to hand them over, and a worker that finished gets its next record in the same step
+(flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010).
+
+Whoever is inside does not wait for anything: effects are queues filled and flags set. Handlers,
+callbacks and network calls happen outside, so a handler that blocks never blocks the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from weft.core.effects import Effect
+from weft.core.endings import Ended
+from weft.core.engine import Engine
+from weft.core.work import Work
+
+T = TypeVar("T")
+Event = Callable[[Engine, float], object]
+
+
+class Door:
+    """Serialises every event of one member's engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        perform: Callable[[list[Effect]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        #: calls that returned and have nothing to send; append, then `turn`
+        self.done: deque[Work] = deque()
+        #: calls that ended any other way
+        self.ended: deque[Ended] = deque()
+        #: the engine has something to do at this time, as the polling thread knows it
+        self.wakes_at = 0.0
+        #: called when something earlier than `wakes_at` came up
+        self.on_earlier: Callable[[], None] = lambda: None
+        self._events: deque[Event] = deque()
+        self._lock = threading.Lock()
+        self._perform = perform
+
+    def post(self, event: Event) -> None:
+        """Hand in an event; it is taken before this returns or by who is inside now."""
+        self._events.append(event)
+        self.turn()
+
+    def turn(self) -> None:
+        """Bring what was handed in to the engine, unless somebody else is doing it."""
+        # Looked at again after leaving: what came between the last look inside and the release
+        # of the lock was handed in by a thread that found the door closed.
+        while self.done or self.ended or self._events:
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                self._drain()
+            finally:
+                self._lock.release()
+
+    def call(self, event: Callable[[Engine, float], T]) -> T:
+        """Go in and wait for the answer. Not for use from inside."""
+        with self._lock:
+            self._drain()
+            answer = event(self.engine, self.clock())
+            self._perform(self.engine.take_effects())
+        self.turn()
+        return answer
+
+    def _drain(self) -> None:
+        engine = self.engine
+        done, ended, events = self.done, self.ended, self._events
+        while done or ended or events:
+            # The length is taken once: what is appended meanwhile is for the next round.
+            works = [done.popleft() for _ in range(len(done))]
+            endings = [ended.popleft() for _ in range(len(ended))]
+            if works or endings:
+                engine.calls_ended(self.clock(), works, endings)
+            for _ in range(len(events)):
+                events.popleft()(engine, self.clock())
+            if engine.state.effects:
+                self._perform(engine.take_effects())
+            if endings and engine.next_deadline() < self.wakes_at:
+                self.on_earlier()

@@ -1,0 +1,162 @@
+"""From a record to a call of the handler, and from what it returned to what must be sent."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from types import GeneratorType
+from typing import Any
+
+from weft.core.endings import Ended, Failed, Returned
+from weft.core.work import Work
+from weft.errors import Reject, RetryAfter
+from weft.kafka.ports import OutMessage
+from weft.policies import Retry
+from weft.types import ErrorInfo, Headers, Produce, Record, _SameKey
+
+TRACEBACK_CHARS_MAX = 8_000
+MESSAGE_CHARS_MAX = 2_000
+OUTPUTS_MAX = 100_000
+
+
+class BadReturn(Exception):
+    """The handler returned something Weft cannot send; the message names the fix."""
+
+
+class Undecodable(Exception):
+    """The record's value is not what `value=` says."""
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """An exception as bounded plain strings, even when its own `__str__` fails."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "<its __str__ failed>"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:
+        trace = ""
+    return ErrorInfo(type(error).__name__, message[:MESSAGE_CHARS_MAX], trace[-TRACEBACK_CHARS_MAX:])
+
+
+def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
+    """A failed attempt, with what the policy's types and callables say of this error."""
+    final = isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
+    return Failed(work, error_info(error), final, None if final else _asked_delay(work, error, retry))
+
+
+def _asked_delay(work: Work, error: BaseException, retry: Retry) -> float | None:
+    if isinstance(error, RetryAfter):
+        return error.delay_s
+    if not callable(retry.delay_s):
+        return None
+    try:
+        delay_s = float(retry.delay_s(work.attempts + 1, error))
+    except Exception:
+        return None  # the engine falls back to one second: a broken policy must not lose a record
+    return delay_s if delay_s == delay_s else None
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any] | None:
+    """The function behind the option `value=`; None for bytes as they are."""
+    if kind == "bytes":
+        return None
+    if kind == "str":
+        return bytes.decode
+    if kind == "json":
+        return json.loads
+    validate = getattr(kind, "model_validate_json", None)
+    return validate if validate is not None else kind  # type: ignore[no-any-return] # checked when decorated
+
+
+def decoded(record: Record, decode: Callable[[bytes], Any]) -> Record:
+    """The record with its value decoded; a tombstone stays None."""
+    if record.value is None:
+        return record
+    try:
+        return record._replace(value=decode(record.value))
+    except Exception as error:
+        raise Undecodable(f"value cannot be decoded: {type(error).__name__}: {error}") from error
+
+
+def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage]:
+    """What to produce for a returned value that is not None; BadReturn where it cannot be sent."""
+    if isinstance(returned, Produce):
+        return [_message(work.record, returned, output)]
+    if isinstance(returned, list | tuple | GeneratorType):
+        items = list(_bounded(returned))
+        if all(isinstance(item, Produce) for item in items):
+            return [_message(work.record, item, output) for item in items]
+        if isinstance(returned, GeneratorType):
+            raise BadReturn("the handler yielded something that is not weft.Produce: yield Produce(...)")
+    if output is None:
+        raise BadReturn(
+            f"the handler returned {type(returned).__name__}: return None or weft.Produce(...), or "
+            "give @app.consume(output=TOPIC) for plain values"
+        )
+    return [_message(work.record, Produce(returned), output)]
+
+
+def _bounded(items: Iterable[Any]) -> Iterable[Any]:
+    for count, item in enumerate(items):
+        if count >= OUTPUTS_MAX:
+            raise BadReturn(f"one record made more than {OUTPUTS_MAX} outputs: split the work")
+        yield item
+
+
+def _message(record: Record, produce: Produce, output: str | None) -> OutMessage:
+    topic = produce.topic or output
+    if topic is None:
+        raise BadReturn(
+            "Produce(...) names no topic: give topic=, or @app.consume(output=TOPIC) for all"
+        )
+    key = record.key if isinstance(produce.key, _SameKey) else _bytes("key", produce.key)
+    return OutMessage(
+        topic, _value_bytes(produce.value), key, _headers(produce.headers), produce.partition
+    )
+
+
+def _value_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    dump = getattr(value, "model_dump_json", None)
+    if dump is not None:
+        return str(dump()).encode()
+    try:
+        return json.dumps(value, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadReturn(
+            f"a value of type {type(value).__name__} cannot be sent: return bytes, str or what "
+            f"JSON can hold ({error})"
+        ) from error
+
+
+def _bytes(what: str, value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise BadReturn(f"Produce({what}=...) must be bytes, str or None, not {type(value).__name__}")
+
+
+def _headers(headers: Any) -> Headers:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        return tuple((str(name), _bytes("headers", value)) for name, value in pairs)
+    except (TypeError, ValueError) as error:
+        raise BadReturn(f"Produce(headers=...) must be (name, bytes) pairs: {error}") from error
+
+
+def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:
+    """How a call that returned something ended; None when there is nothing to send."""
+    try:
+        messages = outputs_of(work, returned, output)
+    except Exception as error:  # a generator of the user's may raise anything
+        return failed(work, error, retry)
+    return Returned(work, messages) if messages else None

@@ -1,0 +1,142 @@
+"""Calls plain `def` handlers on worker threads that take their next record themselves.
+
+At most one idle thread is on its way at any time: it takes a record and, if more are ready, wakes
+the next. Handlers that block are so spread over as many threads as there are records; handlers
+that return at once are done by one thread before the second has even got the interpreter.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from weft.core.states import RUNNING
+from weft.core.work import Work
+from weft.runtime.aio import AttemptTimeout
+from weft.runtime.door import Door
+from weft.runtime.invoke import decoded, ending, failed
+from weft.runtime.plan import HandlerPlan, call_of
+
+FAST_S = 100e-6  # calls shorter than this report together
+
+
+class ThreadExecutor:
+    """Runs one plain handler; threads are made as they are needed, up to its concurrency."""
+
+    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+        self._plan = plan
+        self._door = door
+        self._ready: deque[Work] = deque()
+        #: one entry for each thread that waits; appended and popped, both atomic
+        self._idle: deque[None] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._hiring = threading.Lock()
+        self._waking = False
+        self._closed = False
+        self._expired: set[Work] = set()
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call the handler for each; never blocks."""
+        self._ready.extend(works)
+        if not self._waking:
+            self._wake_one()
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A running call cannot be ended; a time-out makes it count as failed when it returns."""
+        if expired:
+            for ended in [one for one in self._expired if one.state != RUNNING]:
+                self._expired.discard(ended)  # returned in the very moment it expired
+            self._expired.add(work)
+
+    def close(self) -> None:
+        """Let no further record start and end the idle threads."""
+        self._closed = True
+        for _ in self._threads:
+            self._tokens.put(None)
+
+    def _wake_one(self) -> None:
+        if self._idle:
+            self._waking = True
+            self._tokens.put(None)
+        elif len(self._threads) < self._plan.spec.concurrency:
+            self._hire()
+
+    def _hire(self) -> None:
+        with self._hiring:
+            if len(self._threads) >= self._plan.spec.concurrency or self._closed:
+                return
+            self._waking = True
+            name = f"weft-{self._plan.spec.name}-{len(self._threads)}"
+            # Daemons: a handler that hangs for ever must not keep the process alive.
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.append(thread)
+        thread.start()
+
+    # -- on a worker thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._waking = False
+        ready = self._ready
+        while not self._closed:
+            try:
+                work = ready.popleft()
+            except IndexError:
+                self._door.turn()
+                if not ready:
+                    self._rest()
+                continue
+            if ready and not self._waking:
+                self._wake_one()
+            self._call(work)
+
+    def _rest(self) -> None:
+        self._idle.append(None)
+        if self._ready or self._closed:
+            # Something came between the last look and the entry above, and whoever brought it
+            # may not have seen the entry: do not wait for a token.
+            self._idle.pop()
+            return
+        self._tokens.get()
+        self._idle.pop()
+        self._waking = False
+
+    def _call(self, work: Work) -> None:
+        plan, door = self._plan, self._door
+        began = time.perf_counter()
+        returned = None
+        try:
+            record = work.record if plan.decode is None else decoded(work.record, plan.decode)
+            returned = plan.function(record)
+        except BaseException as error:
+            self._expired.discard(work)
+            door.ended.append(failed(work, error, plan.retry))
+        else:
+            if returned is None and not self._expired:
+                door.done.append(work)
+            else:
+                self._returned(work, returned)
+        ended = time.perf_counter()
+        plan.latency.add(ended - began)
+        if plan.calls is not None:
+            plan.calls[work] = call_of(began, ended, returned)
+        if ended - began > FAST_S or not self._ready:
+            door.turn()
+
+    def _returned(self, work: Work, returned: object) -> None:
+        plan, door = self._plan, self._door
+        if work in self._expired:
+            self._expired.discard(work)
+            late = AttemptTimeout(f"returned after more than timeout_s={plan.spec.timeout_s}")
+            door.ended.append(failed(work, late, plan.retry))
+            return
+        ended = None if returned is None else ending(work, returned, plan.output, plan.retry)
+        if ended is None:
+            door.done.append(work)
+        else:
+            door.ended.append(ended)
