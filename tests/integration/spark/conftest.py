@@ -94,9 +94,3 @@ def options_of(reader: Any, broker: LocalBroker, topic: str | None, options: dic
     if topic is not None:
         named["subscribe"] = topic
     return reader.format("weft").options(**{"kafka.bootstrap.servers": broker.bootstrap, **named})
-
-
-def values(df: DataFrame) -> list[str]:
-    """The values of a batch DataFrame in order of partition and offset."""
-    rows = sorted(df.collect(), key=lambda row: (row.topic, row.partition, row.offset))
-    return [bytes(row.value).decode() for row in rows]

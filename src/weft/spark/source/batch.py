@@ -1,4 +1,8 @@
-"""Batch reads: the ranges are fixed when the query is planned, once for each action."""
+"""Batch reads: the ranges of a DataFrame are decided at its first action.
+
+Spark keeps the plan of a Python source with the DataFrame, so a second action on it reads the
+same records; calling `load()` again looks at the ends of the logs again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ class BatchReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task. Asked once for each action, so "latest" is the end at that time."""
+        """One for each task."""
         with one_line_errors():
             options = self._options
             ranges = split_ranges(

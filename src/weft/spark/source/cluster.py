@@ -24,7 +24,8 @@ from weft.spark.source.codes import MISSING, MISSING_TOPIC, UNREACHABLE
 from weft.spark.source.errors import SourceError
 from weft.spark.source.options import SourceOptions, Subscription
 
-#: How long one question to the brokers may take.
+#: How long one question to the brokers may take, unless the user set `request.timeout.ms`
+#: (librdkafka: `socket.timeout.ms`).
 REQUEST_TIMEOUT_S = 20.0
 #: librdkafka's level for errors: an admin client warns about every property of consumers.
 LOG_ERRORS = "3"
@@ -50,6 +51,7 @@ class Cluster:
         self._attempts = options.offset_attempts
         self._retry_s = options.offset_retry_s
         self._servers = options.kafka["bootstrap.servers"]
+        self._timeout_s = request_timeout_s(options.kafka)
         self._last_error = ""
         committed = options.kafka.get("isolation.level", "").strip() == "read_committed"
         self._isolation = (
@@ -85,7 +87,7 @@ class Cluster:
         if not names:
             return Layout(frozenset(), {})
         futures = self._admin.describe_topics(
-            TopicCollection(sorted(names)), request_timeout=REQUEST_TIMEOUT_S
+            TopicCollection(sorted(names)), request_timeout=self._timeout_s
         )
         found = [self._described(future) for future in futures.values()]
         topics = [topic for topic in found if topic is not None and self._wanted(topic)]
@@ -100,7 +102,7 @@ class Cluster:
         if subscription.pattern is None:
             return set(subscription.topics) | {topic for topic, _ in subscription.assigned}
         pattern = re.compile(subscription.pattern)
-        listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        listed = self._admin.list_topics(timeout=self._timeout_s).topics
         return {name for name in listed if pattern.fullmatch(name)}
 
     def _wanted(self, topic: TopicDescription) -> bool:
@@ -109,7 +111,7 @@ class Cluster:
 
     def _described(self, future: Future[TopicDescription]) -> TopicDescription | None:
         try:
-            return future.result(REQUEST_TIMEOUT_S + 5)
+            return future.result(self._timeout_s + 5)
         except KafkaException as error:
             if error.args[0].code() in MISSING_TOPIC:
                 return None
@@ -122,12 +124,12 @@ class Cluster:
         futures: dict[KafkaPartition, Future[Any]] = self._admin.list_offsets(
             {KafkaPartition(*tp): spec for tp, spec in specs.items()},
             isolation_level=self._isolation,
-            request_timeout=REQUEST_TIMEOUT_S,
+            request_timeout=self._timeout_s,
         )
         result: dict[TopicPartition, int] = {}
         for tp, future in futures.items():
             try:
-                result[tp.topic, tp.partition] = future.result(REQUEST_TIMEOUT_S + 5).offset
+                result[tp.topic, tp.partition] = future.result(self._timeout_s + 5).offset
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:
                     raise
@@ -157,6 +159,12 @@ class Cluster:
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_error = error.str()
+
+
+def request_timeout_s(kafka: Mapping[str, str]) -> float:
+    """How long to wait for an answer; librdkafka has checked that it is a number."""
+    given = kafka.get("socket.timeout.ms")
+    return REQUEST_TIMEOUT_S if given is None else int(given) / 1000
 
 
 def admin_client(kafka: Mapping[str, str], on_error: Callable[[KafkaError], None]) -> AdminClient:

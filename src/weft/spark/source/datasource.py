@@ -19,7 +19,7 @@ from weft.spark.source.options import (
     SourceOptions,
     source_options,
 )
-from weft.spark.source.stream import StreamReader
+from weft.spark.source.stream import RefusedStream, StreamReader
 
 
 class KafkaSource(DataSource):
@@ -50,12 +50,16 @@ class KafkaSource(DataSource):
             check_schema(schema, options)
             return BatchReader(options, fetch_settings(options, BATCH_GROUP_PREFIX))
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+    def streamReader(  # noqa: N802  # Spark's name
+        self, schema: StructType
+    ) -> StreamReader | RefusedStream:
         """The reader of a streaming query."""
-        with one_line_errors():
+        try:
             options = source_options(self.options).for_stream()
             check_schema(schema, options)
-            return StreamReader(options, fetch_settings(options, STREAM_GROUP_PREFIX))
+        except ConfigError as error:
+            return RefusedStream(error)
+        return StreamReader(options, fetch_settings(options, STREAM_GROUP_PREFIX))
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from weft.errors import ConfigError
 from weft.spark.source.batch import read_range
 from weft.spark.source.bounds import PartitionMap
 from weft.spark.source.cluster import Cluster, Layout, missing_topics, require_topics
@@ -72,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read to the ends that the logs have at the next question, and no further."""
         self._available_now = True
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the next batch ends; equal to `start` when nothing has come."""
         with one_line_errors():
             return self._next_end(stream_offset(start), limit).to_json()
@@ -192,3 +194,42 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends.positions.get(tp, -1) < offset and ends.same_topic(known, tp[0])
             for tp, offset in known.positions.items()
         )
+
+
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stands in for a reader whose options are wrong, and says so when it is first asked.
+
+    PySpark 4.3 hides what `streamReader` itself raises behind an UnboundLocalError of its own.
+    """
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Raise the error."""
+        raise self._refused()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """Raise the error."""
+        raise self._refused()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Raise the error."""
+        raise self._refused()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Raise the error."""
+        raise self._refused()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raise the error."""
+        raise self._refused()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error."""
+        raise self._refused()
+
+    def _refused(self) -> ConfigError:
+        with suppress(ConfigError), one_line_errors():
+            raise self._error
+        return self._error

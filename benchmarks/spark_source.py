@@ -1,0 +1,208 @@
+"""The Kafka source `weft` beside Spark's own connector, on one broker, in one Spark session.
+
+    python benchmarks/spark_source.py [--records 1000000] [--rounds 5] [--json FILE]
+
+Reads a topic of 100-byte records on 4 partitions with `local[2]` into the noop sink, all columns,
+by three readers in turn: `weft` as it comes, the JVM connector as it comes, and the JVM connector
+with `kafka.fetch.max.wait.ms=10`, which takes away the half second that it otherwise waits at the
+end of the log. Rounds are interleaved, the first two warm up, and medians are compared. Prints one
+JSON line for each reader and one for each ratio; exit code 1 where a ratio misses its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+if not __package__:  # Run as a file: its own folder is on the path, not the one above.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+from weft.broker import LocalBroker
+from weft.broker.jars import cache_dir
+
+TOPIC, PARTITIONS, KEYS, VALUE = "spark-source", 4, 10_000, b"x" * 100
+MAVEN_LIMIT_S = 300
+WARM_UP_ROUNDS = 2
+
+#: The connector that runs on PySpark 4.3 where its own version cannot be had: 4.2.0 with the
+#: token provider of 4.0.0, each without what Spark brings itself.
+CONNECTOR = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
+
+#: Reader -> (format, options).
+READERS: dict[str, tuple[str, dict[str, str]]] = {
+    "weft": ("weft", {}),
+    "jvm": ("kafka", {}),
+    "jvm-tuned": ("kafka", {"kafka.fetch.max.wait.ms": "10"}),
+}
+#: Other reader -> how many times its time `weft` may take.
+LIMITS = {"jvm": 0.7, "jvm-tuned": 1.5}
+
+
+def main() -> int:
+    """Run the comparison; 0 where both ratios hold."""
+    asked = arguments()
+    if shutil.which("mvn") is None:
+        print("mvn is not on the PATH: install Maven to fetch Spark's connector", file=sys.stderr)
+        return 2
+    jars = connector_jars()
+    with LocalBroker() as broker:
+        broker.create_topic(TOPIC, partitions=PARTITIONS)
+        fill(broker.bootstrap, asked.records)
+        with spark_session(jars) as spark:
+            seconds = timed_rounds(spark, broker.bootstrap, asked.rounds, asked.records)
+    lines = [machine.facts(), *report(seconds, asked.records)]
+    for line in lines:
+        print(json.dumps(line))
+    if asked.json:
+        Path(asked.json).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return 0 if all(line["ok"] for line in lines if line["type"] == "ratio") else 1
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", help="also write the lines to this file")
+    return parser.parse_args()
+
+
+def connector_jars() -> list[Path]:
+    """Spark's Kafka connector and what it needs, fetched by Maven once into Weft's cache."""
+    folder = cache_dir() / "spark-kafka-connector-4.2.0"
+    names = [f"{artifact}-{version}.jar" for _, artifact, version in CONNECTOR]
+    if not all((folder / name).exists() for name in names):
+        fetch(folder)
+    return [folder / name for name in names]
+
+
+def fetch(folder: Path) -> None:
+    """Let Maven bring the jars: it knows the registry, or a company's mirror of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        pom = Path(work) / "pom.xml"
+        pom.write_text(pom_text())
+        subprocess.run(
+            ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies",
+             f"-DoutputDirectory={folder}"],
+            check=True, timeout=MAVEN_LIMIT_S,
+        )  # fmt: skip
+
+
+def pom_text() -> str:
+    """A Maven project that needs exactly these jars and nothing behind them."""
+    star = "<groupId>*</groupId><artifactId>*</artifactId>"
+    alone = f"<exclusions><exclusion>{star}</exclusion></exclusions>"
+    needs = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version>{alone}</dependency>"
+        for group, artifact, version in CONNECTOR
+    )
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>weft</groupId>"
+        "<artifactId>connector</artifactId><version>1</version>"
+        f"<dependencies>{needs}</dependencies></project>"
+    )
+
+
+def fill(bootstrap: str, records: int) -> None:
+    """Write the records, round robin over the partitions."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+    for i in range(records):
+        while True:
+            try:
+                producer.produce(TOPIC, VALUE, key=b"%d" % (i % KEYS), partition=i % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(60) == 0, "the broker did not take all records"
+
+
+@contextmanager
+def spark_session(jars: list[Path]) -> Iterator[Any]:
+    """A session on two cores with both readers in it."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    from weft.spark import KafkaSource
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.jars", ",".join(map(str, jars)))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    spark.dataSource.register(KafkaSource)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def timed_rounds(spark: Any, bootstrap: str, rounds: int, records: int) -> dict[str, list[float]]:
+    """Seconds of each reader; the first rounds are not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in READERS}
+    for name in READERS:
+        assert read(spark, name, bootstrap).count() == records, f"{name} did not read all records"
+    for number in range(WARM_UP_ROUNDS + rounds):
+        for name, taken in seconds.items():
+            began = time.perf_counter()
+            read(spark, name, bootstrap).write.format("noop").mode("overwrite").save()
+            if number >= WARM_UP_ROUNDS:
+                taken.append(time.perf_counter() - began)
+    return seconds
+
+
+def read(spark: Any, name: str, bootstrap: str) -> Any:
+    """The topic as a DataFrame of one reader."""
+    form, options = READERS[name]
+    reader = spark.read.format(form).option("kafka.bootstrap.servers", bootstrap)
+    return reader.option("subscribe", TOPIC).options(**options).load()
+
+
+def report(seconds: dict[str, list[float]], records: int) -> Iterator[dict[str, Any]]:
+    """One line for each reader, one for each ratio."""
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    for name, median in medians.items():
+        yield {
+            "type": "run",
+            "reader": name,
+            "records": records,
+            "median_s": round(median, 3),
+            "records_per_s": round(records / median),
+            "runs_s": [round(second, 3) for second in seconds[name]],
+        }
+    for other, limit in LIMITS.items():
+        ratio = medians["weft"] / medians[other]
+        yield {
+            "type": "ratio",
+            "name": f"weft / {other}",
+            "ratio": round(ratio, 3),
+            "limit": limit,
+            "ok": ratio <= limit,
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
