@@ -119,12 +119,31 @@ def test_rebalances_end_the_wait(consumer: Consumer, topic: str):
     assert len(assigned) == 2
 
 
+def test_an_answered_commit_ends_the_wait(consumer: Consumer, topic: str):
+    """A commit queue that signals wakes the waiting thread for its answer."""
+    queue = wakeable.WakeableQueue(consumer)
+    commits = clib.CommitQueue(consumer)
+    commits.signal(queue)
+    quiet(queue, consumer)
+    token = commits.send([(topic, 0, 1, "bgAA")])
+    deadline = time.monotonic() + 10
+    answers: list[calls.CommitAnswer] = []
+    while not answers and time.monotonic() < deadline:
+        assert queue.wait(5)
+        answers = commits.poll(0)
+        consumer.consume(100, 0)
+    commits.close()
+    queue.close()
+    assert [answer.token for answer in answers] == [token]
+
+
 def test_it_closes_twice_and_the_consumer_after_it(consumer: Consumer):
     """Closing gives the descriptors back once; the consumer closes without hanging."""
     queue = wakeable.WakeableQueue(consumer)
     assert queue.fileno() >= 0
     queue.close()
     queue.close()
+    queue.wake()
     began = time.monotonic()
     consumer.close()
     assert time.monotonic() - began < 8

@@ -2,6 +2,7 @@
 
 import os
 import select
+import threading
 from contextlib import suppress
 
 from confluent_kafka import Consumer
@@ -18,7 +19,11 @@ class WakeableQueue:
 
     def __init__(self, consumer: Consumer) -> None:
         """Have librdkafka write to a pipe of ours when the consumer's queue gets work."""
+        self._closing = threading.Lock()
         self._readable, self._writable = os.pipe()
+        # Not select(): it refuses descriptors from 1,024 on, and handlers may hold thousands.
+        self._poller = select.poll()
+        self._poller.register(self._readable, select.POLLIN)
         os.set_blocking(self._readable, False)
         os.set_blocking(self._writable, False)
         self._queue: int | None = library().rd_kafka_queue_get_consumer(handle(consumer))
@@ -33,9 +38,14 @@ class WakeableQueue:
         library().rd_kafka_queue_io_event_enable(queue, self._writable, b"w", 1)
 
     def wake(self) -> None:
-        """Make the waiting thread return, or its next wait. Any thread, never blocks."""
-        with suppress(BlockingIOError):  # Full: of wake-ups not yet taken.
-            os.write(self._writable, b"w")
+        """Make the waiting thread return, or its next wait. Any thread, never blocks.
+
+        After a close it does nothing: without the lock, the descriptor could be closed and
+        given to another file between the look and the write.
+        """
+        with self._closing, suppress(BlockingIOError):  # Full: of wake-ups not yet taken.
+            if self._queue is not None:
+                os.write(self._writable, b"w")
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is something to consume or somebody woke us; whether that came.
@@ -46,18 +56,21 @@ class WakeableQueue:
         """
         if self._drain() or library().rd_kafka_queue_length(self._queue):
             return True
-        readable, _, _ = select.select((self._readable,), (), (), max(timeout_s, 0.0))
-        return bool(readable)
+        return bool(self._poller.poll(max(timeout_s, 0.0) * 1000))
 
     def close(self) -> None:
-        """Stop the signals and give the queue back. May be called again."""
-        queue, self._queue = self._queue, None
-        if queue is None:
-            return
-        library().rd_kafka_queue_io_event_enable(queue, -1, None, 0)
-        library().rd_kafka_queue_destroy(queue)
-        os.close(self._readable)
-        os.close(self._writable)
+        """Stop the signals and give the queue back. May be called again.
+
+        Queues given to ``also`` must be closed before: they would go on writing.
+        """
+        with self._closing:
+            queue, self._queue = self._queue, None
+            if queue is None:
+                return
+            library().rd_kafka_queue_io_event_enable(queue, -1, None, 0)
+            library().rd_kafka_queue_destroy(queue)
+            os.close(self._readable)
+            os.close(self._writable)
 
     def _drain(self) -> bool:
         """Take what is in the pipe; whether one of our own wake-ups was in it."""
