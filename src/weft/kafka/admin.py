@@ -1,0 +1,272 @@
+"""Questions to the brokers that need no group membership, each within a limit on its time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec, TopicDescription
+
+from weft.kafka import calls
+from weft.kafka.failures import Failures, raised_code
+from weft.kafka.ports import TopicPartition
+from weft.kafka.settings import ClientSettings
+from weft.kafka.verdicts import poll_verdict
+
+T = TypeVar("T")
+#: Which offset is asked for: where a log starts, where it ends, or the first at or after a time.
+Spec = Literal["start", "end"] | int
+
+#: Beside what the request itself may take, so that its own error comes first.
+_GRACE_S = 1.0
+_RETRY_PAUSE_S = 0.1
+_REQUEST_MIN_S = 0.05
+#: librdkafka takes no longer.
+_REQUEST_MAX_S = 3600.0
+
+_MISSING = frozenset({
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # public; the underscore says "local"
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001  # see above
+})  # fmt: skip
+_LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
+_LOG_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not annotated
+_NO_GROUP = KafkaError.GROUP_ID_NOT_FOUND
+
+
+class TopicFacts(NamedTuple):
+    """A topic that exists."""
+
+    name: str
+    #: Kafka's own id: a topic deleted and made again under its name has another
+    topic_id: str
+    partitions: int
+
+
+class KafkaAdmin:
+    """Asks the brokers. Of one thread at a time.
+
+    Every method raises KafkaUnavailable when they do not answer within `timeout_s`, and
+    ConfigError when they refuse what was asked, or us.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._failures = Failures(settings)
+        quiet = {"log_level": 2, **settings.admin}  # What goes wrong is in the exceptions.
+        # A client on no variable is collected, and its futures never complete.
+        self._client = AdminClient(quiet | {"error_cb": self._failures.note})
+        self._groups: dict[str, Consumer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection. May be called again."""
+        groups, self._groups = self._groups, {}
+        for consumer in groups.values():
+            consumer.close()
+
+    def describe(self, topics: Sequence[str], timeout_s: float) -> dict[str, TopicFacts]:
+        """The topics of these that exist, by name."""
+        names = sorted(set(topics))
+        if not names:
+            return {}
+
+        def ask(left_s: float) -> dict[str, TopicFacts]:
+            futures = self._client.describe_topics(TopicCollection(names), request_timeout=left_s)
+            answers = self._answers(futures, left_s, absent=_MISSING)
+            return {name: _facts(found) for name, found in answers.items()}
+
+        return self._within(timeout_s, f"describe {', '.join(names):.200}", ask)
+
+    def matching(self, patterns: Sequence[str], timeout_s: float) -> list[str]:
+        """The names of existing topics that any of these patterns matches, sorted.
+
+        As librdkafka does it: a pattern starts with ^, and need not reach the name's end.
+        """
+        matchers = [re.compile(pattern) for pattern in patterns]
+        names = self._within(timeout_s, "list topics", self._topic_names)
+        return sorted(name for name in names if any(m.match(name) for m in matchers))
+
+    def ends(
+        self, topics: Sequence[str], *, committed: bool, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """One past the last record of each partition of these topics, asked in one request.
+
+        `committed`: as a read_committed consumer sees it: up to the oldest open transaction.
+        """
+        return self._of_topics(topics, "end", committed=committed, timeout_s=timeout_s)
+
+    def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
+        """The first offset that each partition of these topics still has."""
+        return self._of_topics(topics, "start", committed=False, timeout_s=timeout_s)
+
+    def offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        spec: Spec,
+        *,
+        timeout_s: float,
+        committed: bool = False,
+    ) -> dict[TopicPartition, int]:
+        """The offset at `spec` in each partition; those that do not exist are left out.
+
+        A number is a time in ms since 1970; no record that late gives -1.
+        """
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = {KafkaPartition(*one): _offset_spec(spec) for one in partitions}
+        if not asked:
+            return {}
+
+        def ask(left_s: float) -> dict[TopicPartition, int]:
+            futures = self._client.list_offsets(
+                asked, isolation_level=level, request_timeout=left_s
+            )
+            answers = self._answers(futures, left_s, absent=_MISSING)
+            return {(one.topic, one.partition): at.offset for one, at in answers.items()}
+
+        return self._within(timeout_s, "ask for offsets", ask)
+
+    def group_offsets(
+        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int | None]:
+        """What the group has committed for each partition; None: nothing.
+
+        Asked of a consumer that never joins: the admin client's own call fails on metadata that
+        it did not write (reference: confluent-kafka reads past its end).
+        """
+        if not partitions:
+            return {}
+
+        def ask(left_s: float) -> dict[TopicPartition, int | None]:
+            found = calls.committed(self._reader(group), partitions, left_s)
+            for one in found:
+                if one.error and one.error not in _MISSING:
+                    raise KafkaException(KafkaError(one.error))
+            return {(one.topic, one.partition): one.offset for one in found}
+
+        return self._within(timeout_s, f"read the offsets of group {group}", ask)
+
+    def group_members(self, group: str, timeout_s: float) -> int | None:
+        """How many members the group has now; None: there is no such group."""
+
+        def ask(left_s: float) -> int | None:
+            futures = self._client.describe_consumer_groups([group], request_timeout=left_s)
+            found = self._answers(futures, left_s, absent=frozenset({_NO_GROUP})).get(group)
+            if found is None or found.state == ConsumerGroupState.DEAD:
+                return None
+            return len(found.members)
+
+        return self._within(timeout_s, f"describe group {group}", ask)
+
+    def create_topic(
+        self, name: str, partitions: int, *, replication: int = -1, timeout_s: float
+    ) -> bool:
+        """Make a topic and wait until it can be described; False when it was there before.
+
+        `replication` -1 is the cluster's default.
+        """
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=replication)
+        exists = frozenset({KafkaError.TOPIC_ALREADY_EXISTS})
+        deadline = time.monotonic() + timeout_s
+
+        def ask(left_s: float) -> bool:
+            futures = self._client.create_topics([topic], request_timeout=left_s)
+            return name in self._answers(futures, left_s, absent=exists)
+
+        made = self._within(timeout_s, f"create topic {name}", ask)
+        while name not in self.describe([name], max(deadline - time.monotonic(), _REQUEST_MIN_S)):
+            time.sleep(_RETRY_PAUSE_S)
+        return made
+
+    def _topic_names(self, left_s: float) -> list[str]:
+        return list(self._client.list_topics(timeout=left_s).topics)
+
+    def _of_topics(
+        self, topics: Sequence[str], spec: Spec, *, committed: bool, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        deadline = time.monotonic() + timeout_s
+        found = self.describe(topics, timeout_s).values()
+        here = [(topic.name, number) for topic in found for number in range(topic.partitions)]
+        left_s = max(deadline - time.monotonic(), _REQUEST_MIN_S)
+        return self.offsets(here, spec, committed=committed, timeout_s=left_s)
+
+    def _reader(self, group: str) -> Consumer:
+        """A consumer that asks for the group's offsets and never joins."""
+        if group not in self._groups:
+            config = {
+                "log_level": 2,
+                **self._settings.admin,
+                "group.id": group,
+                "enable.auto.commit": False,
+                # Under read_committed the answer waits for every open transaction.
+                "isolation.level": "read_uncommitted",
+                "error_cb": self._failures.note,
+            }
+            self._groups[group] = Consumer(config)
+        self._groups[group].poll(0)  # Its connection errors would pile up.
+        return self._groups[group]
+
+    def _within(self, timeout_s: float, what: str, ask: Callable[[float], T]) -> T:
+        """The answer, asked for again while what stands in the way passes by itself."""
+        deadline = time.monotonic() + timeout_s
+        self._client.poll(0)  # Serves the callback that notes connection errors.
+        self._failures.forget()
+        while True:
+            left_s = min(max(deadline - time.monotonic(), _REQUEST_MIN_S), _REQUEST_MAX_S)
+            try:
+                return ask(left_s)
+            except (KafkaException, TimeoutError) as error:
+                self._client.poll(0)
+                over = time.monotonic() + _RETRY_PAUSE_S >= deadline
+                if over or poll_verdict(raised_code(error)) != "retry":
+                    raise self._failures.explained(what, error) from None
+            time.sleep(_RETRY_PAUSE_S)
+
+    def _answers(
+        self, futures: Mapping[Any, Future[Any]], left_s: float, absent: frozenset[int]
+    ) -> dict[Any, Any]:
+        """The results, without those that failed with a code of `absent`."""
+        deadline = time.monotonic() + left_s + _GRACE_S
+        results = {}
+        for key, future in futures.items():
+            try:
+                results[key] = future.result(max(deadline - time.monotonic(), 0.0))
+            except KafkaException as error:
+                if raised_code(error) not in absent:
+                    raise
+        return results
+
+
+def _facts(found: TopicDescription) -> TopicFacts:
+    return TopicFacts(found.name, str(found.topic_id), len(found.partitions))
+
+
+def _offset_spec(spec: Spec) -> OffsetSpec:
+    if isinstance(spec, int):
+        at_time: OffsetSpec = OffsetSpec.for_timestamp(spec)
+        return at_time
+    return _LOG_START if spec == "start" else _LOG_END

@@ -1,0 +1,62 @@
+"""Errors of a client as one line that says who did not answer, why, and what to do."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError
+
+from weft.errors import ConfigError
+from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.secrets import scrub
+from weft.kafka.settings import ClientSettings
+from weft.kafka.verdicts import poll_verdict, reason
+
+# ruff: noqa: SLF001  # public constants; the underscore says "from the client, not the broker"
+_ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN
+_TIMED_OUT: int = KafkaError._TIMED_OUT
+_SSL: int = KafkaError._SSL
+
+
+def raised_code(error: Exception) -> int:
+    """The Kafka code of an exception; that of a time-out where it has none."""
+    inner = error.args[0] if error.args else None
+    return int(inner.code()) if isinstance(inner, KafkaError) else _TIMED_OUT
+
+
+class Failures:
+    """Remembers what a client's connections say: a request's own error is mostly "timed out"."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._last: KafkaError | None = None
+
+    def note(self, error: KafkaError) -> None:
+        """The client's `error_cb`: keep it, unless it only repeats that nobody is there."""
+        if error.code() != _ALL_DOWN:
+            self._last = error
+
+    def forget(self) -> None:
+        """What was noted so far is of an earlier request."""
+        self._last = None
+
+    def explained(self, what: str, error: Exception) -> ConfigError | KafkaUnavailable:
+        """What to raise for a failed request; `what` it was to do ("list topics").
+
+        A request that was answered was refused; else what the connections said last counts.
+        """
+        code, text = raised_code(error), _text(error)
+        answered = poll_verdict(code) != "retry"
+        if self._last is not None and not answered:
+            code, text = self._last.code(), self._last.str()
+        text = scrub(" ".join(text.split()), self._settings.admin)
+        line = f"Kafka at {self._settings.bootstrap}: cannot {what}: {text}"
+        if poll_verdict(code) == "stop" or code == _SSL:
+            line = f"{line}: {reason(code)}"
+        elif not answered:
+            line = f"{line}: is it running, and is bootstrap.servers right?"
+        refused = answered or poll_verdict(code) == "stop"
+        return ConfigError(line) if refused else KafkaUnavailable(line)
+
+
+def _text(error: Exception) -> str:
+    inner = error.args[0] if error.args else None
+    return inner.str() if isinstance(inner, KafkaError) else (str(error) or "no answer in time")
