@@ -53,19 +53,19 @@ def topic(kafka_broker: LocalBroker) -> Callable[..., str]:
 
 
 @pytest.fixture
-def produce(kafka_broker: LocalBroker) -> Iterator[Callable[..., None]]:
+def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
     """Write values to one partition and wait until the broker has them."""
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
 
     def write(
         topic: str, values: Iterable[str | bytes | None], partition: int = 0, **more: Any
     ) -> None:
+        # A producer of its own each time: it must know partitions that were added just now.
+        producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
         for value in values:
             producer.produce(topic, value, partition=partition, **more)
         assert producer.flush(20) == 0
 
-    yield write
-    producer.flush(5)
+    return write
 
 
 @pytest.fixture
