@@ -8,8 +8,10 @@ from weft.kafka.properties import canonical, properties
 
 Config = dict[str, Any]
 
-#: The part of `buffer_bytes` that fetched records not yet polled may take.
-SHARE = 4
+#: Parts of `buffer_bytes`: fetched records not yet polled; one broker's next response, by which
+#: that queue is overshot; what is produced and not yet acknowledged. With 64 partitions of 1 MB
+#: records a process then stays about 80 MB over `buffer_bytes` (133 MB with twice the parts).
+_QUEUE_PART, _FETCH_PART, _PRODUCER_PART = 8, 16, 4
 
 #: librdkafka keeps about so much beside each queued record; small records are mostly that.
 RECORD_OVERHEAD_BYTES = 512
@@ -20,6 +22,7 @@ _QUEUE_MAX_RECORDS = 100_000
 _FETCH_MAX_BYTES = 52_428_800
 _PARTITION_FETCH_MAX_BYTES = 1_048_576
 _MESSAGE_MAX_BYTES = 1_000_000
+_QUEUE_MIN_BYTES = 1024
 #: What a response may have around its records, by librdkafka's own check.
 _RESPONSE_FRAME_BYTES = 512
 
@@ -33,14 +36,15 @@ def number(config: Config, name: str, default: int) -> int:
 
 
 def consumer_budget(config: Config, records: int, size_bytes: int) -> Config:
-    """Queue and fetch sizes: the queue a quarter of the budget, one response half of that.
+    """Queue and fetch sizes of a consumer, beside what the user has set.
 
-    The queue may be overshot by what one fetch brings. librdkafka refuses a `fetch.max.bytes`
-    below `message.max.bytes`, or a `receive.message.max.bytes` below that and its frame.
+    librdkafka refuses a `fetch.max.bytes` below `message.max.bytes`, and a
+    `receive.message.max.bytes` below `fetch.max.bytes` and its frame.
     """
-    queue_bytes = max(size_bytes // SHARE, 1024)
+    queue_bytes = max(size_bytes // _QUEUE_PART, _QUEUE_MIN_BYTES)
+    response_bytes = max(size_bytes // _FETCH_PART, _QUEUE_MIN_BYTES)
     message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
-    fetch_bytes = min(queue_bytes // 2, _FETCH_MAX_BYTES)
+    fetch_bytes = min(response_bytes, _FETCH_MAX_BYTES)
     receive_bytes = number(config, "receive.message.max.bytes", 0)
     if receive_bytes:
         fetch_bytes = min(fetch_bytes, receive_bytes - _RESPONSE_FRAME_BYTES)
@@ -49,13 +53,13 @@ def consumer_budget(config: Config, records: int, size_bytes: int) -> Config:
         "queued.min.messages": max(queued, 1),
         "queued.max.messages.kbytes": min(queue_bytes // 1024, _QUEUE_MAX_KBYTES),
         "fetch.max.bytes": max(fetch_bytes, message_bytes),
-        "max.partition.fetch.bytes": min(queue_bytes // 2, _PARTITION_FETCH_MAX_BYTES),
+        "max.partition.fetch.bytes": min(response_bytes, _PARTITION_FETCH_MAX_BYTES),
     }
 
 
 def producer_budget(config: Config, size_bytes: int) -> Config:
-    """The producer's queue: a quarter of the budget, but always room for some large messages."""
+    """The producer's queue: its part of the budget, but always room for some large messages."""
     message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
     limit = properties()["queue.buffering.max.kbytes"].limits
-    kbytes = max(size_bytes // SHARE, 4 * message_bytes) // 1024
+    kbytes = max(size_bytes // _PRODUCER_PART, 4 * message_bytes) // 1024
     return {"queue.buffering.max.kbytes": min(kbytes, limit[1] if limit else kbytes)}
