@@ -1,1 +1,77 @@
-"""Weft: one Python handler, many calls at once, every promise of a single-threaded consumer."""
+"""One Python handler, many Kafka records at once: in order, nothing lost."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from weft._version import __version__
+
+if TYPE_CHECKING:
+    from weft.app import App
+    from weft.errors import (
+        ConfigError,
+        FatalError,
+        NotStarted,
+        OutOfOrder,
+        Reject,
+        RetryAfter,
+        WeftError,
+    )
+    from weft.policies import Commit, DeadLetter, Park, Retry, Skip, Stop
+    from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
+
+__all__ = [
+    "App",
+    "Commit",
+    "Committed",
+    "ConfigError",
+    "DeadLetter",
+    "ErrorInfo",
+    "FatalError",
+    "NotStarted",
+    "OutOfOrder",
+    "Park",
+    "Produce",
+    "Record",
+    "Reject",
+    "Result",
+    "Retry",
+    "RetryAfter",
+    "RunReport",
+    "Sent",
+    "Skip",
+    "Stop",
+    "WeftError",
+    "__version__",
+]
+
+_HOMES = {
+    "weft.app": ("App",),
+    "weft.errors": (
+        "ConfigError",
+        "FatalError",
+        "NotStarted",
+        "OutOfOrder",
+        "Reject",
+        "RetryAfter",
+        "WeftError",
+    ),
+    "weft.policies": ("Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
+    "weft.types": ("Committed", "ErrorInfo", "Produce", "Record", "Result", "RunReport", "Sent"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # PEP 562: the pytest plugin is loaded in every project that has Weft installed, and must not
+    # pull in librdkafka and pydantic there.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,7 +42,9 @@ class Retry:
             _seconds("Retry", "delay_s", self.delay_s)
         _seconds("Retry", "delay_max_s", self.delay_max_s)
         if not isinstance(self.multiplier, int | float) or not 1 <= self.multiplier <= 1000:
-            raise ConfigError(f"Retry(multiplier={self.multiplier!r}): give a number from 1 to 1000")
+            raise ConfigError(
+                f"Retry(multiplier={self.multiplier!r}): give a number from 1 to 1000"
+            )
         if not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 1:
             raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
         self._check_final()
@@ -50,8 +52,14 @@ class Retry:
     def _check_attempts(self) -> None:
         if self.attempts is None:
             return
-        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
-            raise ConfigError(f"Retry(attempts={self.attempts!r}): give 1 or more, or None for ever")
+        if (
+            isinstance(self.attempts, bool)
+            or not isinstance(self.attempts, int)
+            or self.attempts < 1
+        ):
+            raise ConfigError(
+                f"Retry(attempts={self.attempts!r}): give 1 or more, or None for ever"
+            )
 
     def _check_final(self) -> None:
         kinds = self.final if isinstance(self.final, tuple) else (self.final,)
@@ -79,7 +87,9 @@ class DeadLetter:
         if not isinstance(self.topic, str) or not self.topic:
             raise ConfigError(f"DeadLetter({self.topic!r}): give the name of a topic")
         if self.on_missing not in ("error", "create"):
-            raise ConfigError(f'DeadLetter(on_missing={self.on_missing!r}): give "error" or "create"')
+            raise ConfigError(
+                f'DeadLetter(on_missing={self.on_missing!r}): give "error" or "create"'
+            )
 
     def topic_for(self, source: str) -> str:
         """The dead-letter topic of records that came from `source`."""
@@ -113,7 +123,9 @@ class Commit:
     def __post_init__(self) -> None:
         _seconds("Commit", "interval_s", self.interval_s, above=0)
         limit = self.max_records
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
+        ):
             raise ConfigError(f"Commit(max_records={limit!r}): give 1 or more, or None")
         if not isinstance(self.each, bool):
             raise ConfigError(f"Commit(each={self.each!r}): give True or False")

@@ -161,7 +161,10 @@ class Commits:
         stored = []
         for answer in answers:
             partition = answer.partition
-            if partition.commit_sequence != answer.sequence or partition.commit_state == states.IDLE:
+            if (
+                partition.commit_sequence != answer.sequence
+                or partition.commit_state == states.IDLE
+            ):
                 self._state.counts["late_commit_answers"] += 1
                 continue
             partition.commit_state = states.IDLE

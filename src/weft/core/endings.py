@@ -288,6 +288,8 @@ class Endings:
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
         partition = work.partition
         partition.block_lane(work)
+        assert work.charge is not None
+        work.charge.parked = True
         work.move(states.PARKED)
         partition.parked += 1
         partition.handler.parked += 1

@@ -100,9 +100,7 @@ class InternalError(AssertionError):
     """A bug of Weft, never of the user: please report it with the story it carries."""
 
 
-def diagram(
-    names: tuple[str, ...], table: dict[tuple[int, int], str], *, without: str = ""
-) -> str:
+def diagram(names: tuple[str, ...], table: dict[tuple[int, int], str], *, without: str = "") -> str:
     """A Mermaid state diagram of one table; `without` leaves out edges into that state."""
     lines = ["stateDiagram-v2"]
     for (before, after), why in table.items():

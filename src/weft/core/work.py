@@ -50,12 +50,14 @@ class LaneCharge:
     moving the whole lane between the two budgets is then one addition, not a walk.
     """
 
-    __slots__ = ("records", "bytes", "blocked")
+    __slots__ = ("blocked", "bytes", "parked", "records")
 
     def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
         self.blocked = False
+        #: the lane's head is parked: nothing of it moves any more
+        self.parked = False
 
 
 class Work:

@@ -114,9 +114,7 @@ class ConsumerPort(Protocol):
     def commit(self, offsets: Sequence[ToCommit]) -> int:
         """Send a commit; its token comes back in `Polled.commits`. Never blocks."""
 
-    def commit_and_wait(
-        self, offsets: Sequence[ToCommit], timeout_s: float
-    ) -> list[CommitAnswer]:
+    def commit_and_wait(self, offsets: Sequence[ToCommit], timeout_s: float) -> list[CommitAnswer]:
         """The same inside a rebalance callback or at the end; empty when no answer came."""
 
     def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:

@@ -38,13 +38,17 @@ def error_info(error: BaseException) -> ErrorInfo:
         trace = "".join(traceback.format_exception(error))
     except Exception:
         trace = ""
-    return ErrorInfo(type(error).__name__, message[:MESSAGE_CHARS_MAX], trace[-TRACEBACK_CHARS_MAX:])
+    return ErrorInfo(
+        type(error).__name__, message[:MESSAGE_CHARS_MAX], trace[-TRACEBACK_CHARS_MAX:]
+    )
 
 
 def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
     """A failed attempt, with what the policy's types and callables say of this error."""
     final = isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
-    return Failed(work, error_info(error), final, None if final else _asked_delay(work, error, retry))
+    return Failed(
+        work, error_info(error), final, None if final else _asked_delay(work, error, retry)
+    )
 
 
 def _asked_delay(work: Work, error: BaseException, retry: Retry) -> float | None:
@@ -90,7 +94,9 @@ def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage
         if all(isinstance(item, Produce) for item in items):
             return [_message(work.record, item, output) for item in items]
         if isinstance(returned, GeneratorType):
-            raise BadReturn("the handler yielded something that is not weft.Produce: yield Produce(...)")
+            raise BadReturn(
+                "the handler yielded something that is not weft.Produce: yield Produce(...)"
+            )
     if output is None:
         raise BadReturn(
             f"the handler returned {type(returned).__name__}: return None or weft.Produce(...), or "

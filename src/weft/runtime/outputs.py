@@ -38,12 +38,16 @@ class Outputs:
 
     def __init__(
         self,
-        producer: ProducerPort,
+        make_producer: Callable[[], ProducerPort],
         group: str,
         on_full: Callable[[bool], None],
     ) -> None:
-        """`on_full(True)` when the producer takes no more for now, `on_full(False)` after that."""
-        self._producer = producer
+        """`on_full(True)` when the producer takes no more for now, `on_full(False)` after that.
+
+        The producer is made when there is something to send: many apps never send anything.
+        """
+        self._make_producer = make_producer
+        self._producer: ProducerPort | None = None
         self._group = group
         self._on_full = on_full
         self._waiting: deque[tuple[OutMessage, Callable[[Delivery], None]]] = deque()
@@ -67,6 +71,8 @@ class Outputs:
 
     def _queue(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
         # Behind those that wait, or outputs of one lane would overtake each other.
+        if self._producer is None:
+            self._producer = self._make_producer()
         if not self._waiting:
             try:
                 self._producer.send(message, on_delivery)
@@ -81,7 +87,7 @@ class Outputs:
 
     def retry_waiting(self) -> None:
         """Send what did not fit before; called inside the door when there may be room."""
-        while self._waiting:
+        while self._waiting and self._producer is not None:
             message, on_delivery = self._waiting[0]
             try:
                 self._producer.send(message, on_delivery)
@@ -96,6 +102,11 @@ class Outputs:
     def backed_up(self) -> bool:
         """Something waits for room in the producer."""
         return bool(self._waiting)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is on its way, and stop."""
+        if self._producer is not None:
+            self._producer.close(timeout_s)
 
     def take_settled(self) -> list[Settled]:
         """Answers that came since the last call."""

@@ -1,0 +1,238 @@
+"""The app: handlers, options, and the ways to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from weft.errors import ConfigError, NotStarted
+from weft.options import HandlerOptions, checked, topics_of
+from weft.policies import Commit, OnExhausted, Park, Retry
+from weft.routing import Routes
+from weft.runtime.reports import ResultStream
+from weft.app_options import AppOptions, checked_app
+from weft.runtime.run import Run
+from weft.types import RunReport
+
+F = TypeVar("F", bound=Callable[..., Any])
+StopMode = Literal["in_flight", "buffered", "now"]
+OnOffsetLost = Literal["stop", "earliest", "latest"]
+_STOP_MODES = ("in_flight", "buffered", "now")
+
+
+class App:
+    """One consumer group with its handlers.
+
+    Every option is described in docs/options.md; times are in seconds, sizes in bytes. Raises
+    ConfigError, in one line that names the option and the fix, for whatever can be seen here.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        kafka: Mapping[str, Any],
+        producer: Mapping[str, Any] | None = None,
+        lifespan: Callable[..., Any] | None = None,
+        drain_timeout_s: float = 20.0,
+        revoke_timeout_s: float = 5.0,
+        buffer_records: int = 50_000,
+        buffer_bytes: int = 128 * 2**20,
+        on_offset_lost: OnOffsetLost = "stop",
+        on_result: Callable[..., Any] | None = None,
+        on_commit: Callable[..., Any] | None = None,
+        on_assign: Callable[..., Any] | None = None,
+        on_revoke: Callable[..., Any] | None = None,
+    ) -> None:
+        self._options = checked_app(
+            AppOptions(
+                group=group,
+                kafka=kafka,  # type: ignore[arg-type]  # checked, then copied, by checked_app
+                producer={} if producer is None else producer,  # type: ignore[arg-type]  # as kafka
+                lifespan=lifespan,
+                drain_timeout_s=drain_timeout_s,
+                revoke_timeout_s=revoke_timeout_s,
+                buffer_records=buffer_records,
+                buffer_bytes=buffer_bytes,
+                on_offset_lost=on_offset_lost,
+                on_result=on_result,
+                on_commit=on_commit,
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+            )
+        )
+        self._handlers: list[HandlerOptions] = []
+        self._run: Run | None = None
+        self._stream: ResultStream | None = None
+        self._paused: set[str | None] = set()
+        #: the value of the lifespan while the app runs
+        self.state: Any = None
+
+    def __repr__(self) -> str:
+        # Never the kafka dictionary: it holds secrets.
+        names = ", ".join(handler.name for handler in self._handlers)
+        return f"<App group={self._options.group!r} handlers=[{names}]>"
+
+    # -- declaring ---------------------------------------------------------------------------------
+
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        *,
+        ordering: str = "key",
+        concurrency: int = 100,
+        executor: str = "auto",
+        retry: Retry = Retry(),  # noqa: B008  # frozen
+        timeout_s: float | None = None,
+        on_exhausted: OnExhausted = Park(),  # noqa: B008  # frozen
+        output: str | None = None,
+        value: Any = "bytes",
+        delivery: str = "at_least_once",
+        commit: Commit = Commit(),  # noqa: B008  # frozen
+        rate_limit_per_s: float | None = None,
+    ) -> Callable[[F], F]:
+        """Handle the records of these topics with the decorated function, which is returned as
+        it is. A name that starts with ^ is a pattern; a literal name beats a pattern."""
+
+        def decorate(function: F) -> F:
+            options = checked(
+                HandlerOptions(
+                    function,
+                    topics_of("@app.consume", topics),
+                    ordering=ordering,
+                    concurrency=concurrency,
+                    executor=executor,
+                    retry=retry,
+                    timeout_s=timeout_s,
+                    on_exhausted=on_exhausted,
+                    output=output,
+                    value=value,
+                    delivery=delivery,
+                    commit=commit,
+                    rate_limit_per_s=rate_limit_per_s,
+                )
+            )
+            Routes([*self._handlers, options])  # refuses a topic that has a handler already
+            self._handlers.append(options)
+            return function
+
+        return decorate
+
+    @property
+    def handlers(self) -> tuple[HandlerOptions, ...]:
+        """The handlers, in the order of their decoration."""
+        return tuple(self._handlers)
+
+    @property
+    def options(self) -> AppOptions:
+        """What the app was made with."""
+        return self._options
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        engine: str = "local",
+        until: str | None = None,
+        members: int | None = None,
+        master: str | None = None,
+        spark: Any = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> RunReport:
+        """Run until stopped, or `until="drained"`; SIGINT and SIGTERM stop it when this is the
+        main thread. Raises ConfigError for bad configuration, before anything is consumed."""
+        run = self._prepare(engine, until, members, master, spark, conf)
+        run.install_signals()
+        try:
+            run.start()
+            return run.wait()
+        finally:
+            run.restore_signals()
+
+    def start(
+        self,
+        *,
+        engine: str = "local",
+        until: str | None = None,
+        members: int | None = None,
+        master: str | None = None,
+        spark: Any = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Run in the background; the handle has `stop()`, `wait()` and `snapshot()`."""
+        run = self._prepare(engine, until, members, master, spark, conf)
+        run.start()
+        return run
+
+    async def serve(self, *, until: str | None = None) -> RunReport:
+        """Run on the caller's event loop, without signal handlers; cancelling it drains."""
+        run = self._prepare("local", until, None, None, None, None)
+        return await run.serve()
+
+    def _prepare(
+        self,
+        engine: str,
+        until: str | None,
+        members: int | None,
+        master: str | None,
+        spark: Any,
+        conf: Mapping[str, str] | None,
+    ) -> Run:
+        if engine != "local":
+            raise ConfigError(f'engine={engine!r} is not known: choose "local"')
+        given = {"members": members, "master": master, "spark": spark, "conf": conf}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
+        if until not in (None, "drained"):
+            raise ConfigError(f'until={until!r} is not known: give "drained", or leave it out')
+        if not self._handlers:
+            raise ConfigError(
+                "the app has no handler: decorate a function with @app.consume(TOPIC)"
+            )
+        if self._run is not None and not self._run.over:
+            raise ConfigError("the app is running already: stop it first, or make a second App")
+        self._run = Run(self, until=until, stream=self._stream)
+        self._stream = None
+        for topic in self._paused:
+            self._run.pause(topic)
+        return self._run
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    def stop(self, mode: StopMode = "in_flight") -> None:
+        """End the run; any thread. "in_flight" finishes what runs, "buffered" also what is
+        buffered, "now" only commits."""
+        if mode not in _STOP_MODES:
+            raise ConfigError(f'stop({mode!r}): choose "in_flight", "buffered" or "now"')
+        if self._run is not None:
+            self._run.stop(mode)
+
+    def pause(self, topic: str | None = None) -> None:
+        """Start no records of this topic, or of any; membership and commits go on."""
+        self._paused.add(topic)
+        if self._run is not None:
+            self._run.pause(topic)
+
+    def resume(self, topic: str | None = None) -> None:
+        """Start records of this topic again, or of all."""
+        if topic is None:
+            self._paused.clear()
+        self._paused.discard(topic)
+        if self._run is not None:
+            self._run.resume(topic)
+
+    def results(self) -> ResultStream:
+        """The result of every record from now on, for one reader; ends when the app ends."""
+        if self._run is not None and not self._run.over:
+            return self._run.open_results()
+        if self._stream is not None:
+            raise ConfigError("app.results() has one reader, and somebody has it already")
+        self._stream = ResultStream()
+        return self._stream
+
+    def snapshot(self) -> dict[str, Any]:
+        """What goes on now, as JSON-able data; docs/snapshot.md names every field."""
+        if self._run is None:
+            raise NotStarted("the app is not running: call app.run(), app.start() or app.serve()")
+        return self._run.snapshot()

@@ -1,0 +1,87 @@
+"""The options of `weft.App`, checked where the app is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.errors import ConfigError
+
+BUFFER_BYTES_MIN = 2**20
+GROUP_CHARS_MAX = 249
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AppOptions:
+    """What `weft.App(...)` was given. Its repr would show secrets, so it has none."""
+
+    group: str
+    kafka: dict[str, Any]
+    producer: dict[str, Any]
+    lifespan: Callable[..., Any] | None
+    drain_timeout_s: float
+    revoke_timeout_s: float
+    buffer_records: int
+    buffer_bytes: int
+    on_offset_lost: Any
+    on_result: Callable[..., Any] | None
+    on_commit: Callable[..., Any] | None
+    on_assign: Callable[..., Any] | None
+    on_revoke: Callable[..., Any] | None
+
+    def shown(self) -> dict[str, Any]:
+        """The options as a log line may show them."""
+        return {
+            "group": self.group,
+            "drain_timeout_s": self.drain_timeout_s,
+            "revoke_timeout_s": self.revoke_timeout_s,
+            "buffer_records": self.buffer_records,
+            "buffer_bytes": self.buffer_bytes,
+            "on_offset_lost": self.on_offset_lost,
+        }
+
+
+def checked_app(options: AppOptions) -> AppOptions:
+    """The same options, or a ConfigError that names what is wrong."""
+    _check_group(options.group)
+    for name in ("kafka", "producer"):
+        if not isinstance(getattr(options, name), Mapping):
+            raise ConfigError(
+                f"App({name}=...) must be a dict of librdkafka properties, such as "
+                '{"bootstrap.servers": "localhost:9092"}'
+            )
+    for name in ("drain_timeout_s", "revoke_timeout_s"):
+        _check_seconds(name, getattr(options, name))
+    _check_count("buffer_records", options.buffer_records, 1)
+    _check_count("buffer_bytes", options.buffer_bytes, BUFFER_BYTES_MIN)
+    if options.on_offset_lost not in ("stop", "earliest", "latest"):
+        raise ConfigError(
+            f"App(on_offset_lost={options.on_offset_lost!r}) is not known: choose one of "
+            '"stop", "earliest", "latest"'
+        )
+    for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke"):
+        value = getattr(options, name)
+        if value is not None and not callable(value):
+            raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
+    return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
+
+
+def _check_group(group: object) -> None:
+    if not isinstance(group, str) or not group.strip() or len(group) > GROUP_CHARS_MAX:
+        raise ConfigError(
+            f"App(group={group!r:.80}): give the consumer group's name, 1 to {GROUP_CHARS_MAX} "
+            "characters"
+        )
+
+
+def _check_seconds(name: str, value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]  # `number` says so
+        raise ConfigError(f"App({name}={value!r}): give a number of seconds, 0 or more")
+
+
+def _check_count(name: str, value: object, low: int) -> None:
+    if type(value) is not int or value < low:
+        raise ConfigError(f"App({name}={value!r}): give a whole number, {low} or more")

@@ -1,0 +1,132 @@
+"""Where an app's clients come from: a real cluster, or a test's in-memory broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from weft.kafka.ports import ConsumerPort, ProducerPort, TopicPartition
+from weft.kafka.settings import ClientSettings, Delivery, client_settings
+
+MEMORY_SCHEME = "memory://"
+
+
+class AdminPort(Protocol):
+    """What the runtime asks of the cluster before and beside consuming."""
+
+    def describe(self, topics: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
+        """Name -> facts with `topic_id` and `partitions`; missing topics are absent."""
+
+    def matching(self, patterns: Sequence[str], timeout_s: float) -> list[str]:
+        """Existing topics that match one of the patterns."""
+
+    def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
+        """First offsets of all partitions."""
+
+    def ends(
+        self, topics: Sequence[str], *, committed: bool, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Ends of all partitions; `committed`: of what is not in an open transaction."""
+
+    def group_offsets(
+        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int | None]:
+        """What the group has committed."""
+
+    def create_topic(
+        self, name: str, partitions: int, replication: int = -1, timeout_s: float = 10.0
+    ) -> Any:
+        """Make a topic; nothing when it exists."""
+
+    def close(self) -> None:
+        """Stop its threads."""
+
+
+class Connection(Protocol):
+    """Makes the clients of one member."""
+
+    def consumer(self) -> ConsumerPort:
+        """A new consumer."""
+
+    def producer(self, on_served: Callable[[], None]) -> ProducerPort:
+        """A new producer."""
+
+    def admin(self) -> AdminPort:
+        """A new admin client."""
+
+    def described(self) -> str:
+        """The brokers, for messages."""
+
+    def max_poll_interval_s(self) -> float:
+        """How long the consumer may stay away from polling."""
+
+    def reads_committed(self) -> bool:
+        """Whether records of open and aborted transactions are hidden."""
+
+
+class RealConnection:
+    """Clients of a Kafka cluster."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+
+    def consumer(self) -> ConsumerPort:
+        """A new consumer."""
+        from weft.kafka.consumer import KafkaConsumer
+
+        return KafkaConsumer(self.settings.consumer)
+
+    def producer(self, on_served: Callable[[], None]) -> ProducerPort:
+        """A new producer."""
+        from weft.kafka.producer import KafkaProducer
+
+        return KafkaProducer(self.settings.producer, on_served)
+
+    def admin(self) -> AdminPort:
+        """A new admin client."""
+        from weft.kafka.admin import KafkaAdmin
+
+        return KafkaAdmin(self.settings)
+
+    def described(self) -> str:
+        """The brokers, for messages."""
+        return self.settings.bootstrap
+
+    def max_poll_interval_s(self) -> float:
+        """How long the consumer may stay away from polling."""
+        return float(self.settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
+
+    def reads_committed(self) -> bool:
+        """Whether records of open and aborted transactions are hidden."""
+        return str(self.settings.consumer.get("isolation.level")) == "read_committed"
+
+
+#: in-memory brokers by address, put there by `weft.testing`
+MEMORY: dict[str, Callable[..., Connection]] = {}
+
+
+def connect(
+    kafka: Mapping[str, Any],
+    producer: Mapping[str, Any],
+    *,
+    group: str,
+    buffer_records: int,
+    buffer_bytes: int,
+    delivery: Delivery,
+    fleet_instance_id: str | None = None,
+) -> Connection:
+    """The clients for these properties; raises ConfigError for what librdkafka does not know."""
+    address = str(kafka.get("bootstrap.servers", ""))
+    if address.startswith(MEMORY_SCHEME) and address in MEMORY:
+        return MEMORY[address](kafka, group)
+    return RealConnection(
+        client_settings(
+            kafka,
+            producer,
+            group=group,
+            buffer_records=buffer_records,
+            buffer_bytes=buffer_bytes,
+            delivery=delivery,
+            fleet_instance_id=fleet_instance_id,
+        )
+    )

@@ -1,0 +1,209 @@
+"""The options of `@app.consume`, checked in one place, before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import ConfigError
+from weft.policies import Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
+
+CONCURRENCY_MAX = 10_000
+THREADS_MAX = 1_000
+ORDERINGS = ("key", "partition", "unordered")
+EXECUTORS = ("auto", "async", "threads")
+DELIVERIES = ("at_least_once",)
+VALUES = ("bytes", "str", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOptions:
+    """One `@app.consume` with its function. Names and defaults are the contract's."""
+
+    function: Callable[..., Any]
+    topics: tuple[str, ...]
+    ordering: str = "key"
+    concurrency: int = 100
+    executor: str = "auto"
+    retry: Retry = Retry()
+    timeout_s: float | None = None
+    on_exhausted: OnExhausted = Park()
+    output: str | None = None
+    value: Any = "bytes"
+    delivery: str = "at_least_once"
+    commit: Commit = Commit()
+    rate_limit_per_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The function's name: what logs, snapshots and errors call the handler."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @property
+    def kind(self) -> str:
+        """Which executor calls it: "async" or "threads"."""
+        if self.executor != "auto":
+            return self.executor
+        return "async" if is_async(self.function) else "threads"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Its topics that are patterns."""
+        return tuple(topic for topic in self.topics if topic.startswith("^"))
+
+
+def is_async(function: Any) -> bool:
+    """True for `async def` functions and objects whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # the method itself is looked at, not whether it exists
+    )
+
+
+def checked(options: HandlerOptions) -> HandlerOptions:
+    """The same options, or a ConfigError that names what is wrong and what to write instead."""
+    where = f"@app.consume on {options.name}"
+    _check_function(where, options)
+    _check_topics(where, options.topics)
+    _one_of(where, "ordering", options.ordering, ORDERINGS)
+    _one_of(where, "executor", options.executor, EXECUTORS)
+    _one_of(where, "delivery", options.delivery, DELIVERIES)
+    _check_executor(where, options)
+    _check_numbers(where, options)
+    _check_policies(where, options)
+    _check_value(where, options.value)
+    _check_output(where, options)
+    return options
+
+
+def _check_function(where: str, options: HandlerOptions) -> None:
+    function = options.function
+    if not callable(function):
+        raise ConfigError(f"{where}: the handler is not callable: decorate a function")
+    if inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"{where}: an async generator cannot be a handler: return a list of weft.Produce, or "
+            "use a plain generator"
+        )
+    wanted = ("record",)
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: the handler must take {len(wanted)} argument: def {options.name}"
+            f"({', '.join(wanted)}) ({error})"
+        ) from None
+    except ValueError:
+        return  # a builtin without a signature: its first call will tell
+
+
+def _check_topics(where: str, topics: Sequence[str]) -> None:
+    if not topics:
+        raise ConfigError(
+            f"{where}: give a topic, a list of topics, or a pattern that starts with ^"
+        )
+    for topic in topics:
+        if not isinstance(topic, str) or not topic:  # type: ignore[redundant-expr]  # what users pass, not what types say
+            raise ConfigError(f"{where}: topic {topic!r} is not a name")
+        if topic.startswith("^"):
+            try:
+                re.compile(topic)
+            except re.error as error:
+                raise ConfigError(f"{where}: pattern {topic!r} is not valid: {error}") from None
+        elif not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
+            raise ConfigError(
+                f"{where}: {topic!r} cannot be a topic: Kafka allows letters, digits, '.', '_' and "
+                "'-', at most 249; patterns start with ^"
+            )
+
+
+def _one_of(where: str, name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        choices = ", ".join(f'"{choice}"' for choice in allowed)
+        raise ConfigError(f"{where}: {name}={value!r} is not known: choose one of {choices}")
+
+
+def _check_executor(where: str, options: HandlerOptions) -> None:
+    if options.executor == "async" and not is_async(options.function):
+        raise ConfigError(f'{where}: executor="async" needs an `async def` handler')
+    if options.executor == "threads" and is_async(options.function):
+        raise ConfigError(
+            f'{where}: executor="threads" needs a plain `def` handler: an `async def` one runs on '
+            'the loop, executor="auto"'
+        )
+
+
+def _check_numbers(where: str, options: HandlerOptions) -> None:
+    limit = THREADS_MAX if options.kind == "threads" else CONCURRENCY_MAX
+    count = options.concurrency
+    if type(count) is not int or not 1 <= count <= limit:
+        raise ConfigError(
+            f"{where}: concurrency={count!r}: give a whole number from 1 to {limit} for "
+            f"{options.kind}"
+        )
+    _positive(where, "timeout_s", options.timeout_s)
+    _positive(where, "rate_limit_per_s", options.rate_limit_per_s)
+
+
+def _positive(where: str, name: str, value: object) -> None:
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]  # `number` says so
+        raise ConfigError(f"{where}: {name}={value!r}: give a number above 0, or None")
+
+
+def _check_policies(where: str, options: HandlerOptions) -> None:
+    if not isinstance(options.retry, Retry):
+        raise ConfigError(f"{where}: retry={options.retry!r}: give weft.Retry(...)")
+    if not isinstance(options.commit, Commit):
+        raise ConfigError(f"{where}: commit={options.commit!r}: give weft.Commit(...)")
+    policy = options.on_exhausted
+    if not isinstance(policy, Park | DeadLetter | Skip | Stop):
+        raise ConfigError(
+            f"{where}: on_exhausted={policy!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
+            "weft.Skip() or weft.Stop()"
+        )
+    if isinstance(policy, DeadLetter):
+        for topic in options.topics:
+            if policy.topic_for(topic) == topic:
+                raise ConfigError(
+                    f"{where}: the dead-letter topic {topic!r} is the topic it reads: name another, "
+                    'such as weft.DeadLetter("{topic}.dlq")'
+                )
+
+
+def _check_value(where: str, value: Any) -> None:
+    model = hasattr(value, "model_validate_json")
+    if isinstance(value, str):
+        _one_of(where, "value", value, VALUES)
+    elif not model and not callable(value):
+        raise ConfigError(
+            f'{where}: value={value!r}: give "bytes", "str", "json", a pydantic model, or a '
+            "callable that takes bytes"
+        )
+
+
+def _check_output(where: str, options: HandlerOptions) -> None:
+    output = options.output
+    if output is None:
+        return
+    if not isinstance(output, str) or not output:  # type: ignore[redundant-expr]  # what users pass
+        raise ConfigError(f"{where}: output={output!r}: give the name of a topic, or None")
+    if output in options.topics:
+        raise ConfigError(f"{where}: output={output!r} is a topic it reads: that would never end")
+
+
+def topics_of(where: str, topics: Any) -> tuple[str, ...]:
+    """A topic, or several, as a tuple."""
+    if isinstance(topics, str):
+        return (topics,)
+    if isinstance(topics, list | tuple | set | frozenset):
+        return tuple(topics)
+    raise ConfigError(
+        f"{where}: {topics!r} is not a topic: write @app.consume(TOPIC) with a name, a list of "
+        "names, or a pattern that starts with ^"
+    )

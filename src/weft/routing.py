@@ -1,0 +1,64 @@
+"""Which handler takes a topic: a literal name beats a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from weft.errors import ConfigError
+from weft.options import HandlerOptions
+
+
+class Routes:
+    """Topics and patterns of all handlers of one app."""
+
+    def __init__(self, handlers: Sequence[HandlerOptions]) -> None:
+        """Raises ConfigError when two handlers name the same topic."""
+        self._handlers = handlers
+        self._literal: dict[str, int] = {}
+        self._patterns: list[tuple[re.Pattern[str], int]] = []
+        for index, handler in enumerate(handlers):
+            for topic in handler.topics:
+                self._add(topic, index)
+
+    def _add(self, topic: str, index: int) -> None:
+        if topic.startswith("^"):
+            self._patterns.append((re.compile(topic), index))
+            return
+        taken = self._literal.setdefault(topic, index)
+        if taken != index:
+            names = (self._handlers[taken].name, self._handlers[index].name)
+            raise ConfigError(
+                f"topic {topic!r} has two handlers, {names[0]} and {names[1]}: keep one of them"
+            )
+
+    @property
+    def topics(self) -> list[str]:
+        """What to subscribe to."""
+        return [*self._literal, *(pattern.pattern for pattern, _ in self._patterns)]
+
+    @property
+    def literal(self) -> list[str]:
+        """The topics that are named."""
+        return list(self._literal)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns."""
+        return [pattern.pattern for pattern, _ in self._patterns]
+
+    def handler_of(self, topic: str) -> int:
+        """Index of the handler; raises ConfigError for a topic that two patterns want."""
+        literal = self._literal.get(topic)
+        if literal is not None:
+            return literal
+        matching = [(p.pattern, index) for p, index in self._patterns if p.match(topic)]
+        if len({index for _, index in matching}) > 1:
+            shown = " and ".join(repr(pattern) for pattern, _ in matching)
+            raise ConfigError(
+                f"topic {topic!r} matches two patterns, {shown}: make them exclude each other, or "
+                "name the topic literally"
+            )
+        if not matching:
+            raise ConfigError(f"topic {topic!r} has no handler")
+        return matching[0][1]

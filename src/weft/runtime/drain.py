@@ -1,0 +1,79 @@
+"""`until="drained"`: when everything that was there at the start is finished with.
+
+The ends of all partitions are taken once. A partition is finished with when the group's frontier
+has reached its end, whoever of the group got it there, or when all that is left of it is parked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from weft.core import states
+from weft.core.engine import Engine
+from weft.core.partition import Partition
+from weft.core.work import Work
+from weft.kafka.connect import AdminPort
+from weft.kafka.ports import KafkaUnavailable, TopicPartition
+
+_log = logging.getLogger("weft")
+
+ANSWER_S = 10.0
+
+
+class Drain:
+    """Watches the group's way to the ends."""
+
+    def __init__(
+        self,
+        admin: AdminPort,
+        group: str,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """`starts` and `ends` as they are now; empty partitions are finished with already."""
+        self._admin = admin
+        self._group = group
+        self._starts = starts
+        self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
+
+    def finished(self, engine: Engine, ours: Mapping[TopicPartition, Partition]) -> bool:
+        """Whether nothing is left; called inside the door for what is ours."""
+        for where in [where for where in self._left if where in ours]:
+            if _passed(ours[where], self._left[where]):
+                del self._left[where]
+        return not self._left
+
+    def others(self, ours: Iterable[TopicPartition]) -> None:
+        """Ask what the group has committed for partitions of other members; may wait."""
+        elsewhere = sorted(set(self._left) - set(ours))
+        if not elsewhere:
+            return
+        try:
+            committed = self._admin.group_offsets(self._group, elsewhere, ANSWER_S)
+        except KafkaUnavailable as error:
+            _log.debug("the group's offsets cannot be read now: %s", error)
+            return
+        for where in elsewhere:
+            offset = committed.get(where)
+            if offset is not None and offset >= self._left.get(where, offset + 1):
+                del self._left[where]
+
+
+def _passed(partition: Partition, end: int) -> bool:
+    if partition.frontier >= end:
+        return True
+    if partition.position < end:
+        return False
+    return all(
+        work is not None and _stuck(work)
+        for offset, work in partition.incomplete.items()
+        if offset < end
+    )
+
+
+def _stuck(work: Work) -> bool:
+    """Parked, or behind a parked record in its lane: nothing but a restart moves it."""
+    if work.state == states.PARKED:
+        return True
+    return work.state == states.QUEUED and work.charge is not None and work.charge.parked

@@ -1,0 +1,395 @@
+"""One member of the group: the polling thread, and everything the engine's effects become.
+
+The polling thread is the only one that touches the consumer. Other threads leave what they want
+of it in the outbox and wake it. It never runs a handler and never waits for one, so the member
+stays in its group however long a handler takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from weft.core import effects as fx
+from weft.core.commits import Answer
+from weft.core.engine import Engine, StopMode
+from weft.core.partition import Partition
+from weft.core.spec import Limits
+from weft.core.starting import OnLost
+from weft.core.work import Work
+from weft.kafka.ports import (
+    CommitAnswer,
+    ConsumerPort,
+    KafkaUnavailable,
+    Polled,
+    ProducerPort,
+    ToCommit,
+    TopicPartition,
+)
+from weft.runtime.door import Door
+from weft.runtime.logs import event
+from weft.runtime.outputs import Outputs
+from weft.runtime.perform import Performer
+from weft.runtime.plan import HandlerPlan
+from weft.runtime.rebalance import Rebalance
+from weft.runtime.reports import Callbacks
+from weft.types import ErrorInfo
+
+_log = logging.getLogger("weft")
+
+POLL_S = 0.1
+IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
+SOFT_WAIT_S = 0.1  # and in all, before partitions are paused; far below max.poll.interval.ms
+BUSY_SHARE = 0.8
+LEAVE_S = 10.0
+ENDS_EVERY_S = 1.0
+
+
+class Executor(Protocol):
+    """Calls one handler."""
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call it for each of these; never blocks."""
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """End this attempt if that can be done."""
+
+    def close(self) -> None:
+        """Start nothing more."""
+
+
+@dataclass(slots=True)
+class MemberConfig:
+    """What a member is told by the app."""
+
+    group: str
+    topics: list[str]
+    plans: list[HandlerPlan]
+    #: topic -> index of its handler
+    route: Callable[[str], int]
+    limits: Limits
+    make_consumer: Callable[[], ConsumerPort]
+    make_producer: Callable[[Callable[[], None]], ProducerPort]
+    make_executors: Callable[[Member], list[Executor]]
+    drain_timeout_s: float = 20.0
+    revoke_timeout_s: float = 5.0
+    on_offset_lost: OnLost = "stop"
+    on_commit: Callable[..., Any] | None = None
+    on_assign: Callable[..., Any] | None = None
+    on_revoke: Callable[..., Any] | None = None
+    #: called with every batch of finished records, on whatever thread is inside the door
+    on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
+
+
+class Member:
+    """Runs from `start` until it has left the group."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        self.config = config
+        self.engine = Engine([plan.spec for plan in config.plans], config.limits)
+        self.callbacks = Callbacks()
+        self.door = Door(self.engine, Performer(self).perform)
+        self.door.on_earlier = self._wake_for_deadline
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.executors: list[Executor] = []
+        self.outputs: Outputs
+        self.consumer: ConsumerPort
+        self.ended = threading.Event()
+        #: the first reason to end with exit code 1
+        self.fatal: fx.Fatal | None = None
+        #: set by the engine's Drained, or when the run broke
+        self.leaving = False
+        self.ending = False
+        self._stopped_at: float | None = None
+        self._rebalance = Rebalance(self)
+        self._outbox: deque[Callable[[], None]] = deque()
+        self._commits: dict[int, tuple[int, dict[TopicPartition, Partition]]] = {}
+        self._background: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._quit = threading.Event()
+        self._full_since: float | None = None
+        self._ends_at = 0.0
+        #: the longest time between two polls, in seconds: the figure behind L5
+        self.poll_gap_max_s = 0.0
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the group and begin; returns at once."""
+        config = self.config
+        self.consumer = config.make_consumer()
+        self.outputs = Outputs(
+            lambda: config.make_producer(self._outputs_served), config.group, self._outputs_full
+        )
+        self.executors = config.make_executors(self)
+        threading.Thread(target=self._work_behind, name="weft-background", daemon=True).start()
+        threading.Thread(target=self._run, name="weft-poll", daemon=True).start()
+
+    def stop(self, mode: StopMode) -> None:
+        """Ask for the end; any thread."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        self.door.post(lambda engine, now: engine.stop(now, mode))
+        self._wake()
+
+    def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
+        """End with exit code 1: finish what runs, commit, leave."""
+        if self.fatal is None:
+            self.fatal = fx.Fatal(reason, error)
+            event(_log, "error", "stopping", reason=reason)
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        # Posted, not called: this may run inside the door.
+        self.door.post(lambda engine, now: engine.stop(now, "in_flight"))
+
+    @property
+    def patient(self) -> bool:
+        """The time that a stop may take is not over."""
+        return self._stopped_at is None or self._left_s() > 0
+
+    def _left_s(self) -> float:
+        assert self._stopped_at is not None
+        return self._stopped_at + self.config.drain_timeout_s - time.monotonic()
+
+    def revoke_wait_s(self) -> float:
+        """How long a revoke may wait for what is in flight."""
+        if self.leaving:
+            return 0.0  # the drain has waited already
+        wait_s = self.config.revoke_timeout_s
+        return wait_s if self._stopped_at is None else max(0.0, min(wait_s, self._left_s()))
+
+    # -- the polling thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.consumer.subscribe(self.config.topics, self._rebalance)
+            while not self.leaving:
+                self._step()
+        except Exception as error:
+            _log.debug("the polling thread failed", exc_info=True)
+            self.fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._leave()
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        timeout_s = 0.0 if self._outbox else min(POLL_S, max(0.0, self.door.wakes_at - now))
+        if self._wait_for_room():
+            polled = self.consumer.poll(timeout_s)
+            self._take(polled)
+        self._empty_outbox()
+        after = time.monotonic()
+        self.poll_gap_max_s = max(self.poll_gap_max_s, after - now)
+        if after >= self.door.wakes_at:
+            self._tick(after)
+
+    def _tick(self, now: float) -> None:
+        if now >= self._ends_at:
+            self._ends_at = now + ENDS_EVERY_S
+            self._note_log_ends()
+        if self.outputs.backed_up:
+            self.door.post(lambda _engine, _now: self.outputs.retry_waiting())
+        deadline = self.door.call(self._tick_inside)
+        self.door.wakes_at = min(max(deadline, now + 0.001), now + POLL_S)
+        if self._stopped_at is not None and not self.leaving and self._left_s() <= 0:
+            self._give_up_waiting()
+
+    @staticmethod
+    def _tick_inside(engine: Engine, now: float) -> float:
+        engine.tick(now)
+        return engine.next_deadline()
+
+    def _give_up_waiting(self) -> None:
+        """The drain took too long: cancel what can be cancelled, commit what is done."""
+        event(_log, "warning", "drain timed out", seconds=self.config.drain_timeout_s)
+        held = list(self.partitions.values())
+        for work in self.door.call(lambda engine, _: engine.running(held)):
+            self.executors[work.partition.handler.index].cancel(work, expired=False)
+        self.door.post(lambda engine, now: engine.stop(now, "now"))
+
+    def _wait_for_room(self) -> bool:
+        """Whether to poll. Full buffers are waited for a little, because pausing a partition
+        throws away what librdkafka has fetched of it."""
+        limit = self.config.limits.buffer_records * BUSY_SHARE
+        held = sum(len(p.incomplete) - p.blocked_records for p in self.partitions.values())
+        now = time.monotonic()
+        if held < limit or self._outbox or self.engine.state.flow.paused:
+            self._full_since = None
+            return True
+        if self._full_since is None:
+            self._full_since = now
+        if now - self._full_since > SOFT_WAIT_S:
+            self._full_since = None
+            return True
+        self._quit.wait(IDLE_S)
+        return False
+
+    def _take(self, polled: Polled) -> None:
+        if polled.batches:
+            batches = [
+                (self.partitions[topic, number], records, sizes)
+                for topic, number, records, sizes in polled.batches
+                if (topic, number) in self.partitions
+            ]
+            self.door.call(lambda engine, now: engine.polled(now, batches))
+        if polled.ends:
+            ends = [
+                (self.partitions[topic, number], position)
+                for topic, number, position in polled.ends
+                if (topic, number) in self.partitions
+            ]
+            self.door.call(lambda engine, now: engine.reached(now, ends))
+        if polled.commits:
+            self.take_commit_answers(polled.commits)
+        for problem in polled.problems:
+            if problem.fatal:
+                self.fail(f"{problem.code}: {problem.reason}")
+            else:
+                event(_log, "warning", "kafka", code=problem.code, reason=problem.reason)
+        if polled.out_of_range:
+            self._reread(polled.out_of_range)
+
+    def _reread(self, partitions: list[TopicPartition]) -> None:
+        """The log no longer holds our position: begin anew where the policy says."""
+        self._rebalance.on_lost(partitions)
+        self._rebalance.find_later(partitions)
+
+    def _note_log_ends(self) -> None:
+        for where, end in self.consumer.log_ends().items():
+            partition = self.partitions.get(where)
+            if partition is not None:
+                partition.lag_end = end
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def send_commit(self, sequence: int, items: Sequence[fx.PlanItem]) -> None:
+        """On the polling thread."""
+        known = {(i.partition.topic, i.partition.number): i.partition for i in items}
+        offsets = [
+            ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata) for i in items
+        ]
+        try:
+            token = self.consumer.commit(offsets)
+        except Exception as error:  # refused at once, before it was sent
+            answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
+            self.answer_commits(sequence, known, answers)
+        else:
+            self._commits[token] = (sequence, known)
+
+    def take_commit_answers(self, answers: Sequence[CommitAnswer]) -> None:
+        """Answers to commits sent before, whole requests at a time."""
+        by_token: dict[int, list[CommitAnswer]] = {}
+        for answer in answers:
+            by_token.setdefault(answer.token, []).append(answer)
+        for token, group in by_token.items():
+            sequence, known = self._commits.pop(token, (0, {}))
+            self.answer_commits(sequence, known, group)
+
+    def answer_commits(
+        self,
+        sequence: int,
+        known: dict[TopicPartition, Partition],
+        answers: Sequence[CommitAnswer],
+    ) -> None:
+        """Bring the broker's word to the engine."""
+        told = [
+            Answer(known[one.topic, one.partition], sequence, one.verdict, one.reason)
+            for one in answers
+            if (one.topic, one.partition) in known
+        ]
+        if told:
+            self.door.call(lambda engine, now: engine.commit_answered(now, told))
+
+    def read_committed(self, partitions: Sequence[Partition]) -> None:
+        """On the background thread: what the broker holds of commits in doubt."""
+        where = [(p.topic, p.number) for p in partitions]
+        try:
+            found = self.consumer.find(where, 5.0)
+        except KafkaUnavailable:
+            values: list[tuple[Partition, int | None, str]] = [(p, None, "") for p in partitions]
+        else:
+            held = [found.get((p.topic, p.number)) for p in partitions]
+            values = [
+                (
+                    p,
+                    -1 if one is None or one.committed is None else one.committed,
+                    one.metadata if one else "",
+                )
+                for p, one in zip(partitions, held, strict=True)
+            ]
+        self.door.call(lambda engine, now: engine.committed_read(now, values))
+
+    def end_transaction(self, partitions: Sequence[Partition]) -> None:
+        """Nothing to end without exactly_once."""
+
+    # -- outputs -----------------------------------------------------------------------------------
+
+    def _outputs_served(self) -> None:
+        """On the producer's thread, after a round of acknowledgements."""
+        outputs = self.outputs
+        settled = outputs.take_settled()
+        if settled:
+            self.door.post(lambda engine, now: engine.outputs_settled(now, settled))
+        if outputs.backed_up:
+            self.door.post(lambda _engine, _now: outputs.retry_waiting())
+
+    def _outputs_full(self, full: bool) -> None:
+        self.door.post(lambda engine, now: engine.hold(now, "outputs", full))
+
+    # -- between threads ---------------------------------------------------------------------------
+
+    def on_poll_thread(self, action: Callable[[], None]) -> None:
+        """Have the polling thread do this soon."""
+        self._outbox.append(action)
+        self._wake()
+
+    def background(self, action: Callable[[], None]) -> None:
+        """Have the background thread do this: it may wait for the network."""
+        self._background.put(action)
+
+    def pause_background(self, seconds: float) -> None:
+        """Wait on the background thread, unless the member ends."""
+        self._quit.wait(seconds)
+
+    def _work_behind(self) -> None:
+        while (action := self._background.get()) is not None:
+            try:
+                action()
+            except Exception:
+                _log.exception("background work failed")
+
+    def _empty_outbox(self) -> None:
+        for _ in range(len(self._outbox)):
+            self._outbox.popleft()()
+
+    def _wake(self) -> None:
+        consumer = getattr(self, "consumer", None)
+        if consumer is not None and not self.ended.is_set():
+            consumer.wake()
+
+    def _wake_for_deadline(self) -> None:
+        """Inside the door: something is due earlier than the polling thread thinks."""
+        self.door.wakes_at = self.engine.next_deadline()
+        self._wake()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Give the partitions back, committed, and stop every thread."""
+        self.leaving = self.ending = True
+        try:
+            self.consumer.leave(LEAVE_S if self.patient else 2.0)
+        except Exception as error:
+            event(_log, "warning", "leaving failed", reason=str(error))
+        self.ended.set()
+        self._quit.set()
+        self._background.put(None)
+        for executor in self.executors:
+            executor.close()
+        self.outputs.close(2.0)
+        self.callbacks.close(1.0)

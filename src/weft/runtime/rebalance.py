@@ -1,0 +1,214 @@
+"""Partitions that come and go, as the member's polling thread lives through it.
+
+Unassignment follows when the revoke callback returns, so the callback blocks: nothing new starts,
+what runs is waited for, async attempts are cancelled, and frontier and map are committed and
+acknowledged. Only then may another member have the partition.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from weft.core.epochs import Assignment
+from weft.core.partition import Partition
+from weft.core.starting import Found, OffsetLost, Start, resolve
+from weft.kafka.ports import KafkaUnavailable, ToCommit, TopicPartition
+from weft.runtime.logs import event
+
+if TYPE_CHECKING:
+    from weft.runtime.member import Member
+
+_log = logging.getLogger("weft")
+
+FIND_S = 5.0
+FIND_AGAIN_S = 0.5
+LAST_COMMIT_S = 3.0
+CANCEL_GRACE_S = 0.5
+
+
+class Rebalance:
+    """The member's RebalanceListener."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        #: assigned, but their start could not be read yet -> which assignment that was
+        self.waiting: dict[TopicPartition, int] = {}
+        self._assignments = 0
+
+    # -- assigned ----------------------------------------------------------------------------------
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Read what is committed and open an epoch for each."""
+        self._assignments += 1
+        began = time.monotonic()
+        try:
+            found = self._member.consumer.find(partitions, FIND_S)
+        except KafkaUnavailable as error:
+            event(_log, "warning", "assigned, offsets unreadable", reason=str(error))
+            self.find_later(partitions)
+            return {}
+        starts = self.open(found)
+        event(
+            _log,
+            "info",
+            "assigned",
+            partitions=names(partitions),
+            seconds=round(time.monotonic() - began, 3),
+        )
+        return starts
+
+    def find_later(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read their offsets in the background and begin them then."""
+        token = self._assignments
+        self.waiting.update(dict.fromkeys(partitions, token))
+        self._member.background(lambda: self._find_again(list(partitions), token))
+
+    def _find_again(self, partitions: list[TopicPartition], token: int) -> None:
+        """On the background thread: until it can be read, or the partitions are gone."""
+        while not self._member.ending:
+            left = [where for where in partitions if self.waiting.get(where) == token]
+            if not left:
+                return
+            try:
+                found = self._member.consumer.find(left, FIND_S)
+            except KafkaUnavailable:
+                self._member.pause_background(FIND_AGAIN_S)
+            else:
+                self._member.on_poll_thread(lambda: self._begin(found, token))
+                return
+
+    def _begin(self, found: dict[TopicPartition, Found], token: int) -> None:
+        ours = {where: one for where, one in found.items() if self.waiting.get(where) == token}
+        for where in ours:
+            del self.waiting[where]
+        for where, offset in self.open(ours).items():
+            self._member.consumer.begin(where, offset)
+
+    def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
+        """Begin an epoch for each; where to fetch from."""
+        member = self._member
+        assignments = []
+        for where, one in found.items():
+            start = resolve(one, member.config.on_offset_lost)
+            if isinstance(start, OffsetLost):
+                member.fail(f"{where[0]}[{where[1]}]: {start.reason}")
+                continue
+            assignments.append(self._assignment(where, start))
+        if not assignments:
+            return {}
+        opened = member.door.call(lambda engine, now: engine.assigned(now, assignments))
+        for partition in opened:
+            where = (partition.topic, partition.number)
+            member.partitions[where] = partition
+            partition.lag_end = found[where].log_end
+            partition.committed = (
+                -1 if found[where].committed is None else found[where].committed or 0
+            )
+        member.callbacks.call(member.config.on_assign, [(p.topic, p.number) for p in opened])
+        return {(one.topic, one.partition): one.start for one in assignments}
+
+    def _assignment(self, where: TopicPartition, start: Start) -> Assignment:
+        if start.warning:
+            event(_log, "warning", start.warning, topic=where[0], partition=where[1])
+        return Assignment(
+            where[0],
+            where[1],
+            self._member.config.route(where[0]),
+            start.offset,
+            start.restored_top,
+            start.restored_not_done,
+            start.commit_start,
+        )
+
+    # -- revoked -----------------------------------------------------------------------------------
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Finish what runs, commit, close the epochs."""
+        member = self._member
+        began = time.monotonic()
+        ours = self._take(partitions)
+        member.door.call(lambda engine, now: engine.revoking(now, ours))
+        finished = self._wait(lambda: quiet(ours), member.revoke_wait_s())
+        if not finished:
+            self._cancel(ours)
+        member.end_transaction(ours)
+        stored = self._commit(ours)
+        member.door.call(lambda engine, now: engine.closed(now, ours))
+        event(
+            _log,
+            "info",
+            "revoked",
+            partitions=names(partitions),
+            seconds=round(time.monotonic() - began, 3),
+            finished=finished,
+            committed=stored,
+        )
+        member.callbacks.call(member.config.on_revoke, list(partitions))
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Drop everything; commit nothing."""
+        member = self._member
+        ours = self._take(partitions)
+        member.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
+        event(_log, "warning", "lost", partitions=names(partitions))
+        member.callbacks.call(member.config.on_revoke, list(partitions))
+
+    def _take(self, partitions: Sequence[TopicPartition]) -> list[Partition]:
+        for where in partitions:
+            self.waiting.pop(where, None)
+        held = [self._member.partitions.pop(where, None) for where in partitions]
+        return [partition for partition in held if partition is not None]
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait inside the callback, where only we can serve the commit answers."""
+        member = self._member
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() >= deadline:
+                return False
+            member.take_commit_answers(member.consumer.commit_answers(0.005))
+            member.door.turn()
+        return True
+
+    def _cancel(self, partitions: list[Partition]) -> None:
+        """Time is up: end the attempts that can be ended."""
+        for work in self._member.door.call(lambda engine, _: engine.running(partitions)):
+            executor = self._member.executors[work.partition.handler.index]
+            executor.cancel(work, expired=False)
+        self._wait(lambda: quiet(partitions), CANCEL_GRACE_S if self._member.patient else 0.05)
+
+    def _commit(self, partitions: list[Partition]) -> bool:
+        """One last commit from one last snapshot, acknowledged before this returns."""
+        member = self._member
+        plan = member.door.call(lambda engine, now: engine.last_commit(now, partitions))
+        if not plan.items:
+            return True
+        offsets = [
+            ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata)
+            for i in plan.items
+        ]
+        answers = member.consumer.commit_and_wait(offsets, LAST_COMMIT_S)
+        known = {(i.partition.topic, i.partition.number): i.partition for i in plan.items}
+        member.answer_commits(plan.sequence, known, answers)
+        return bool(answers) and all(answer.verdict == "stored" for answer in answers)
+
+
+def quiet(partitions: Sequence[Partition]) -> bool:
+    """Nothing of them is with a handler, being produced, or waiting for a mark."""
+    return not any(p.in_flight or p.sending for p in partitions) and not any(
+        p.claims and p.sent_plan for p in partitions if p.handler.spec.delivery == "at_most_once"
+    )
+
+
+def names(partitions: Sequence[TopicPartition]) -> str:
+    """`orders[0,1,2] users[4]`, for people."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    shown = (
+        f"{topic}[{','.join(map(str, sorted(held)))}]" for topic, held in sorted(topics.items())
+    )
+    return " ".join(shown) or "none"

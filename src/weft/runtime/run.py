@@ -1,0 +1,418 @@
+"""One run of an app in this process: started, watched, stopped, reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from weft.core import effects as fx
+from weft.core.engine import StopMode
+from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec, Limits
+from weft.errors import ConfigError
+from weft.kafka.connect import AdminPort, Connection, connect
+from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.secrets import redacted
+from weft.options import HandlerOptions
+from weft.policies import Commit
+from weft.routing import Routes
+from weft.runtime.aio import AsyncExecutor
+from weft.runtime.drain import Drain
+from weft.runtime.invoke import decoder
+from weft.runtime.logs import event
+from weft.runtime.loops import HandlerLoop
+from weft.runtime.member import Executor, Member, MemberConfig
+from weft.runtime.plan import HandlerPlan
+from weft.runtime.preflight import ANSWER_S, check_cluster
+from weft.runtime.reports import ResultStream, forward
+from weft.runtime.snapshot import RunCounts, snapshot_of
+from weft.runtime.threads import ThreadExecutor
+from weft.types import Result, RunReport
+
+if TYPE_CHECKING:
+    from weft.app import App
+
+_log = logging.getLogger("weft")
+
+WATCH_S = 0.1
+GROUP_LOOK_S = 1.0
+LOOP_CLOSE_S = 5.0
+
+
+class Run:
+    """The handle of a run: `stop()`, `wait()`, `snapshot()`."""
+
+    def __init__(self, app: App, *, until: str | None, stream: ResultStream | None) -> None:
+        self._app = app
+        self._options = app.options
+        self._handlers = app.handlers
+        self._until = until
+        self._stream = stream
+        self._routes = Routes(self._handlers)
+        self._connection = self._connect()
+        self._plans = [plan_of(handler) for handler in self._handlers]
+        self._loop: HandlerLoop | None = None
+        self._member: Member | None = None
+        self._drain: Drain | None = None
+        self._admin: AdminPort | None = None
+        self._drained = False
+        self._signals = 0
+        self._signalled: int | None = None
+        self._old_handlers: dict[int, Any] = {}
+        self._began = 0.0
+        self._counts = RunCounts()
+        self._report: RunReport | None = None
+        self._over = threading.Event()
+        self._paused: list[str | None] = []
+        self._group_looked_at = 0.0
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def _connect(self) -> Connection:
+        options = self._options
+        return connect(
+            options.kafka,
+            options.producer,
+            group=options.group,
+            buffer_records=options.buffer_records,
+            buffer_bytes=options.buffer_bytes,
+            delivery="at_least_once",
+        )
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Check the cluster, open the lifespan and join the group; returns at once after that."""
+        self._began = time.monotonic()
+        self._admin = self._connection.admin()
+        try:
+            topics = check_cluster(self._connection, self._admin, self._routes, self._handlers)
+            if self._until == "drained":
+                self._drain = self._new_drain(topics)
+            if loop is None:
+                self._open_loop()
+            self._member = Member(self._member_config())
+        except BaseException:
+            self._close_clients()
+            raise
+        self._log_start(topics)
+        self._begin_reports()
+        self._member.start()
+        for topic in self._paused:
+            self.pause(topic)
+        threading.Thread(target=self._watch, name="weft-watch", daemon=True).start()
+
+    def _open_loop(self) -> None:
+        wants_loop = self._options.lifespan is not None or any(
+            handler.kind == "async" for handler in self._handlers
+        )
+        if wants_loop:
+            self._loop = HandlerLoop()
+            self._app.state = self._loop.enter_and_wait(self._options.lifespan, self._app)
+
+    def _new_drain(self, topics: list[str]) -> Drain:
+        assert self._admin is not None
+        committed = self._connection.reads_committed()
+        try:
+            starts = self._admin.starts(topics, timeout_s=ANSWER_S)
+            ends = self._admin.ends(topics, committed=committed, timeout_s=ANSWER_S)
+        except KafkaUnavailable as error:
+            raise self._unreachable(error) from error
+        return Drain(self._admin, self._options.group, starts, ends)
+
+    def _unreachable(self, error: Exception) -> Exception:
+        return ConfigError(f"no answer from {self._connection.described()}: {error}")
+
+    def _member_config(self) -> MemberConfig:
+        options = self._options
+        return MemberConfig(
+            group=options.group,
+            topics=self._routes.topics,
+            plans=self._plans,
+            route=self._routes.handler_of,
+            limits=Limits(
+                buffer_records=options.buffer_records,
+                buffer_bytes=options.buffer_bytes,
+                commit=commit_of(self._handlers),
+            ),
+            make_consumer=self._connection.consumer,
+            make_producer=self._connection.producer,
+            make_executors=self._make_executors,
+            drain_timeout_s=options.drain_timeout_s,
+            revoke_timeout_s=min(
+                options.revoke_timeout_s, self._connection.max_poll_interval_s() / 3
+            ),
+            on_offset_lost=options.on_offset_lost,
+            on_commit=options.on_commit,
+            on_assign=options.on_assign,
+            on_revoke=options.on_revoke,
+            on_finished=self._finished,
+        )
+
+    def _make_executors(self, member: Member) -> list[Executor]:
+        return [
+            self._make_executor(member, handler, plan)
+            for handler, plan in zip(self._handlers, self._plans, strict=True)
+        ]
+
+    def _make_executor(
+        self, member: Member, handler: HandlerOptions, plan: HandlerPlan
+    ) -> Executor:
+        if handler.kind == "threads":
+            return ThreadExecutor(plan, member.door)
+        assert self._loop is not None
+        return AsyncExecutor(plan, member.door, self._loop.loop)
+
+    def _log_start(self, topics: list[str]) -> None:
+        handlers = {
+            handler.name: f"{handler.ordering}/{handler.kind}/{handler.concurrency}"
+            for handler in self._handlers
+        }
+        event(
+            _log,
+            "info",
+            "starting",
+            **self._options.shown(),
+            topics=",".join(topics),
+            handlers=handlers,
+            until=self._until,
+            kafka=redacted(self._options.kafka),
+        )
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def _begin_reports(self) -> None:
+        assert self._member is not None
+        if self._options.on_result is not None and self._stream is None:
+            self._stream = ResultStream()
+            forward(self._stream, self._options.on_result, self._member.callbacks)
+        elif self._options.on_result is not None:
+            _log.warning("on_result and app.results() were both asked for: app.results() reads")
+        if self._stream is not None:
+            self._attach(self._stream)
+
+    def open_results(self) -> ResultStream:
+        """A stream of the results from now on."""
+        if self._stream is not None and not self._stream.closed:
+            raise ConfigError("app.results() has one reader, and somebody has it already")
+        self._stream = ResultStream()
+        self._attach(self._stream)
+        return self._stream
+
+    def _attach(self, stream: ResultStream) -> None:
+        member = self._member
+        assert member is not None
+        stream.on_level = lambda full: member.door.post(
+            lambda engine, now: engine.hold(now, "results", full)
+        )
+        stream.on_close = lambda: self._report_results(False)
+        self._report_results(True)
+
+    def _report_results(self, on: bool) -> None:
+        assert self._member is not None
+        for plan in self._plans:
+            plan.calls = {} if on else None
+        self._member.door.post(lambda engine, _now: engine.report_results(on))
+
+    def _finished(self, finished: list[fx.Finished]) -> None:
+        """Inside the door: hand the results to the reader."""
+        stream = self._stream
+        if stream is not None:
+            stream.put([self._result(one) for one in finished])
+
+    def _result(self, one: fx.Finished) -> Result:
+        work = one.work
+        calls = self._plans[work.partition.handler.index].calls
+        call = None if calls is None else calls.pop(work, None)
+        now = time.time()
+        return Result(
+            work.record,
+            one.outcome,
+            work.attempts + (one.outcome == "done"),
+            one.error,
+            None if call is None else call.returned,
+            tuple(one.outputs or ()),
+            now if call is None else call.started_at,
+            now if call is None else call.finished_at,
+        )
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """On a thread of its own: is it drained, and then the end."""
+        member = self._member
+        assert member is not None
+        while not member.ended.wait(WATCH_S):
+            if self._drain is not None and not self._drained:
+                self._look_at_drain(self._drain, member)
+        self._finish()
+
+    def _look_at_drain(self, drain: Drain, member: Member) -> None:
+        if time.monotonic() - self._group_looked_at > GROUP_LOOK_S:
+            self._group_looked_at = time.monotonic()
+            drain.others(member.partitions)
+        ours = dict(member.partitions)
+        if member.door.call(lambda engine, _: drain.finished(engine, ours)):
+            self._drained = True
+            member.stop("in_flight")
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def stop(self, mode: StopMode = "in_flight") -> None:
+        """End the run: see `App.stop`."""
+        if self._member is not None:
+            self._member.stop(mode)
+
+    def wait(self, timeout_s: float | None = None) -> RunReport:
+        """Wait for the end and its report; TimeoutError when it did not come in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # In slices: Python runs signal handlers between two waits, not inside a long one.
+        while not self._over.wait(0.1):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the app has not ended within {timeout_s} s")
+        assert self._report is not None
+        return self._report
+
+    async def serve(self) -> RunReport:
+        """Run on the caller's loop; cancelling drains and then goes on cancelling."""
+        loop = asyncio.get_running_loop()
+        self._loop = HandlerLoop(loop)
+        self._app.state = await self._loop.enter(self._options.lifespan, self._app)
+        try:
+            await asyncio.to_thread(self.start, loop)
+            ended = asyncio.create_task(asyncio.to_thread(self.wait))
+            try:
+                return await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                self.stop("in_flight")
+                await ended
+                raise
+        finally:
+            await self._loop.exit()
+            self._app.state = None
+
+    @property
+    def over(self) -> bool:
+        """The run has ended."""
+        return self._over.is_set()
+
+    def _finish(self) -> None:
+        member = self._member
+        assert member is not None
+        # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
+        if self._loop is not None:
+            self._loop.close(LOOP_CLOSE_S if member.patient else 1.0)
+        self._close_clients()
+        if self._stream is not None:
+            self._stream.end()
+        self._report = self._make_report(member)
+        if self._loop is None or self._loop.own:
+            self._app.state = None
+        event(
+            _log,
+            "info",
+            "ended",
+            exit_code=self._report.exit_code,
+            reason=self._report.reason,
+            done=self._report.done,
+            seconds=round(self._report.seconds, 3),
+        )
+        self._over.set()
+
+    def _close_clients(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def _make_report(self, member: Member) -> RunReport:
+        handlers = member.engine.state.handlers
+        code, reason = self._ending(member)
+        return RunReport(
+            exit_code=code,
+            reason=reason,
+            done=sum(handler.done for handler in handlers),
+            failed_attempts=sum(handler.failures for handler in handlers),
+            retried=sum(handler.retries for handler in handlers),
+            dead_lettered=sum(handler.dead_lettered for handler in handlers),
+            skipped=sum(handler.skipped for handler in handlers),
+            parked=sum(handler.parked for handler in handlers),
+            superseded=sum(handler.superseded for handler in handlers),
+            seconds=time.monotonic() - self._began,
+            error=None if member.fatal is None else member.fatal.error,
+        )
+
+    def _ending(self, member: Member) -> tuple[int, str]:
+        if self._signals >= 2 and self._signalled is not None:
+            return 128 + self._signalled, "stopped by a second signal"
+        if member.fatal is not None:
+            return 1, member.fatal.reason
+        if self._drained and any(h.parked for h in member.engine.state.handlers):
+            return 3, "drained, but parked records remain"
+        return (0, "drained") if self._drained else (0, "stopped")
+
+    # -- control -----------------------------------------------------------------------------------
+
+    def pause(self, topic: str | None) -> None:
+        """See `App.pause`; before the start it is remembered."""
+        if self._member is None:
+            self._paused.append(topic)
+        else:
+            self._member.door.post(lambda engine, now: engine.pause(now, topic, True))
+
+    def resume(self, topic: str | None) -> None:
+        """See `App.resume`."""
+        if self._member is not None:
+            self._member.door.post(lambda engine, now: engine.pause(now, topic, False))
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `App.snapshot`."""
+        return snapshot_of(self._member, self._plans, self._counts, over=self.over)
+
+    def install_signals(self) -> None:
+        """SIGINT and SIGTERM stop the run; only the main thread may do this."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+
+    def restore_signals(self) -> None:
+        """Put the handlers of before back."""
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        self._old_handlers.clear()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # Only a flag and a thread: a signal handler may interrupt a thread that holds a lock.
+        self._signals += 1
+        self._signalled = number
+        mode: StopMode = "in_flight" if self._signals == 1 else "now"
+        threading.Thread(target=self.stop, args=(mode,), daemon=True).start()
+
+
+def plan_of(handler: HandlerOptions) -> HandlerPlan:
+    """The options of a handler as the runtime and the engine need them."""
+    return HandlerPlan(
+        spec=HandlerSpec(
+            name=handler.name,
+            ordering=handler.ordering,
+            concurrency=handler.concurrency,
+            retry=handler.retry,
+            on_exhausted=handler.on_exhausted,
+            timeout_s=handler.timeout_s,
+            rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
+        ),
+        function=handler.function,
+        decode=decoder(handler.value),
+        output=handler.output,
+    )
+
+
+def commit_of(handlers: tuple[HandlerOptions, ...]) -> Commit:
+    """One member commits for all its handlers: as often as the most eager of them asks."""
+    counts = [h.commit.max_records for h in handlers if h.commit.max_records is not None]
+    return Commit(
+        interval_s=min(handler.commit.interval_s for handler in handlers),
+        max_records=min(counts, default=None),
+    )
