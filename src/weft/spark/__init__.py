@@ -1,4 +1,4 @@
-"""Weft on Spark: the Kafka source, the operator and the fleet.
+"""Weft on Spark.
 
     from weft.spark import KafkaSource
     spark.dataSource.register(KafkaSource)      # format "weft"
@@ -13,13 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.spark.process import process
     from weft.spark.source import KafkaSource
 
-__all__ = ["KafkaSource", "process"]
+__all__ = ["KafkaSource"]
 
 #: Public name -> the module that holds it.
-_HOMES = {"KafkaSource": "weft.spark.source", "process": "weft.spark.process"}
+_HOMES = {"KafkaSource": "weft.spark.source"}
 
 
 def __getattr__(name: str) -> Any:

@@ -58,7 +58,7 @@ def timestamps_bound(option: str, text: str) -> Bound:
 def timestamp_bound(option: str, text: str) -> Bound:
     """Read one timestamp in milliseconds for all partitions."""
     digits = text.strip()
-    if not (digits.isascii() and digits.isdigit()) or int(digits) > LONG_MAX:
+    if not is_digits(digits) or int(digits) > LONG_MAX:
         raise ConfigError(
             f"{option}: {shown(text)} is not a time in milliseconds: write 1700000000000"
         )
@@ -117,18 +117,26 @@ def topic_object(option: str, text: str, example: str) -> dict[str, Any]:
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose names must differ; ValueError else."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
             raise ValueError(f"{name!r} stands twice")
-    return dict(pairs)
+        result[name] = value
+    return result
 
 
 def partition_number(option: str, topic: str, name: str, example: str) -> int:
     """The number of a partition, which JSON has as a name."""
-    if not (name.isascii() and name.isdigit()) or int(name) > PARTITION_MAX:
+    # "00" would stand for the same partition as "0".
+    plain = name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name
+    if not plain or int(name) > PARTITION_MAX:
         raise ConfigError(f"{option}: {shown(name)} of {topic!r} is no partition: write {example}")
     return int(name)
+
+
+def is_digits(text: str) -> bool:
+    """Whether `text` is a whole number >= 0 of no more digits than a long has."""
+    return text.isascii() and text.isdigit() and len(text) <= 19
 
 
 def is_long(number: object) -> bool:

@@ -33,6 +33,7 @@ LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  
 LOG_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not annotated
 
 T = TypeVar("T")
+Properties = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +162,27 @@ class Cluster:
         self._last_error = error.str()
 
 
-def request_timeout_s(kafka: Mapping[str, str]) -> float:
+def request_timeout_s(kafka: Properties) -> float:
     """How long to wait for an answer; librdkafka has checked that it is a number."""
     given = kafka.get("socket.timeout.ms")
     return REQUEST_TIMEOUT_S if given is None else int(given) / 1000
 
 
-def admin_client(kafka: Mapping[str, str], on_error: Callable[[KafkaError], None]) -> AdminClient:
-    """An admin client; ConfigError where librdkafka refuses a property."""
+def admin_client(kafka: Properties, on_error: Callable[[KafkaError], None]) -> AdminClient:
+    """An admin client that takes the properties of consumers too."""
     config: dict[str, Any] = {"log_level": LOG_ERRORS, **kafka, "error_cb": on_error}
+    return accepted(AdminClient, config, kafka)
+
+
+def accepted(client: Callable[[dict[str, Any]], T], config: dict[str, Any], kafka: Properties) -> T:
+    """A client of librdkafka; ConfigError where it refuses what the user set in `kafka`."""
     try:
-        return AdminClient(config)
-    except KafkaException as error:
+        return client(config)
+    except (KafkaException, TypeError, ValueError) as error:
         raise ConfigError(property_refused(error_text(error), kafka)) from None
 
 
-def check_properties(kafka: Mapping[str, str]) -> None:
-    """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
-    admin_client(kafka, lambda _error: None)
-
-
-def property_refused(reason: str, kafka: Mapping[str, str]) -> str:
+def property_refused(reason: str, kafka: Properties) -> str:
     """The reason with the user's spelling, and without any value that was given."""
     for value in sorted(kafka.values(), key=len, reverse=True):
         if len(value) > 3:

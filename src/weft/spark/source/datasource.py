@@ -10,9 +10,8 @@ from pyspark.sql.types import StructType
 from weft.errors import ConfigError
 from weft.spark.source.arrow import spark_schema
 from weft.spark.source.batch import BatchReader
-from weft.spark.source.cluster import check_properties
 from weft.spark.source.errors import one_line_errors
-from weft.spark.source.fetch import FetchSettings
+from weft.spark.source.fetch import FetchSettings, check_consumer
 from weft.spark.source.options import (
     BATCH_GROUP_PREFIX,
     STREAM_GROUP_PREFIX,
@@ -40,7 +39,7 @@ class KafkaSource(DataSource):
         """The columns; also the first place where wrong options are told."""
         with one_line_errors():
             options = source_options(self.options)
-            check_properties(options.kafka)
+            check_consumer(fetch_settings(options, BATCH_GROUP_PREFIX))
             return spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> BatchReader:

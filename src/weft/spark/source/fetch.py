@@ -16,7 +16,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from weft.spark.source.cluster import error_text
+from weft.spark.source.cluster import accepted, error_text
 from weft.spark.source.codes import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF
 from weft.spark.source.errors import SourceError
 from weft.spark.source.plan import Report, reporter
@@ -46,6 +46,8 @@ OWNED: dict[str, Any] = {
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
+    # A slow sink may leave the consumer alone for long; it is in no group that could mind.
+    "max.poll.interval.ms": 86_400_000,
 }
 
 
@@ -63,11 +65,20 @@ class FetchSettings:
 @contextmanager
 def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetch]:
     """A consumer on one range, closed at the end."""
-    consumer = Consumer(consumer_config(span, settings))
+    fetching = RangeFetch(span, settings)
+    config = {**consumer_config(span, settings), "error_cb": fetching.on_client_error}
+    consumer = accepted(Consumer, config, settings.kafka)
     try:
-        yield RangeFetch(consumer, span, settings)
+        fetching.start(consumer)
+        yield fetching
     finally:
         consumer.close()
+
+
+def check_consumer(settings: FetchSettings) -> None:
+    """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
+    config = {**consumer_config(OffsetRange("t", 0, 0, 1), settings), "log_level": 0}
+    accepted(Consumer, config, settings.kafka).close()
 
 
 def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any]:
@@ -82,15 +93,26 @@ def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any
 class RangeFetch:
     """Reads one range with one consumer."""
 
-    def __init__(self, consumer: Consumer, span: OffsetRange, settings: FetchSettings) -> None:
-        self._consumer = consumer
+    _consumer: Consumer
+
+    def __init__(self, span: OffsetRange, settings: FetchSettings) -> None:
         self._span = span
         self._settings = settings
         self._report: Report = reporter(fail_on_data_loss=settings.fail_on_data_loss)
         #: The next offset to come; the range is finished when it is at `span.end`.
         self._next = span.start
         self._deadline = 0.0
-        self._assign(span.start)
+        #: What librdkafka said last about its connections.
+        self._last_error = ""
+
+    def start(self, consumer: Consumer) -> None:
+        """Begin to fetch."""
+        self._consumer = consumer
+        self._assign(self._span.start)
+
+    def on_client_error(self, error: KafkaError) -> None:
+        """Keep what librdkafka says about its connections; it goes on trying by itself."""
+        self._last_error = f" (last: {' '.join(error.str().split())})"
 
     def next_batch(self) -> list[Message]:
         """The next messages of the range, in order and of bounded size; empty at its end."""
@@ -131,7 +153,8 @@ class RangeFetch:
         elif time.monotonic() > self._deadline:
             raise SourceError(
                 f"no record of {self._span} came for {self._settings.poll_timeout_s:g} s, at offset"
-                f" {self._next}: check the brokers, or raise kafkaConsumer.pollTimeoutMs"
+                f" {self._next}{self._last_error}: check the brokers, or raise"
+                " kafkaConsumer.pollTimeoutMs"
             )
 
     def _without_events(self, messages: list[Message]) -> list[Message]:

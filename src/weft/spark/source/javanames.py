@@ -35,6 +35,7 @@ JAVA_ONLY = "it is of the Java client alone: remove it"
 OAUTH = "use kafka.sasl.oauthbearer.method=oidc and its sasl.oauthbearer.* properties"
 LIBRDKAFKA_TLS = "it names a Java class or algorithm; librdkafka uses OpenSSL: remove it"
 PEM = "librdkafka reads PEM files"
+PYTHON_OBJECT = "it takes a Python object, which an option cannot be: remove it"
 
 #: Name -> why it is refused and what to write instead.
 REFUSED: dict[str, str] = {
@@ -81,6 +82,14 @@ REFUSED: dict[str, str] = {
     "ssl.trustmanager.algorithm": LIBRDKAFKA_TLS,
     "ssl.secure.random.implementation": LIBRDKAFKA_TLS,
     "ssl.truststore.password": f"{PEM}, which need no password: remove it",
+    "default.topic.config": PYTHON_OBJECT,
+    "error_cb": PYTHON_OBJECT,
+    "logger": PYTHON_OBJECT,
+    "oauth_cb": PYTHON_OBJECT,
+    "on_commit": PYTHON_OBJECT,
+    "on_delivery": PYTHON_OBJECT,
+    "stats_cb": PYTHON_OBJECT,
+    "throttle_cb": PYTHON_OBJECT,
 }
 
 Properties = dict[str, str]

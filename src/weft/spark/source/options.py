@@ -17,9 +17,11 @@ from weft.errors import ConfigError
 from weft.spark.source.bounds import (
     EARLIEST,
     LATEST,
+    LONG_MAX,
     Bound,
     TopicPartition,
     assigned_partitions,
+    is_digits,
     offsets_bound,
     shown,
     timestamp_bound,
@@ -309,7 +311,7 @@ def poll_records(kafka: Mapping[str, str]) -> int:
 def positive(option: str, text: str) -> int:
     """Read a whole number above 0."""
     digits = text.strip()
-    if not (digits.isascii() and digits.isdigit()) or not 0 < int(digits) < 2**63:
+    if not is_digits(digits) or not 0 < int(digits) <= LONG_MAX:
         raise ConfigError(f"option {option}={shown(text)}: write a whole number above 0")
     return int(digits)
 

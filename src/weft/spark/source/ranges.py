@@ -52,13 +52,13 @@ def split_large(ranges: list[OffsetRange], min_partitions: int) -> list[OffsetRa
     into as many pieces as are left.
     """
     total = sum(r.size for r in ranges)
-    small = [r for r in ranges if pieces(r.size, total, min_partitions) == 1]
-    large_total = total - sum(r.size for r in small)
+    small = [r.size for r in ranges if pieces(r.size, total, min_partitions) == 1]
+    large_total = total - sum(small)
     large_pieces = max(min_partitions - len(small), 1)
     result: list[OffsetRange] = []
     for r in ranges:
-        count = 1 if r in small else pieces(r.size, large_total, large_pieces)
-        result += cut(r, count)
+        is_small = pieces(r.size, total, min_partitions) == 1
+        result += cut(r, 1 if is_small else pieces(r.size, large_total, large_pieces))
     return result
 
 

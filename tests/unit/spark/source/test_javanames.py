@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from weft.errors import ConfigError
-from weft.spark.source.cluster import check_properties
+from weft.spark.source.fetch import FetchSettings, check_consumer
 from weft.spark.source.javanames import (
     REFUSED,
     RENAMED,
@@ -149,6 +149,11 @@ def test_javas_stores_are_refused_with_the_conversion(store):
         librdkafka_properties(store)
 
 
+def check_properties(kafka):
+    """What `load()` does with the properties."""
+    check_consumer(FetchSettings(kafka, "group", True, 1.0, 500))
+
+
 def test_librdkafka_refuses_what_it_does_not_know():
     """The last table is librdkafka's own."""
     with pytest.raises(ConfigError, match=r"unknown option kafka\.no\.such"):
@@ -163,5 +168,19 @@ def test_librdkafkas_refusal_shows_no_value():
 
 
 def test_properties_of_consumers_are_accepted():
-    """The check uses an admin client, which knows the consumer's properties too."""
+    """The check makes the consumer that the tasks will make."""
     check_properties({"bootstrap.servers": "x:1", "fetch.min.bytes": "1", "check.crcs": "true"})
+
+
+@pytest.mark.parametrize(
+    "kafka",
+    [
+        {"fetch.min.bytes": "-1"},
+        {"fetch.max.bytes": "1024", "message.max.bytes": "4096"},
+    ],
+    ids=lambda kafka: next(iter(kafka)),
+)
+def test_values_that_do_not_fit_together_are_refused_at_once(kafka):
+    """What only a consumer checks is told before the job starts, too."""
+    with pytest.raises(ConfigError):
+        check_properties({"bootstrap.servers": "x:1", **kafka})
