@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from weft._version import __version__
-from weft.cli import broker
+from weft.cli import bench, broker, offsets
+from weft.cli.run import run as run_command
 from weft.errors import ConfigError, WeftError
 
 EXIT_FAILED = 1
@@ -23,7 +24,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("run")(run_command)
 app.add_typer(broker.app, name="broker")
+app.add_typer(offsets.app, name="offsets")
+if bench.there():
+    app.command("bench")(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -46,7 +51,7 @@ def _weft(
 ) -> None:
     """One Python handler, many calls at once, with every promise of a single-threaded consumer.
 
-    Example: weft broker up
+    Example: weft run geofence:app
     """
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from weft.kafka.ports import ConsumerPort, ProducerPort, TopicPartition
+from weft.kafka.clientlog import with_client_log
+from weft.kafka.ports import ConsumerPort, ProducerPort, TopicPartition, TransactionsPort
 from weft.kafka.settings import ClientSettings, Delivery, client_settings
 
 MEMORY_SCHEME = "memory://"
@@ -51,6 +52,12 @@ class Connection(Protocol):
     def producer(self, on_served: Callable[[], None]) -> ProducerPort:
         """A new producer."""
 
+    def transactions(self, transactional_id: str) -> TransactionsPort:
+        """Transactions under this id."""
+
+    def instance_id(self) -> str | None:
+        """The user's `group.instance.id`."""
+
     def admin(self) -> AdminPort:
         """A new admin client."""
 
@@ -74,13 +81,24 @@ class RealConnection:
         """A new consumer."""
         from weft.kafka.consumer import KafkaConsumer
 
-        return KafkaConsumer(self.settings.consumer)
+        return KafkaConsumer(with_client_log(self.settings.consumer))
 
     def producer(self, on_served: Callable[[], None]) -> ProducerPort:
         """A new producer."""
         from weft.kafka.producer import KafkaProducer
 
-        return KafkaProducer(self.settings.producer, on_served)
+        return KafkaProducer(with_client_log(self.settings.producer), on_served)
+
+    def transactions(self, transactional_id: str) -> TransactionsPort:
+        """Transactions under this id."""
+        from weft.kafka.transactions import KafkaTransactions
+
+        return KafkaTransactions(self.settings.producer, transactional_id)
+
+    def instance_id(self) -> str | None:
+        """The user's `group.instance.id`."""
+        given = self.settings.consumer.get("group.instance.id")
+        return None if given is None else str(given)
 
     def admin(self) -> AdminPort:
         """A new admin client."""

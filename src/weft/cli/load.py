@@ -1,0 +1,99 @@
+"""Finding the app that `module:attribute` names; what goes wrong is one line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.app import App
+
+_log = logging.getLogger("weft")
+
+
+def load_app(target: str) -> App:
+    """The app behind `module:attribute`, with the current folder importable."""
+    from weft.app import App
+
+    name, colon, attribute = target.partition(":")
+    if not (name and colon and attribute):
+        raise ConfigError(f"{target}: {_as_target(name)}")
+    if name.endswith(".py") or os.sep in name:
+        raise ConfigError(f"{target}: name the module, not its file: {_as_target(name, attribute)}")
+    module = load_module(name)
+    found: Any = module
+    for step in attribute.split("."):
+        found = _attribute(found, step, target, module)
+    if not isinstance(found, App):
+        kind = type(found).__name__
+        raise ConfigError(f"{target} is of type {kind}, not a weft.App{_apps_in(module)}")
+    return found
+
+
+def _as_target(name: str, attribute: str = "app") -> str:
+    path = Path(name.removesuffix(".py"))
+    return f"write MODULE:ATTRIBUTE, such as {'.'.join(path.parts[-1:]) or 'geofence'}:{attribute}"
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module; the current folder comes first, as with `python -m`."""
+    here = os.getcwd()  # noqa: PTH109  # what sys.path wants is text
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(_missing(name, error)) from error
+    except SyntaxError as error:
+        where = f"{Path(error.filename or name).name}:{error.lineno}"
+        raise ConfigError(f"module {name} cannot be imported: {error.msg} ({where})") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"module {name} ended the program while it was imported: put what it runs under "
+            'if __name__ == "__main__":'
+        ) from error
+    except Exception as error:
+        _log.debug("importing %s failed", name, exc_info=True)
+        raise ConfigError(
+            f"module {name} cannot be imported: {type(error).__name__}: {error}{_where(error)}"
+        ) from error
+
+
+def _missing(name: str, error: ModuleNotFoundError) -> str:
+    if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+        return f"there is no module {name} in this folder or among the installed packages"
+    return f"module {name} cannot be imported: it imports {error.name}, which is not installed"
+
+
+def _where(error: BaseException) -> str:
+    """The last place in the user's own code, for a message of one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+
+
+def _attribute(holder: Any, step: str, target: str, module: ModuleType) -> Any:
+    try:
+        return getattr(holder, step)
+    except AttributeError:
+        close = difflib.get_close_matches(step, dir(holder), n=1)
+        hint = _apps_in(module) or (f": did you mean {close[0]}?" if close else "")
+        raise ConfigError(f"{target}: {module.__name__} has no {step}{hint}") from None
+
+
+def _apps_in(module: ModuleType) -> str:
+    from weft.app import App
+
+    names = [name for name, value in vars(module).items() if isinstance(value, App)]
+    return f": write {module.__name__}:{names[0]}" if names else ""

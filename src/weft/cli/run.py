@@ -1,0 +1,71 @@
+"""`weft run module:app`: one app in this process, until it is stopped or drained."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from weft.cli.load import load_app
+from weft.cli.logs import set_up
+from weft.runtime.progress import ProgressLine
+
+EXIT_GRACE_S = 2.0  # for what else holds the process: a handler's own thread that hangs
+
+
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
+        ),
+    ],
+    engine: Annotated[str, typer.Option(help="Where it runs: local, this process.")] = "local",
+    until: Annotated[
+        str | None,
+        typer.Option(help="drained: end when all that is there at the start is finished with."),
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> int:
+    """Run an app. The current folder is importable; SIGINT or SIGTERM stops it.
+
+    Exit codes: 0 done, or a clean stop; 1 stopped by weft.Stop, a fatal Kafka error, or fenced;
+    2 bad input; 3 drained, but parked records remain; 130 or 143 after a second signal.
+
+    Example: weft run geofence:app --until drained
+    """
+    return run_app(target, log_format, log_level, engine=engine, until=until)
+
+
+def run_app(target: str, log_format: str, log_level: str, **how: Any) -> int:
+    """Load the app and call `app.run(**how)` on it; the exit code."""
+    console = Console(stderr=True)
+    set_up(console, log_format, log_level)
+    application = load_app(target)
+    with ProgressLine(application.snapshot, console):
+        report = application.run(**how)
+    if report.exit_code:
+        typer.echo(f"weft: {' '.join(report.reason.split())}", err=True)
+    _end_soon(report.exit_code)
+    return report.exit_code
+
+
+def _end_soon(code: int) -> None:
+    """End the process with its exit code even if a handler's own thread hangs.
+
+    Python waits at its end for the threads of every pool, such as asyncio.to_thread's.
+    """
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    timer = threading.Timer(EXIT_GRACE_S, end)
+    timer.daemon = True
+    timer.start()
