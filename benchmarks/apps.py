@@ -77,6 +77,7 @@ def main() -> None:
         "records": spec.records,
         "calls": max(next(meter.calls), meter.handled),
         "run_s": time.perf_counter() - started_s,
+        "cpu_s": time.process_time(),
         "samples": samples,
     }
     print(json.dumps(result))

@@ -27,10 +27,11 @@ class BareSpec:
 
 
 def main() -> None:
-    """Print the seconds from the first sleep to the end of the last as JSON."""
+    """Print the seconds from the first sleep to the end of the last, and the CPU time, as JSON."""
     spec = BareSpec(**json.loads(sys.argv[1]))
     run = _run_async if spec.kind == "async" else _run_threads
-    print(json.dumps({"seconds": run(queues(spec)), "records": spec.records}))
+    seconds = run(queues(spec))
+    print(json.dumps({"seconds": seconds, "cpu_s": time.process_time(), "records": spec.records}))
 
 
 def queues(spec: BareSpec) -> list[Iterator[float]]:

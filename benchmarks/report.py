@@ -23,6 +23,9 @@ class Row:
     workload: Workload
     seconds: dict[str, float] = field(default_factory=dict)
     runs: dict[str, list[float]] = field(default_factory=dict)
+    #: CPU seconds of the whole process, start included; they vary less than the clock's on a busy
+    #: machine
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
 
@@ -40,6 +43,7 @@ class Row:
             "seconds": self.seconds,
             "records_per_s": {side: round(records / s) for side, s in self.seconds.items()},
             "runs": self.runs,
+            "cpu_s": self.cpu_s,
             "errors": self.errors,
             "checks": [
                 {

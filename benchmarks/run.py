@@ -115,6 +115,8 @@ def _run_into(row: Row, side: str, bootstrap: str, topic: str) -> None:
         row.runs.pop(side, None)
         return
     row.runs.setdefault(side, []).append(answer["seconds"])
+    if "cpu_s" in answer:
+        row.cpu_s.setdefault(side, []).append(answer["cpu_s"])
 
 
 def _memory_row(workload: Workload, bootstrap: str, topic: str) -> Row:
