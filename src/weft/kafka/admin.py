@@ -20,6 +20,7 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec, TopicDescription
 
+from weft.errors import ConfigError
 from weft.kafka import calls
 from weft.kafka.failures import Failures, raised_code
 from weft.kafka.ports import TopicPartition
@@ -107,7 +108,7 @@ class KafkaAdmin:
 
         As librdkafka does it: a pattern starts with ^, and need not reach the name's end.
         """
-        matchers = [re.compile(pattern) for pattern in patterns]
+        matchers = [_matcher(pattern) for pattern in patterns]
         names = self._within(timeout_s, "list topics", self._topic_names)
         return sorted(name for name in names if any(m.match(name) for m in matchers))
 
@@ -183,7 +184,7 @@ class KafkaAdmin:
         return self._within(timeout_s, f"describe group {group}", ask)
 
     def create_topic(
-        self, name: str, partitions: int, *, replication: int = -1, timeout_s: float
+        self, name: str, partitions: int, replication: int = -1, timeout_s: float = 10.0
     ) -> bool:
         """Make a topic and wait until it can be described; False when it was there before.
 
@@ -263,6 +264,13 @@ class KafkaAdmin:
 
 def _facts(found: TopicDescription) -> TopicFacts:
     return TopicFacts(found.name, str(found.topic_id), len(found.partitions))
+
+
+def _matcher(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern {pattern!r} is no regular expression: {error}") from None
 
 
 def _offset_spec(spec: Spec) -> OffsetSpec:

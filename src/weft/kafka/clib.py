@@ -61,6 +61,7 @@ _ListPointer = POINTER(_PartitionList)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_name": (c_char_p, (c_void_p,)),
     "rd_kafka_version": (c_int, ()),
+    "rd_kafka_fatal_error": (c_int, (c_void_p, c_char_p, c_size_t)),
     "rd_kafka_conf_properties_show": (None, (c_void_p,)),
     "rd_kafka_topic_partition_list_new": (_ListPointer, (c_int,)),
     "rd_kafka_topic_partition_list_add": (
@@ -161,6 +162,13 @@ def handle(client: Consumer | Producer) -> int:
     kind = library().rd_kafka_name(rk).rpartition(b"#")[2].partition(b"-")[0]
     assert kind in (b"consumer", b"producer"), "confluent-kafka's object layout has changed"
     return rk
+
+
+def fatal_error(client: Consumer | Producer) -> KafkaError | None:
+    """The error that made a client unusable, if one has: elsewhere it is only "_FATAL"."""
+    text = ctypes.create_string_buffer(512)
+    code = library().rd_kafka_fatal_error(handle(client), text, len(text))
+    return KafkaError(code, text.value.decode("utf-8", "replace"), True) if code else None
 
 
 def _ms(timeout_s: float) -> int:

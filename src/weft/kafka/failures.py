@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError, Producer
 
 from weft.errors import ConfigError
+from weft.kafka import clib
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.secrets import scrub
 from weft.kafka.settings import ClientSettings
@@ -13,6 +14,7 @@ from weft.kafka.verdicts import poll_verdict, reason
 # ruff: noqa: SLF001  # public constants; the underscore says "from the client, not the broker"
 _ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN
 _TIMED_OUT: int = KafkaError._TIMED_OUT
+_FATAL: int = KafkaError._FATAL
 _SSL: int = KafkaError._SSL
 
 
@@ -20,6 +22,17 @@ def raised_code(error: Exception) -> int:
     """The Kafka code of an exception; that of a time-out where it has none."""
     inner = error.args[0] if error.args else None
     return int(inner.code()) if isinstance(inner, KafkaError) else _TIMED_OUT
+
+
+def root_cause(client: Consumer | Producer, error: KafkaError) -> KafkaError:
+    """The error itself, or, where it only says that the client failed for good, the reason.
+
+    librdkafka gives a consumer's fatal error as a message with code `_FATAL`, whether another
+    member has fenced it or the id will be free in a moment.
+    """
+    if error.code() != _FATAL or not clib.available():
+        return error
+    return clib.fatal_error(client) or error
 
 
 class Failures:

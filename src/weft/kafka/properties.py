@@ -59,12 +59,14 @@ class Property:
 
     def wants(self) -> str:
         """What a value must be, as people say it."""
+        if self.kind == "boolean":
+            return "true or false"
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.limits:
             noun = "a number" if self.kind == "float" else "a whole number"
             return f"{noun} from {self.limits[0]} to {self.limits[1]}"
-        return {"boolean": "true or false"}.get(self.kind, "text")
+        return "text"
 
 
 @cache
@@ -102,6 +104,16 @@ def _rows(table: str) -> Iterator[Property]:
             words,
             alias[1] if alias else row["name"],
         )
+
+
+def table_text() -> str:
+    """The table in use, as short as `parsed` can read it: `properties.txt` holds exactly this."""
+    lines = ["A copy of librdkafka's own table of properties, for where it cannot be called.", ""]
+    for one in properties().values():
+        values = f"{one.limits[0]} .. {one.limits[1]}" if one.limits else ", ".join(one.choices)
+        alias = f" Alias for `{one.canonical}`" if one.canonical != one.name else ""
+        lines.append(f"{one.name} | {one.scope} | {values} |{alias} *Type: {one.kind}*")
+    return "\n".join(lines) + "\n"
 
 
 def canonical(name: str) -> str:

@@ -96,8 +96,8 @@ def _secrets(config: Mapping[str, Any]) -> set[str]:
     pieces = {
         piece
         for name, value in config.items()
-        if isinstance(value, str) and not is_shown(name)
-        for piece in _pieces(value)
+        if isinstance(value, str | int | float) and not is_shown(name)
+        for piece in _pieces(str(value))
         if piece and (_SENSITIVE.search(name) or len(piece) >= _WORD_LENGTH)
     }
     return {written for piece in pieces for written in _written(piece)}

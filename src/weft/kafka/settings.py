@@ -97,10 +97,11 @@ def client_settings(
     return settings
 
 
-def _checked(given: Mapping[str, Any], option: str, scopes: str) -> Config:
+def _checked(given: object, option: str, scopes: str) -> Config:
     """The properties of one dictionary, each known, settable, not Weft's own, and of its type."""
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{option} must be a dict of librdkafka properties, not {given!r:.60}")
+        kind = type(given).__name__  # Not the value: it may hold a password.
+        raise ConfigError(f"{option} must be a dict of librdkafka properties, not a {kind}")
     result: Config = {}
     givers: dict[str, str] = {}
     for name, value in given.items():
@@ -117,7 +118,7 @@ def _checked(given: Mapping[str, Any], option: str, scopes: str) -> Config:
 def _check_name(name: object, option: str, scopes: str) -> None:
     """Refuse what is unknown, what Weft owns, and what belongs in the other dictionary."""
     if not isinstance(name, str):
-        raise ConfigError(f"{option}: {name!r:.60} is not a property: names are text")
+        raise ConfigError(f"{option}: {name!r:.60} is no property: their names are text")
     if name in OWNED:
         raise ConfigError(f"{option}: {name} is set by Weft: {OWNED[name]}")
     if name in CALLBACKS:
@@ -141,7 +142,10 @@ def _check_fleet(kafka: Config, fleet_instance_id: str | None) -> None:
 
 
 def _check_isolation(kafka: Config, delivery: Delivery) -> None:
-    level = str(kafka.get("isolation.level", "read_committed")).lower()
+    """Spell the level as librdkafka does (others look at it); refuse what would break a promise."""
+    level = str(kafka.get("isolation.level", "read_committed")).strip().lower()
+    if "isolation.level" in kafka:
+        kafka["isolation.level"] = level
     if delivery == "exactly_once" and level != "read_committed":
         raise ConfigError(
             f'kafka: isolation.level={level} with delivery="exactly_once" would read what is '

@@ -58,14 +58,22 @@ def _takes(known: Property, value: str | float) -> bool:
         return text.lower() in _TRUE_FALSE
     if isinstance(value, bool):
         return False
-    if known.kind == "enum value":
-        return not known.choices or text.lower() in {word.lower() for word in known.choices}
+    if known.kind in ("enum value", "CSV flags"):
+        return not known.choices or _are_words(text, known)
     if text in _WORDS.get(known.canonical, ()):
         return True
     if known.limits and known.kind in ("integer", "float"):
         amount = _number(text, whole=known.kind == "integer")
         return amount is not None and known.limits[0] <= amount <= known.limits[1]
     return True
+
+
+def _are_words(text: str, known: Property) -> bool:
+    """Whether it is a word that the property knows, or several of them for flags."""
+    words = {word.lower() for word in known.choices}
+    if known.kind == "enum value":
+        return text.lower() in words
+    return all(flag.strip().lower().lstrip("-") in words for flag in text.split(","))
 
 
 def _number(text: str, *, whole: bool) -> float | None:

@@ -39,6 +39,10 @@ class Family(NamedTuple):
     codes: str
 
 
+#: The questions, which are also the names of a family's answers.
+_PLACES = ("commit", "poll", "delivery", "transaction")
+
+
 class Row(NamedTuple):
     """One code of the table."""
 
@@ -258,13 +262,17 @@ def delivery_verdict(code: int) -> DeliveryVerdict:
     return family_of(code).delivery
 
 
-def transaction_verdict(error: KafkaError) -> TransactionVerdict:
+def transaction_verdict(error: KafkaError, *, timed_out: bool = False) -> TransactionVerdict:
     """What to do about an error of a transaction.
 
     Where the outcome is in doubt the table's word stands against librdkafka's "retriable": a
     request that is sent again late can end a later transaction (Jepsen, bufstream 0.1.0).
+    `timed_out`: the transaction was open for `transaction.timeout.ms` or longer. The broker then
+    has ended it itself, and answers just as if another producer had taken the id.
     """
     verdict = family_of(error.code()).transaction
+    if verdict == "fenced" and timed_out and error.code() != KafkaError.FENCED_INSTANCE_ID:
+        return "new_producer"
     if verdict in {"fenced", "fatal", "new_producer"}:
         return verdict
     if error.fatal():
@@ -277,3 +285,33 @@ def transaction_verdict(error: KafkaError) -> TransactionVerdict:
 def reason(code: int) -> str:
     """Why the verdict is what it is, for the log and the last line of a run that stops."""
     return family_of(code).reason
+
+
+def documentation() -> str:
+    """The table as a page: docs/kafka-errors.md holds exactly this."""
+    lines = [
+        "# Kafka errors and what Weft does about them",
+        "",
+        "Made from the table in `src/weft/kafka/verdicts.py`; a test fails when they differ.",
+        "A code that stands nowhere here is logged, and ends no run.",
+        "",
+        "- **commit**: `retry` within the same assignment; `too_large`: committed again without",
+        "  the offset map; `gone`: the partition is another member's now; `stop`: exit 1.",
+        "- **poll**: `retry`: librdkafka goes on by itself; `rejoin`: the consumer is made again",
+        "  after a pause; `report`: logged; `stop`: exit 1.",
+        "- **delivery** (of a produced message): `retry`: produced again; `refused`: the attempt",
+        "  of the record it came from has failed; `fatal`: the producer is of no more use.",
+        "- **transaction**: `retry` the call; `abort` and produce again; `new_producer` under the",
+        "  same id, as nobody knows what became of it; `fenced` and `fatal`: exit 1.",
+    ]
+    for family in FAMILIES:
+        lines += ["", f"## {family.reason[0].upper()}{family.reason[1:]}", ""]
+        lines += [
+            " · ".join(f"{place} `{getattr(family, place)}`" for place in _PLACES),
+            "",
+            "| code | name | librdkafka says |",
+            "|---|---|---|",
+        ]
+        rows = [row for row in table().values() if row.family is family]
+        lines += [f"| {r.code} | `{r.name}` | {KafkaError(r.code).str()} |" for r in rows]
+    return "\n".join(lines) + "\n"
