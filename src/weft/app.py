@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from weft.errors import ConfigError, NotStarted
-from weft.options import HandlerOptions, checked, topics_of
-from weft.policies import Commit, OnExhausted, Park, Retry
+from weft.options import PARK, RETRY, HandlerOptions, checked, topics_of
+from weft.policies import Commit, OnExhausted, Retry
 from weft.routing import Routes
 from weft.runtime.reports import ResultStream
 from weft.app_options import AppOptions, checked_app
@@ -81,9 +81,9 @@ class App:
         ordering: str = "key",
         concurrency: int = 100,
         executor: str = "auto",
-        retry: Retry = Retry(),  # noqa: B008  # frozen
+        retry: Retry = RETRY,
         timeout_s: float | None = None,
-        on_exhausted: OnExhausted = Park(),  # noqa: B008  # frozen
+        on_exhausted: OnExhausted = PARK,
         output: str | None = None,
         value: Any = "bytes",
         delivery: str = "at_least_once",

@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
@@ -16,8 +16,13 @@ CONCURRENCY_MAX = 10_000
 THREADS_MAX = 1_000
 ORDERINGS = ("key", "partition", "unordered")
 EXECUTORS = ("auto", "async", "threads")
-DELIVERIES = ("at_least_once",)
+DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
 VALUES = ("bytes", "str", "json")
+
+
+#: stand for "not given": at_most_once has other defaults
+RETRY = Retry()
+PARK = Park()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,9 @@ class HandlerOptions:
     ordering: str = "key"
     concurrency: int = 100
     executor: str = "auto"
-    retry: Retry = Retry()
+    retry: Retry = RETRY
     timeout_s: float | None = None
-    on_exhausted: OnExhausted = Park()
+    on_exhausted: OnExhausted = PARK
     output: str | None = None
     value: Any = "bytes"
     delivery: str = "at_least_once"
@@ -74,6 +79,7 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     _check_executor(where, options)
     _check_numbers(where, options)
     _check_policies(where, options)
+    options = _checked_delivery(where, options)
     _check_value(where, options.value)
     _check_output(where, options)
     return options
@@ -174,6 +180,32 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
                     f"{where}: the dead-letter topic {topic!r} is the topic it reads: name another, "
                     'such as weft.DeadLetter("{topic}.dlq")'
                 )
+
+
+def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
+    """The table of design.md 3.2: what goes together, with the defaults of each delivery."""
+    if options.commit.each and options.delivery != "at_least_once":
+        raise ConfigError(
+            f'{where}: Commit(each=True) goes with delivery="at_least_once" alone: '
+            f"{options.delivery} already commits each record's progress in its own way"
+        )
+    if options.delivery != "at_most_once":
+        return options
+    if options.retry is RETRY:
+        options = replace(options, retry=Retry(attempts=1))
+    if options.retry.attempts != 1:
+        raise ConfigError(
+            f'{where}: delivery="at_most_once" handles nothing twice: leave retry= out, or give '
+            "weft.Retry(attempts=1)"
+        )
+    if options.on_exhausted is PARK:
+        options = replace(options, on_exhausted=Skip())
+    if isinstance(options.on_exhausted, Park):
+        raise ConfigError(
+            f'{where}: Park() would try again after a restart, which delivery="at_most_once" '
+            "excludes: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
+        )
+    return options
 
 
 def _check_value(where: str, value: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
+from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import ConsumerPort, ProducerPort, TopicPartition, TransactionsPort
 from weft.kafka.settings import ClientSettings, Delivery, client_settings
 
@@ -70,9 +72,18 @@ class Connection(Protocol):
     def reads_committed(self) -> bool:
         """Whether records of open and aborted transactions are hidden."""
 
+    @property
+    def clock(self) -> Clock:
+        """The time of this cluster."""
+
+    def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of a handler: a test's cluster has its crash points around it."""
+
 
 class RealConnection:
     """Clients of a Kafka cluster."""
+
+    clock = REAL_CLOCK
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
@@ -118,9 +129,13 @@ class RealConnection:
         """Whether records of open and aborted transactions are hidden."""
         return str(self.settings.consumer.get("isolation.level")) == "read_committed"
 
+    def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler itself."""
+        return handler
+
 
 #: in-memory brokers by address, put there by `weft.testing`
-MEMORY: dict[str, Callable[..., Connection]] = {}
+MEMORY: dict[str, Callable[[ClientSettings], Connection]] = {}
 
 
 def connect(
@@ -135,16 +150,19 @@ def connect(
 ) -> Connection:
     """The clients for these properties; raises ConfigError for what librdkafka does not know."""
     address = str(kafka.get("bootstrap.servers", ""))
-    if address.startswith(MEMORY_SCHEME) and address in MEMORY:
-        return MEMORY[address](kafka, group)
-    return RealConnection(
-        client_settings(
-            kafka,
-            producer,
-            group=group,
-            buffer_records=buffer_records,
-            buffer_bytes=buffer_bytes,
-            delivery=delivery,
-            fleet_instance_id=fleet_instance_id,
+    in_memory = address.startswith(MEMORY_SCHEME)
+    if in_memory and address not in MEMORY:
+        raise ConfigError(
+            f"kafka: bootstrap.servers={address}: there is no such in-memory broker in this "
+            "process (any more): use the address of a weft.testing.MemoryKafka that is open"
         )
+    settings = client_settings(
+        {**kafka, "bootstrap.servers": "memory:9092"} if in_memory else kafka,
+        producer,
+        group=group,
+        buffer_records=buffer_records,
+        buffer_bytes=buffer_bytes,
+        delivery=delivery,
+        fleet_instance_id=fleet_instance_id,
     )
+    return MEMORY[address](settings) if in_memory else RealConnection(settings)

@@ -233,6 +233,10 @@ class KafkaConsumer:
             return low
         return high if self._reset in ("latest", "largest", "end") else None
 
+    def membership(self) -> calls.GroupMetadata:
+        """This member's place in the group now."""
+        return calls.group_metadata(self._consumer)
+
     def log_ends(self) -> dict[ports.TopicPartition, int]:
         """Ends of the assigned partitions as last heard of."""
         ends = {}

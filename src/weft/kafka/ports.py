@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from weft.core.starting import Found
 from weft.types import ErrorInfo, Record, Sent
@@ -121,6 +121,9 @@ class ConsumerPort(Protocol):
         """Answers to commits sent before; waits up to `timeout_s` for the first. For use inside
         a rebalance callback, where `poll` cannot be called."""
 
+    def membership(self) -> Any:
+        """This member's place in the group now, for one transaction. Any thread."""
+
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions as last heard of; asks nobody."""
 
@@ -160,6 +163,42 @@ class ProducerPort(Protocol):
 
     def close(self, timeout_s: float) -> None:
         """Stop; what is still queued is failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnd:
+    """How a transaction ended. "unknown": it may be either, ask again after `open`."""
+
+    outcome: Literal["committed", "aborted", "fenced", "unknown"]
+    #: one for each message; None where no answer came
+    deliveries: Sequence[Delivery | None]
+    reason: str = ""
+
+
+class TransactionsPort(Protocol):
+    """Transactions of one member, one after another, on one thread."""
+
+    def open(self) -> None:
+        """Begin under this member's id, ending what a predecessor left open."""
+
+    def transact(
+        self,
+        messages: Sequence[OutMessage],
+        offsets: Sequence[ToCommit],
+        membership: Any,
+        read_back: Callable[[Sequence[ToCommit]], list[tuple[int | None, str]] | None],
+    ) -> TransactionEnd:
+        """Produce all messages and commit the offsets with them, or neither.
+
+        `membership` is the group membership taken with the snapshot of the offsets: the broker
+        refuses the offsets if the group has moved on since.
+        """
+
+    def is_refusal(self, delivery: Delivery | None) -> bool:
+        """The broker will never take this message."""
+
+    def close(self) -> None:
+        """Abort what is open and stop."""
 
 
 class KafkaUnavailable(Exception):

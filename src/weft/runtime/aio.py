@@ -75,7 +75,7 @@ class AsyncExecutor:
         self._loop = loop
         self._ready: deque[Work] = deque()
         self._idle: list[asyncio.Future[None]] = []
-        self._workers: list[_Worker] = []
+        self._workers: dict[_Worker, None] = {}
         self._woken = False
         self._turning = False
         self._flushing = False
@@ -132,7 +132,7 @@ class AsyncExecutor:
 
     def _hire(self) -> None:
         worker = _Worker()
-        self._workers.append(worker)
+        self._workers[worker] = None
         worker.task = self._loop.create_task(self._work(worker))
 
     def _on_suspend(self) -> None:
@@ -156,7 +156,7 @@ class AsyncExecutor:
                 else:
                     await self._rest()
         finally:
-            self._workers.remove(worker)
+            del self._workers[worker]
 
     def _turn(self) -> bool:
         """Report what is finished; whether that brought something to do."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from weft.core.partition import Partition
 from weft.core.spec import Limits
 from weft.core.starting import OnLost
 from weft.core.work import Work
+from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import (
     CommitAnswer,
     ConsumerPort,
@@ -39,6 +39,7 @@ from weft.runtime.perform import Performer
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.rebalance import Rebalance
 from weft.runtime.reports import Callbacks
+from weft.runtime.transactions import Transactor
 from weft.types import ErrorInfo
 
 _log = logging.getLogger("weft")
@@ -77,6 +78,8 @@ class MemberConfig:
     make_consumer: Callable[[], ConsumerPort]
     make_producer: Callable[[Callable[[], None]], ProducerPort]
     make_executors: Callable[[Member], list[Executor]]
+    #: with exactly_once: the transactions of this member and the id they go under
+    make_transactor: Callable[[Member], Transactor] | None = None
     drain_timeout_s: float = 20.0
     revoke_timeout_s: float = 5.0
     on_offset_lost: OnLost = "stop"
@@ -85,6 +88,7 @@ class MemberConfig:
     on_revoke: Callable[..., Any] | None = None
     #: called with every batch of finished records, on whatever thread is inside the door
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
+    clock: Clock = REAL_CLOCK
 
 
 class Member:
@@ -92,13 +96,15 @@ class Member:
 
     def __init__(self, config: MemberConfig) -> None:
         self.config = config
+        self.now = config.clock.now
         self.engine = Engine([plan.spec for plan in config.plans], config.limits)
         self.callbacks = Callbacks()
-        self.door = Door(self.engine, Performer(self).perform)
+        self.door = Door(self.engine, Performer(self).perform, self.now)
         self.door.on_earlier = self._wake_for_deadline
         self.partitions: dict[TopicPartition, Partition] = {}
         self.executors: list[Executor] = []
         self.outputs: Outputs
+        self.transactor: Transactor | None = None
         self.consumer: ConsumerPort
         self.ended = threading.Event()
         #: the first reason to end with exit code 1
@@ -126,6 +132,8 @@ class Member:
         self.outputs = Outputs(
             lambda: config.make_producer(self._outputs_served), config.group, self._outputs_full
         )
+        if config.make_transactor is not None:
+            self.transactor = config.make_transactor(self)
         self.executors = config.make_executors(self)
         threading.Thread(target=self._work_behind, name="weft-background", daemon=True).start()
         threading.Thread(target=self._run, name="weft-poll", daemon=True).start()
@@ -133,9 +141,9 @@ class Member:
     def stop(self, mode: StopMode) -> None:
         """Ask for the end; any thread."""
         if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+            self._stopped_at = self.now()
         self.door.post(lambda engine, now: engine.stop(now, mode))
-        self._wake()
+        self.wake()
 
     def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
         """End with exit code 1: finish what runs, commit, leave."""
@@ -143,7 +151,7 @@ class Member:
             self.fatal = fx.Fatal(reason, error)
             event(_log, "error", "stopping", reason=reason)
         if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+            self._stopped_at = self.now()
         # Posted, not called: this may run inside the door.
         self.door.post(lambda engine, now: engine.stop(now, "in_flight"))
 
@@ -154,7 +162,7 @@ class Member:
 
     def _left_s(self) -> float:
         assert self._stopped_at is not None
-        return self._stopped_at + self.config.drain_timeout_s - time.monotonic()
+        return self._stopped_at + self.config.drain_timeout_s - self.now()
 
     def revoke_wait_s(self) -> float:
         """How long a revoke may wait for what is in flight."""
@@ -167,6 +175,8 @@ class Member:
 
     def _run(self) -> None:
         try:
+            if self.transactor is not None:
+                self.transactor.open()
             self.consumer.subscribe(self.config.topics, self._rebalance)
             while not self.leaving:
                 self._step()
@@ -177,13 +187,13 @@ class Member:
             self._leave()
 
     def _step(self) -> None:
-        now = time.monotonic()
+        now = self.now()
         timeout_s = 0.0 if self._outbox else min(POLL_S, max(0.0, self.door.wakes_at - now))
         if self._wait_for_room():
             polled = self.consumer.poll(timeout_s)
             self._take(polled)
         self._empty_outbox()
-        after = time.monotonic()
+        after = self.now()
         self.poll_gap_max_s = max(self.poll_gap_max_s, after - now)
         if after >= self.door.wakes_at:
             self._tick(after)
@@ -217,7 +227,7 @@ class Member:
         throws away what librdkafka has fetched of it."""
         limit = self.config.limits.buffer_records * BUSY_SHARE
         held = sum(len(p.incomplete) - p.blocked_records for p in self.partitions.values())
-        now = time.monotonic()
+        now = self.now()
         if held < limit or self._outbox or self.engine.state.flow.paused:
             self._full_since = None
             return True
@@ -324,9 +334,6 @@ class Member:
             ]
         self.door.call(lambda engine, now: engine.committed_read(now, values))
 
-    def end_transaction(self, partitions: Sequence[Partition]) -> None:
-        """Nothing to end without exactly_once."""
-
     # -- outputs -----------------------------------------------------------------------------------
 
     def _outputs_served(self) -> None:
@@ -346,7 +353,7 @@ class Member:
     def on_poll_thread(self, action: Callable[[], None]) -> None:
         """Have the polling thread do this soon."""
         self._outbox.append(action)
-        self._wake()
+        self.wake()
 
     def background(self, action: Callable[[], None]) -> None:
         """Have the background thread do this: it may wait for the network."""
@@ -367,7 +374,8 @@ class Member:
         for _ in range(len(self._outbox)):
             self._outbox.popleft()()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the polling thread look around soon; any thread."""
         consumer = getattr(self, "consumer", None)
         if consumer is not None and not self.ended.is_set():
             consumer.wake()
@@ -375,7 +383,7 @@ class Member:
     def _wake_for_deadline(self) -> None:
         """Inside the door: something is due earlier than the polling thread thinks."""
         self.door.wakes_at = self.engine.next_deadline()
-        self._wake()
+        self.wake()
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -392,4 +400,6 @@ class Member:
         for executor in self.executors:
             executor.close()
         self.outputs.close(2.0)
+        if self.transactor is not None:
+            self.transactor.close(2.0)
         self.callbacks.close(1.0)

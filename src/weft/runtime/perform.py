@@ -27,6 +27,7 @@ class Performer:
             fx.Send: self._send,
             fx.SendDeadLetter: self._send_dead_letter,
             fx.CommitOffsets: self._commit,
+            fx.Transact: self._transact,
             fx.ReadCommitted: self._read_committed,
             fx.PauseIntake: self._pause,
             fx.ResumeIntake: self._resume,
@@ -59,6 +60,10 @@ class Performer:
 
     def _commit(self, effect: fx.CommitOffsets) -> None:
         self._member.on_poll_thread(lambda: self._member.send_commit(effect.sequence, effect.items))
+
+    def _transact(self, effect: fx.Transact) -> None:
+        assert self._member.transactor is not None
+        self._member.transactor.begin(effect)
 
     def _read_committed(self, effect: fx.ReadCommitted) -> None:
         self._member.background(lambda: self._member.read_committed(effect.partitions))

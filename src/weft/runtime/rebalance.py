@@ -8,12 +8,13 @@ acknowledged. Only then may another member have the partition.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from weft.core.epochs import Assignment
 from weft.core.partition import Partition
+from weft.core.spec import EXACTLY_ONCE
+from weft.core.states import IDLE
 from weft.core.starting import Found, OffsetLost, Start, resolve
 from weft.kafka.ports import KafkaUnavailable, ToCommit, TopicPartition
 from weft.runtime.logs import event
@@ -26,6 +27,7 @@ _log = logging.getLogger("weft")
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
 LAST_COMMIT_S = 3.0
+LAST_TRANSACTION_S = 5.0
 CANCEL_GRACE_S = 0.5
 
 
@@ -43,7 +45,7 @@ class Rebalance:
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Read what is committed and open an epoch for each."""
         self._assignments += 1
-        began = time.monotonic()
+        began = self._member.now()
         try:
             found = self._member.consumer.find(partitions, FIND_S)
         except KafkaUnavailable as error:
@@ -56,7 +58,7 @@ class Rebalance:
             "info",
             "assigned",
             partitions=names(partitions),
-            seconds=round(time.monotonic() - began, 3),
+            seconds=round(self._member.now() - began, 3),
         )
         return starts
 
@@ -128,21 +130,21 @@ class Rebalance:
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Finish what runs, commit, close the epochs."""
         member = self._member
-        began = time.monotonic()
+        began = self._member.now()
         ours = self._take(partitions)
         member.door.call(lambda engine, now: engine.revoking(now, ours))
         finished = self._wait(lambda: quiet(ours), member.revoke_wait_s())
         if not finished:
             self._cancel(ours)
-        member.end_transaction(ours)
-        stored = self._commit(ours)
+        ended = self._end_transactions(ours)
+        stored = self._commit(ours) and ended
         member.door.call(lambda engine, now: engine.closed(now, ours))
         event(
             _log,
             "info",
             "revoked",
             partitions=names(partitions),
-            seconds=round(time.monotonic() - began, 3),
+            seconds=round(self._member.now() - began, 3),
             finished=finished,
             committed=stored,
         )
@@ -165,9 +167,9 @@ class Rebalance:
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Wait inside the callback, where only we can serve the commit answers."""
         member = self._member
-        deadline = time.monotonic() + timeout_s
+        deadline = member.now() + timeout_s
         while not done():
-            if time.monotonic() >= deadline:
+            if member.now() >= deadline:
                 return False
             member.take_commit_answers(member.consumer.commit_answers(0.005))
             member.door.turn()
@@ -179,6 +181,17 @@ class Rebalance:
             executor = self._member.executors[work.partition.handler.index]
             executor.cancel(work, expired=False)
         self._wait(lambda: quiet(partitions), CANCEL_GRACE_S if self._member.patient else 0.05)
+
+    def _end_transactions(self, partitions: list[Partition]) -> bool:
+        """exactly_once: what is handled goes into a last transaction, which ends before we do."""
+        ours = [p for p in partitions if p.handler.spec.delivery == EXACTLY_ONCE]
+        if not ours or self._member.transactor is None:
+            return True
+
+        def settled() -> bool:
+            return not any(p.claims or p.commit_state != IDLE for p in ours)
+
+        return self._wait(settled, LAST_TRANSACTION_S)
 
     def _commit(self, partitions: list[Partition]) -> bool:
         """One last commit from one last snapshot, acknowledged before this returns."""

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ from weft.runtime.member import Executor, Member, MemberConfig
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.preflight import ANSWER_S, check_cluster
 from weft.runtime.reports import ResultStream, forward
-from weft.runtime.snapshot import RunCounts, snapshot_of
+from weft.runtime.snapshot import RunCounts, snapshot_of, under_way
 from weft.runtime.threads import ThreadExecutor
+from weft.runtime.transactions import Transactor, transactional_id
 from weft.types import Result, RunReport
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Run:
         self._routes = Routes(self._handlers)
         self._connection = self._connect()
         self._plans = [plan_of(handler) for handler in self._handlers]
+        for plan in self._plans:
+            plan.function = self._connection.around(plan.function)
         self._loop: HandlerLoop | None = None
         self._member: Member | None = None
         self._drain: Drain | None = None
@@ -68,6 +72,7 @@ class Run:
         self._report: RunReport | None = None
         self._over = threading.Event()
         self._paused: list[str | None] = []
+        self._release_id: Callable[[], None] = lambda: None
         self._group_looked_at = 0.0
 
     # -- making ------------------------------------------------------------------------------------
@@ -80,8 +85,18 @@ class Run:
             group=options.group,
             buffer_records=options.buffer_records,
             buffer_bytes=options.buffer_bytes,
-            delivery="at_least_once",
+            delivery="exactly_once" if self._transactional else "at_least_once",
         )
+
+    @property
+    def _transactional(self) -> bool:
+        return any(handler.delivery == "exactly_once" for handler in self._handlers)
+
+    def _make_transactor(self, member: Member) -> Transactor:
+        identity, self._release_id = transactional_id(
+            self._options.group, self._connection.instance_id()
+        )
+        return Transactor(member, self._connection.transactions(identity), self._options.group)
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Check the cluster, open the lifespan and join the group; returns at once after that."""
@@ -93,7 +108,8 @@ class Run:
                 self._drain = self._new_drain(topics)
             if loop is None:
                 self._open_loop()
-            self._member = Member(self._member_config())
+            member = self._member = Member(self._member_config())
+            self._connection.clock.watch(lambda: under_way(member))
         except BaseException:
             self._close_clients()
             raise
@@ -140,6 +156,7 @@ class Run:
             make_consumer=self._connection.consumer,
             make_producer=self._connection.producer,
             make_executors=self._make_executors,
+            make_transactor=self._make_transactor if self._transactional else None,
             drain_timeout_s=options.drain_timeout_s,
             revoke_timeout_s=min(
                 options.revoke_timeout_s, self._connection.max_poll_interval_s() / 3
@@ -149,6 +166,7 @@ class Run:
             on_assign=options.on_assign,
             on_revoke=options.on_revoke,
             on_finished=self._finished,
+            clock=self._connection.clock,
         )
 
     def _make_executors(self, member: Member) -> list[Executor]:
@@ -325,6 +343,7 @@ class Run:
         if self._admin is not None:
             self._admin.close()
             self._admin = None
+        self._release_id()
 
     def _make_report(self, member: Member) -> RunReport:
         handlers = member.engine.state.handlers
@@ -401,6 +420,8 @@ def plan_of(handler: HandlerOptions) -> HandlerPlan:
             retry=handler.retry,
             on_exhausted=handler.on_exhausted,
             timeout_s=handler.timeout_s,
+            delivery=handler.delivery,
+            commit_each=handler.commit.each,
             rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
         ),
         function=handler.function,

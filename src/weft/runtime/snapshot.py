@@ -52,6 +52,13 @@ def snapshot_of(
     }
 
 
+def under_way(member: Member) -> int:
+    """Calls and outputs that only time of their own will end; none once the member has ended."""
+    if member.ended.is_set():
+        return 0
+    return member.door.call(lambda engine, _: engine.under_way())
+
+
 def state_of(member: Member, *, over: bool) -> str:
     """One word for the run."""
     if over:

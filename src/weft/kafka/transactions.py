@@ -1,0 +1,233 @@
+"""One transaction after another: outputs and offsets together, or neither.
+
+The producer's id is the same for every run of the same member, so that a successor ends what a
+dead one left open (a random id would leave it waiting for the transaction's time-out). After an
+indefinite error the outcome is unknown and the producer is not to be trusted any more (Jepsen,
+bufstream 0.1.0: a late EndTxn can end a later transaction): a new one is made under the same id,
+which settles what was open, and the group's offsets then tell which way it went.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from weft.kafka import calls
+from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
+from weft.kafka.producer import delivery_of, refused
+from weft.kafka.verdicts import delivery_verdict, transaction_verdict
+
+_log = logging.getLogger("weft.kafka")
+
+TRANSACTION_TIMEOUT_S = 10.0
+INIT_S = 30.0
+RETRY_S = 0.1
+
+#: what the broker holds for these partitions: `[(offset, metadata)]`, None where unreadable
+ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
+
+
+class KafkaTransactions:
+    """A TransactionsPort on a real broker; of one thread."""
+
+    def __init__(self, config: Mapping[str, Any], transactional_id: str) -> None:
+        """`config`: librdkafka producer properties."""
+        self._config = {
+            **config,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
+            # A message must be given up before its transaction is.
+            "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
+        }
+        self._config.pop("delivery.timeout.ms", None)
+        self._producer: Producer | None = None
+
+    def open(self) -> None:
+        """Make the producer and end what a predecessor with this id left open.
+
+        Raises KafkaException when that cannot be done within 30 s.
+        """
+        self._discard()
+        producer = Producer(self._config)
+        deadline = time.monotonic() + INIT_S
+        while True:
+            try:
+                producer.init_transactions(max(1.0, deadline - time.monotonic()))
+            except KafkaException as error:
+                retriable = error.args[0].retriable() or error.args[0].code() == KafkaError._TIMED_OUT
+                if not retriable or time.monotonic() >= deadline:
+                    raise
+                time.sleep(RETRY_S)
+            else:
+                self._producer = producer
+                return
+
+    def transact(
+        self,
+        messages: Sequence[OutMessage],
+        offsets: Sequence[ToCommit],
+        membership: Any,
+        read_back: ReadBack,
+    ) -> TransactionEnd:
+        """Produce, send the offsets, commit. Never raises for what the broker says."""
+        deliveries: list[Delivery | None] = [None] * len(messages)
+        began = time.monotonic()
+        try:
+            if self._producer is None:
+                self.open()
+            committed = self._attempt(messages, offsets, membership, deliveries)
+        except KafkaException as error:
+            return self._broken(error.args[0], offsets, deliveries, began, read_back)
+        return TransactionEnd("committed" if committed else "aborted", deliveries)
+
+    def _attempt(
+        self,
+        messages: Sequence[OutMessage],
+        offsets: Sequence[ToCommit],
+        membership: Any,
+        deliveries: list[Delivery | None],
+    ) -> bool:
+        producer = self._producer
+        assert producer is not None
+        producer.begin_transaction()
+        for index, message in enumerate(messages):
+            self._produce(producer, message, deliveries, index)
+        left = producer.flush(TRANSACTION_TIMEOUT_S)
+        if left or any(one is None or one.error is not None for one in deliveries):
+            self._abort(producer)
+            return False
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+        _again(
+            lambda left_s: calls.send_offsets_to_transaction(
+                producer, list(offsets), membership, left_s
+            ),
+            deadline,
+        )
+        _again(lambda left_s: producer.commit_transaction(left_s), deadline)
+        return True
+
+    def _produce(
+        self,
+        producer: Producer,
+        message: OutMessage,
+        deliveries: list[Delivery | None],
+        index: int,
+    ) -> None:
+        def delivered(error: KafkaError | None, stored: Message) -> None:
+            deliveries[index] = delivery_of(error, stored)
+
+        options: dict[str, Any] = {}
+        if message.partition is not None:
+            options["partition"] = message.partition
+        if message.timestamp_ms is not None and message.timestamp_ms >= 0:
+            options["timestamp"] = message.timestamp_ms
+        headers: Any = list(message.headers) or None
+        while True:
+            try:
+                producer.produce(
+                    message.topic,
+                    value=message.value,
+                    key=message.key,
+                    headers=headers,
+                    on_delivery=delivered,
+                    **options,
+                )
+            except BufferError:
+                producer.poll(0.05)
+            except KafkaException as error:
+                deliveries[index] = refused(error.args[0])
+                return
+            else:
+                return
+
+    def _abort(self, producer: Producer) -> None:
+        producer.purge(in_queue=True, in_flight=False)
+        producer.abort_transaction(TRANSACTION_TIMEOUT_S)
+
+    def _broken(
+        self,
+        error: KafkaError,
+        offsets: Sequence[ToCommit],
+        deliveries: list[Delivery | None],
+        began: float,
+        read_back: ReadBack,
+    ) -> TransactionEnd:
+        """The transaction failed; find out, without guessing, which way it went."""
+        timed_out = time.monotonic() - began >= TRANSACTION_TIMEOUT_S
+        verdict = transaction_verdict(error, timed_out=timed_out)
+        _log.warning("transaction: %s (%s)", error.str(), verdict)
+        if verdict in ("fenced", "fatal"):
+            return TransactionEnd("fenced", deliveries, error.str())
+        if verdict == "abort" and self._producer is not None:
+            try:
+                self._abort(self._producer)
+            except KafkaException as worse:
+                error = worse.args[0]
+            else:
+                return TransactionEnd("aborted", deliveries, error.str())
+        return self._renew(error, offsets, deliveries, read_back)
+
+    def _renew(
+        self,
+        error: KafkaError,
+        offsets: Sequence[ToCommit],
+        deliveries: list[Delivery | None],
+        read_back: ReadBack,
+    ) -> TransactionEnd:
+        """A new producer settles the open transaction; the group's offsets tell how."""
+        try:
+            self.open()
+        except KafkaException as worse:
+            verdict = transaction_verdict(worse.args[0])
+            self._producer = None
+            if verdict == "fenced":
+                return TransactionEnd("fenced", deliveries, worse.args[0].str())
+            return TransactionEnd("unknown", deliveries, worse.args[0].str())
+        held = read_back(offsets)
+        if held is None:
+            return TransactionEnd("unknown", deliveries, error.str())
+        stored = all(
+            (sent.offset, sent.metadata) == have for sent, have in zip(offsets, held, strict=True)
+        )
+        return TransactionEnd("committed" if stored else "aborted", deliveries, error.str())
+
+    def is_refusal(self, delivery: Delivery | None) -> bool:
+        """The broker will never take this message; any other failure is the transaction's."""
+        return is_refusal(delivery)
+
+    def close(self) -> None:
+        """Abort what is open and stop."""
+        self._discard()
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            producer.flush(0.1)
+
+
+def _again(call: Callable[[float], Any], deadline: float) -> None:
+    """Call until it works or time is up; only what librdkafka calls retriable is tried again."""
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            call(max(0.1, left_s))
+        except KafkaException as error:
+            one: KafkaError = error.args[0]
+            if not one.retriable() or one.txn_requires_abort() or one.fatal() or left_s <= 0:
+                raise
+            time.sleep(RETRY_S)
+        else:
+            return
+
+
+def is_refusal(delivery: Delivery | None) -> bool:
+    """The broker will never take this message; any other failure is the transaction's."""
+    if delivery is None or delivery.error is None:
+        return False
+    code = getattr(KafkaError, delivery.error.type.removeprefix("KafkaError."), None)
+    return code is not None and delivery_verdict(code) == "refused"
