@@ -28,6 +28,8 @@ class KafkaProducer:
         self._producer = Producer(self._config)
         self._on_served = on_served
         self._closed = threading.Event()
+        #: messages were refused without being queued: nothing of them comes with a poll
+        self._refused = False
         self._renewing = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="weft-producer", daemon=True)
         self._thread.start()
@@ -54,12 +56,14 @@ class KafkaProducer:
             )
         except KafkaException as error:
             # Refused at once, as a message that is too large: the same answer, only sooner.
-            on_delivery(refused(error.args[0]))
+            on_delivery(refused(error.args[0], message.topic))
+            self._refused = True
 
     def _serve(self) -> None:
         while not self._closed.is_set():
             served = self._producer.poll(SERVE_S)
-            if served:
+            if served or self._refused:
+                self._refused = False  # before it is served: what is refused meanwhile counts anew
                 self._on_served()
             self._renew_if_fatal()
 
@@ -92,9 +96,9 @@ class KafkaProducer:
 
 def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
     """librdkafka's report of one message as plain data."""
-    if error is not None:
-        return refused(error)
     topic, partition, offset = stored.topic(), stored.partition(), stored.offset()
+    if error is not None:
+        return refused(error, topic)
     return Delivery(
         Sent(
             topic or "",
@@ -106,6 +110,7 @@ def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
     )
 
 
-def refused(error: KafkaError) -> Delivery:
+def refused(error: KafkaError, topic: str | None = None) -> Delivery:
     """A failed delivery, under the name of Kafka's error code."""
-    return Delivery(None, ErrorInfo(error.name(), error.str()))
+    where = "" if topic is None else f"output to {topic}: "
+    return Delivery(None, ErrorInfo(error.name(), where + error.str()))
