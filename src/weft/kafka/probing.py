@@ -35,7 +35,7 @@ def check_combination(consumer: Config, producer: Config) -> None:
 
 
 def _probe(config: Config, make: Callable[[Config], object]) -> None:
-    trial = {name: value for name, value in config.items() if not _left_out(name, config)}
+    trial = {name: value for name, value in _offline(config).items() if name not in _LEFT_OUT}
     try:
         make(trial | {"log_level": 0})
     except KafkaException as error:
@@ -44,12 +44,16 @@ def _probe(config: Config, make: Callable[[Config], object]) -> None:
         raise ConfigError(refusal(str(error), config)) from None
 
 
-def _left_out(name: str, config: Config) -> bool:
-    if name in _LEFT_OUT:
-        return True
+def _offline(config: Config) -> Config:
+    """The configuration without a log-in that would leave this process; TLS stays."""
     mechanism = next((config[n] for n in config if canonical(n) == "sasl.mechanisms"), "GSSAPI")
-    online = str(mechanism).strip().upper() not in _OFFLINE_SASL
-    return online and (name.startswith("sasl.") or name == "security.protocol")
+    if str(mechanism).strip().upper() in _OFFLINE_SASL:
+        return config
+    trial = {name: value for name, value in config.items() if not name.startswith("sasl.")}
+    protocol = str(config.get("security.protocol", "")).strip().lower()
+    if protocol.startswith("sasl_"):
+        trial["security.protocol"] = protocol.removeprefix("sasl_")
+    return trial
 
 
 def refusal(reason: str, config: Config) -> str:

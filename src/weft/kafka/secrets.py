@@ -87,7 +87,10 @@ def _shown(name: str, value: Any) -> Any:
 def scrub(text: str, config: Mapping[str, Any]) -> str:
     """The text with every secret value of the configuration replaced by `***`."""
     for secret in sorted(_secrets(config), key=len, reverse=True):
-        text = text.replace(secret, MASK)
+        if len(secret) >= _WORD_LENGTH:
+            text = text.replace(secret, MASK)
+        else:  # Inside of words it is chance.
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
     return text
 
 
