@@ -22,6 +22,7 @@ from weft.core.partition import Partition
 from weft.core.spec import Limits
 from weft.core.starting import OnLost
 from weft.core.work import Work
+from weft.errors import ConfigError
 from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import (
     CommitAnswer,
@@ -58,8 +59,14 @@ class Executor(Protocol):
     def start(self, works: Sequence[Work]) -> None:
         """Call it for each of these; never blocks."""
 
+    def start_batch(self, works: list[Work]) -> None:
+        """Call it once for all of these; never blocks."""
+
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End this attempt if that can be done."""
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Tell running batches that these partitions, or all, go away."""
 
     def close(self) -> None:
         """Start nothing more."""
@@ -107,8 +114,10 @@ class Member:
         self.transactor: Transactor | None = None
         self.consumer: ConsumerPort
         self.ended = threading.Event()
-        #: the first reason to end with exit code 1
+        #: the first reason to end other than asked for
         self.fatal: fx.Fatal | None = None
+        #: 2 where that reason is bad input, which only the running group could show
+        self.exit_code = 1
         #: set by the engine's Drained, or when the run broke
         self.leaving = False
         self.ending = False
@@ -130,7 +139,7 @@ class Member:
         config = self.config
         self.consumer = config.make_consumer()
         self.outputs = Outputs(
-            lambda: config.make_producer(self._outputs_served), config.group, self._outputs_full
+            lambda: config.make_producer(self.outputs_served), config.group, self._outputs_full
         )
         if config.make_transactor is not None:
             self.transactor = config.make_transactor(self)
@@ -143,12 +152,14 @@ class Member:
         if self._stopped_at is None:
             self._stopped_at = self.now()
         self.door.post(lambda engine, now: engine.stop(now, mode))
+        for executor in self.executors:
+            executor.warn(None)
         self.wake()
 
-    def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
-        """End with exit code 1: finish what runs, commit, leave."""
+    def fail(self, reason: str, error: ErrorInfo | None = None, exit_code: int = 1) -> None:
+        """End with this exit code: finish what runs, commit, leave."""
         if self.fatal is None:
-            self.fatal = fx.Fatal(reason, error)
+            self.fatal, self.exit_code = fx.Fatal(reason, error), exit_code
             event(_log, "error", "stopping", reason=reason)
         if self._stopped_at is None:
             self._stopped_at = self.now()
@@ -180,6 +191,8 @@ class Member:
             self.consumer.subscribe(self.config.topics, self._rebalance)
             while not self.leaving:
                 self._step()
+        except ConfigError as error:
+            self.fail(str(error), exit_code=2)
         except Exception as error:
             _log.debug("the polling thread failed", exc_info=True)
             self.fail(f"{type(error).__name__}: {error}")
@@ -336,8 +349,8 @@ class Member:
 
     # -- outputs -----------------------------------------------------------------------------------
 
-    def _outputs_served(self) -> None:
-        """On the producer's thread, after a round of acknowledgements."""
+    def outputs_served(self) -> None:
+        """Bring the answers there are to the engine; any thread."""
         outputs = self.outputs
         settled = outputs.take_settled()
         if settled:

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
 from weft.core.engine import StopMode
-from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec, Limits
+from weft.core.spec import Limits
 from weft.errors import ConfigError
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
-from weft.policies import Commit
 from weft.routing import Routes
 from weft.runtime.aio import AsyncExecutor
 from weft.runtime.drain import Drain
-from weft.runtime.invoke import decoder
 from weft.runtime.logs import event
 from weft.runtime.loops import HandlerLoop
 from weft.runtime.member import Executor, Member, MemberConfig
 from weft.runtime.plan import HandlerPlan
+from weft.runtime.plans import commit_of, plans_of
 from weft.runtime.preflight import ANSWER_S, check_cluster
 from weft.runtime.reports import ResultStream, forward
 from weft.runtime.snapshot import RunCounts, snapshot_of, under_way
@@ -56,7 +55,7 @@ class Run:
         self._stream = stream
         self._routes = Routes(self._handlers)
         self._connection = self._connect()
-        self._plans = [plan_of(handler) for handler in self._handlers]
+        self._plans = plans_of(self._handlers)
         for plan in self._plans:
             plan.function = self._connection.around(plan.function)
         self._loop: HandlerLoop | None = None
@@ -185,8 +184,8 @@ class Run:
 
     def _log_start(self, topics: list[str]) -> None:
         handlers = {
-            handler.name: f"{handler.ordering}/{handler.kind}/{handler.concurrency}"
-            for handler in self._handlers
+            plan.spec.name: f"{handler.ordering}/{handler.kind}/{handler.concurrency}"
+            for handler, plan in zip(self._handlers, self._plans, strict=True)
         }
         event(
             _log,
@@ -366,7 +365,7 @@ class Run:
         if self._signals >= 2 and self._signalled is not None:
             return 128 + self._signalled, "stopped by a second signal"
         if member.fatal is not None:
-            return 1, member.fatal.reason
+            return member.exit_code, member.fatal.reason
         if self._drained and any(h.parked for h in member.engine.state.handlers):
             return 3, "drained, but parked records remain"
         return (0, "drained") if self._drained else (0, "stopped")
@@ -408,32 +407,3 @@ class Run:
         self._signalled = number
         mode: StopMode = "in_flight" if self._signals == 1 else "now"
         threading.Thread(target=self.stop, args=(mode,), daemon=True).start()
-
-
-def plan_of(handler: HandlerOptions) -> HandlerPlan:
-    """The options of a handler as the runtime and the engine need them."""
-    return HandlerPlan(
-        spec=HandlerSpec(
-            name=handler.name,
-            ordering=handler.ordering,
-            concurrency=handler.concurrency,
-            retry=handler.retry,
-            on_exhausted=handler.on_exhausted,
-            timeout_s=handler.timeout_s,
-            delivery=handler.delivery,
-            commit_each=handler.commit.each,
-            rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
-        ),
-        function=handler.function,
-        decode=decoder(handler.value),
-        output=handler.output,
-    )
-
-
-def commit_of(handlers: tuple[HandlerOptions, ...]) -> Commit:
-    """One member commits for all its handlers: as often as the most eager of them asks."""
-    counts = [h.commit.max_records for h in handlers if h.commit.max_records is not None]
-    return Commit(
-        interval_s=min(handler.commit.interval_s for handler in handlers),
-        max_records=min(counts, default=None),
-    )

@@ -1,0 +1,52 @@
+"""From the options of an app's handlers to what the runtime and the engine need of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.options import HandlerOptions
+from weft.policies import Commit
+from weft.runtime.invoke import decoder
+from weft.runtime.plan import HandlerPlan
+
+
+def plans_of(handlers: Sequence[HandlerOptions]) -> list[HandlerPlan]:
+    """One plan a handler. Functions of one name are numbered: snapshots go by name."""
+    seen: Counter[str] = Counter()
+    plans = []
+    for handler in handlers:
+        seen[handler.name] += 1
+        count = seen[handler.name]
+        plans.append(plan_of(handler, handler.name if count == 1 else f"{handler.name}-{count}"))
+    return plans
+
+
+def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
+    """The options of one handler, under the name that logs and snapshots call it by."""
+    return HandlerPlan(
+        spec=HandlerSpec(
+            name=name,
+            ordering=handler.ordering,
+            concurrency=handler.concurrency,
+            retry=handler.retry,
+            on_exhausted=handler.on_exhausted,
+            timeout_s=handler.timeout_s,
+            delivery=handler.delivery,
+            commit_each=handler.commit.each,
+            rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
+        ),
+        function=handler.function,
+        decode=decoder(handler.value),
+        output=handler.output,
+    )
+
+
+def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
+    """One member commits for all its handlers: as often as the most eager of them asks."""
+    counts = [h.commit.max_records for h in handlers if h.commit.max_records is not None]
+    return Commit(
+        interval_s=min(handler.commit.interval_s for handler in handlers),
+        max_records=min(counts, default=None),
+    )
