@@ -1,0 +1,45 @@
+"""A broker whose groups notice a dead member within three seconds, and the chaos harness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.chaos import SESSION_S, Chaos
+from weft.broker import LocalBroker
+
+SETTINGS = {
+    "group.consumer.session.timeout.ms": int(SESSION_S * 1000),
+    "group.consumer.heartbeat.interval.ms": 300,
+}
+
+
+@pytest.fixture(scope="session")
+def chaos_broker() -> Iterator[LocalBroker]:
+    """One node, shared by all scenarios that leave it alone."""
+    with LocalBroker(config=SETTINGS) as broker:
+        yield broker
+
+
+@pytest.fixture
+def chaos(chaos_broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[..., Chaos]]:
+    """Make a scenario on the shared broker; its children are ended whatever happens."""
+    made: list[Chaos] = []
+
+    def make(**options: Any) -> Chaos:
+        made.append(Chaos(chaos_broker, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these need the real broker."""
+    for item in items:
+        if "processes" in item.path.parts:
+            item.add_marker(pytest.mark.broker)

@@ -1,0 +1,65 @@
+"""Members that join and leave all the time, cleanly and by kill, in all three group protocols."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.chaos import PROTOCOLS, Chaos
+
+MEMBERS_MAX = 4
+LONG = pytest.mark.long
+
+
+def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
+    """Join, leave and kill at random for so long; how many times the group changed."""
+    changes, ends = 0, time.monotonic() + seconds
+    while time.monotonic() < ends:
+        living = run.living()
+        if len(living) < 2 or (len(living) < MEMBERS_MAX and run.dice.random() < 0.5):
+            run.start()
+        elif kills and run.dice.random() < 0.4:
+            run.kill(run.dice.choice(living))
+        else:
+            run.terminate(run.dice.choice(living))
+        changes += 1
+        threading.Event().wait(run.dice.uniform(0.5, 1.5))
+    return changes
+
+
+def scenarios() -> list[object]:
+    """Each protocol, clean and with kills: 10 s on every push, 60 s in the long lane."""
+    return [
+        pytest.param(protocol, kills, seconds, marks=[LONG] if seconds > 30 else [])
+        for protocol in PROTOCOLS
+        for kills, seconds in ((False, 60), (True, 60), (protocol == "cooperative", 10))
+    ]
+
+
+@pytest.mark.parametrize(("protocol", "kills", "seconds"), scenarios())
+@pytest.mark.timeout(240)
+def test_members_join_and_leave_and_every_promise_is_kept(
+    chaos: Callable[..., Chaos], protocol: str, kills: bool, seconds: float
+) -> None:
+    """S1, S2, S3, S6, S7: without kills no finished record is ever repeated."""
+    with chaos(seed=401, protocol=protocol, partitions=6, work_s=0.01, kind="async") as run:
+        run.start()
+        run.feed(400)
+        changes = churn(run, seconds, kills=kills)
+        run.stop_feeding()
+        run.all_done(60)
+        run.until(run.committed, 20, "everything committed")
+        for child in run.living():
+            run.terminate(child)
+        verdict = run.verdict()
+        pids = {entry.pid for entry in run.entries}
+        print(f"group changes={changes} members that worked={len(pids)}")
+        assert changes >= seconds / 4
+        assert len(pids) >= 3, "too few members ever had work"
+        if kills:
+            assert run.kills
+        else:
+            assert (verdict.repeated, verdict.restarts) == (0, 0)

@@ -1,0 +1,66 @@
+"""Killed with -9 at random moments and started again: nothing lost, order kept, repeats bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.chaos import Chaos
+from tests.support.verdict import Verdict
+
+STATIC = {"group.instance.id": "the-one"}  # a killed member's place is free again at once
+
+
+def kill_and_restart(run: Chaos, kills: int) -> None:
+    """Kill the only member at random moments in its work, and start it again each time."""
+    for _ in range(kills):
+        child = run.start()
+        run.let_work(child, run.dice.uniform(0.8, 1.8))
+        run.kill(child)
+
+
+def check_kills(run: Chaos, verdict: Verdict, kills: int) -> None:
+    """The faults met work, and what was committed before them was spared."""
+    assert run.kills == kills
+    assert verdict.restarts, "no kill met a running handler"
+    assert verdict.repeats, "no kill met a completed record that was not committed"
+    assert all(run.spared(excuse) for excuse in run.excuses), "killed before anything was committed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("async", 4), ("threads", 3), pytest.param("async", 25, marks=pytest.mark.long)],
+)
+@pytest.mark.timeout(300)
+def test_a_killed_app_loses_nothing_and_repeats_only_its_last_interval(
+    chaos: Callable[..., Chaos], kind: str, kills: int
+) -> None:
+    """S1, S2, S3, S5 over kills of a loaded app."""
+    options = {"kind": kind, "failing_permille": 20, "concurrency": 16, "work_s": 0.01}
+    with chaos(seed=101, kafka=STATIC, **options) as run:
+        run.produce(1500 * kills)
+        kill_and_restart(run, kills)
+        last = run.start()
+        run.all_done(90)
+        run.until(run.committed, 10, "everything committed")
+        run.terminate(last)
+        check_kills(run, run.verdict(), kills)
+
+
+def test_one_stuck_record_at_the_base_does_not_widen_the_repeats(
+    chaos: Callable[..., Chaos],
+) -> None:
+    """S5 with the frontier standing still: the offset map alone bounds what a kill repeats."""
+    with chaos(seed=102, kafka=STATIC, partitions=1, concurrency=16, work_s=0.01) as run:
+        run.produce(4000, stuck_first=True)
+        kill_and_restart(run, 3)
+        last = run.start()
+        run.all_done(60, but=1)
+        assert set(run.watch.frontiers().values()) == {0}, "the stuck record did not hold the base"
+        assert any(one.metadata for one in run.watch.seen), "no map was committed"
+        (run.folder / "release").touch()
+        run.all_done(10)
+        run.until(run.committed, 10, "everything committed")
+        run.terminate(last)
+        check_kills(run, run.verdict(), 3)

@@ -1,0 +1,66 @@
+"""Signals: SIGTERM ends cleanly and repeats nothing; a second signal ends at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.chaos import Chaos
+from tests.support.verdict import Excuse
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_sigterm_and_a_restart_repeat_nothing(chaos: Callable[..., Chaos], kind: str) -> None:
+    """S4: what was handled before a clean stop is not handled again, and exit is 0."""
+    with chaos(seed=201, kind=kind, concurrency=16, work_s=0.01) as run:
+        run.produce(4000)
+        for _ in range(3):
+            child = run.start()
+            run.let_work(child, run.dice.uniform(0.2, 0.7))
+            assert run.terminate(child) < 5.0
+        last = run.start()
+        run.all_done(60)
+        run.terminate(last, signal.SIGINT)
+        verdict = run.verdict()
+        assert len({entry.pid for entry in run.entries}) == 4, "a stop met no work"
+        assert (verdict.repeated, verdict.restarts) == (0, 0)
+        assert run.committed()
+
+
+def test_a_stop_waits_for_what_runs(chaos: Callable[..., Chaos]) -> None:
+    """Handlers of 2 s that run at SIGTERM are finished, not cut off."""
+    with chaos(seed=202, slow_permille=1000, slow_s=2.0, concurrency=8) as run:
+        run.produce(200)
+        child = run.start()
+        run.let_work(child, 0.5)
+        assert 1.0 < run.terminate(child) < 6.0
+        assert run.completed == 8
+        assert run.watch.looks
+        last = run.start()
+        run.until(lambda: run.completed >= 16, 20, "the next eight")
+        run.terminate(last)
+        assert not [entry for entry in run.entries if entry.kind == "F"]
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_a_second_signal_ends_at_once(chaos: Callable[..., Chaos], kind: str) -> None:
+    """SIGINT twice: exit 130 within two seconds though a handler never ends; what was done is
+    committed."""
+    with chaos(seed=203, kind=kind, partitions=1, work_s=0.01) as run:
+        run.produce(600, stuck_first=True)
+        child = run.start()
+        run.all_done(30, but=1)
+        child.process.send_signal(signal.SIGINT)
+        run.let_work(child, 0.5)
+        assert child.alive, "the first signal did not wait for the stuck handler"
+        assert run.terminate(child, signal.SIGINT, code=130) < 2.0
+        (run.folder / "release").touch()
+        last = run.start()
+        run.all_done(20)
+        run.terminate(last)
+        run.excuses.append(Excuse("second signal", child.pid, 0, 0, overlap=True))
+        verdict = run.verdict()
+        assert verdict.repeated == 0
+        assert verdict.restarts <= 1

@@ -1,0 +1,341 @@
+"""The harness of the process tests: apps as real processes, faults, and the judge at the end."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from confluent_kafka import Producer
+
+from tests.support.chaos_app import VARIABLE, Plan
+from tests.support.commit_watch import CommitWatch, judge_commits
+from tests.support.handler_log import Entry, Tail
+from tests.support.verdict import Excuse, Verdict, judge
+
+ROOT = Path(__file__).parents[2]
+LOOK_S = 0.01
+#: From "a commit was built" to "the broker has it", and how late a busy machine may be.
+COMMIT_WAY_S = 0.5
+#: Group time-outs that make a dead member noticed soon; the brokers' own floor is lower.
+SESSION_S = 3.0
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "eager": {"partition.assignment.strategy": "range"},
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    "consumer": {"group.protocol": "consumer"},
+}
+
+
+class Broker(Protocol):
+    """What the harness asks of a broker."""
+
+    @property
+    def bootstrap(self) -> str:
+        """Its address."""
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Make a topic."""
+
+
+class Child:
+    """One app in a process of its own."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.number, self.process, self.output = number, process, output
+        self.pid = process.pid
+        self.stopped = False
+
+    @property
+    def alive(self) -> bool:
+        """It has not ended yet."""
+        return self.process.poll() is None
+
+    def said(self, chars_max: int = 3000) -> str:
+        """The end of what it wrote to stderr."""
+        text = self.output.read_text(errors="replace") if self.output.exists() else ""
+        return f"--- child {self.number} pid {self.pid} rc {self.process.poll()}\n{text[-chars_max:]}"
+
+
+class Chaos:
+    """One scenario: a topic, a group, its members and what happened to them."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        folder: Path,
+        *,
+        seed: int,
+        protocol: str = "eager",
+        partitions: int = 4,
+        **plan: Any,
+    ) -> None:
+        self.broker, self.folder, self.seed = broker, folder, seed
+        self.dice = random.Random(seed)
+        name = uuid.uuid4().hex[:8]
+        kafka = {**PROTOCOLS[protocol], **plan.pop("kafka", {})}
+        if protocol != "consumer":
+            kafka |= {"session.timeout.ms": int(SESSION_S * 1000), "heartbeat.interval.ms": 300}
+        self.plan = Plan(
+            bootstrap=broker.bootstrap,
+            group=f"chaos-{name}",
+            topic=f"chaos-{name}",
+            log=str(folder / "handlers.log"),
+            release=str(folder / "release"),
+            kafka=kafka,
+            seed=seed,
+            **plan,
+        )
+        broker.create_topic(self.plan.topic, partitions)
+        self.children: list[Child] = []
+        self.produced: dict[tuple[int, int], str] = {}
+        self.entries: list[Entry] = []
+        self.excuses: list[Excuse] = []
+        self.ended: dict[int, float] = {}
+        self.kills = 0
+        self._completed: set[tuple[int, int]] = set()
+        self._tail = Tail(Path(self.plan.log))
+        self._feeding = threading.Event()
+        self.watch = CommitWatch(
+            broker.bootstrap, self.plan.group, self.plan.topic, partitions
+        )
+
+    def __enter__(self) -> Chaos:
+        """Print the seed, watch the commits."""
+        print(f"seed {self.seed}, group {self.plan.group}")
+        self.watch.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End every child, whatever happened; tell what they said if it went wrong."""
+        self._feeding.set()
+        if kind is not None:
+            self.dump()
+        for child in self.children:
+            if child.alive:
+                child.process.kill()
+                child.process.wait(10)
+        self.watch.__exit__()
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def produce(self, count: int, keys: int = 40, *, stuck_first: bool = False) -> None:
+        """Records with the next sequence numbers, acknowledged when this returns."""
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5})
+        for place in range(count):
+            stuck = stuck_first and place == 0
+            key = "stuck" if stuck else f"k{self.dice.randrange(keys)}"
+            value = b"stuck" if stuck else b"v"
+            producer.produce(
+                self.plan.topic, value, key.encode(), on_delivery=self._remember(key)
+            )
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def _remember(self, key: str) -> Callable[[Any, Any], None]:
+        def acknowledged(error: Any, message: Any) -> None:
+            if error is None:  # else it was not acknowledged: nothing is promised for it
+                self.produced[message.partition(), message.offset()] = key
+
+        return acknowledged
+
+    def feed(self, per_s: float, keys: int = 40) -> threading.Thread:
+        """Produce steadily in the background until `stop_feeding`."""
+
+        def run() -> None:
+            producer = Producer(
+                {"bootstrap.servers": self.broker.bootstrap, "message.timeout.ms": 60_000}
+            )
+            dice = random.Random(self.seed + 1)
+            began, sent = time.monotonic(), 0
+            while not self._feeding.wait(0.02):
+                due = int((time.monotonic() - began) * per_s)
+                for _ in range(due - sent):
+                    key = f"k{dice.randrange(keys)}"
+                    producer.produce(
+                        self.plan.topic, b"v", key.encode(), on_delivery=self._remember(key)
+                    )
+                sent = max(sent, due)
+                producer.poll(0)
+            producer.flush(60)
+
+        thread = threading.Thread(target=run, name="feed", daemon=True)
+        thread.start()
+        self._feeder = thread
+        return thread
+
+    def stop_feeding(self) -> None:
+        """No more records; what was sent is acknowledged when this returns."""
+        self._feeding.set()
+        self._feeder.join(70)
+
+    # -- children ----------------------------------------------------------------------------------
+
+    def start(self, **changes: Any) -> Child:
+        """Start a member; returns at once."""
+        number = len(self.children)
+        plan = replace(self.plan, **changes)
+        output = self.folder / f"child-{number}.log"
+        environment = {**os.environ, VARIABLE: plan.text(), "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.chaos_app"],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        child = Child(number, process, output)
+        self.children.append(child)
+        return child
+
+    def living(self) -> list[Child]:
+        """Members that run and are not stopped."""
+        return [child for child in self.children if child.alive and not child.stopped]
+
+    def kill(self, child: Child) -> Excuse:
+        """End it with SIGKILL; the fault explains the last commit interval."""
+        at = time.monotonic()
+        child.process.kill()
+        child.process.wait(10)
+        self.kills += 1
+        self.ended[child.pid] = time.monotonic()
+        excuse = Excuse("kill", child.pid, at - self._window_s(), self.ended[child.pid])
+        self.excuses.append(excuse)
+        return excuse
+
+    def _window_s(self) -> float:
+        return self.plan.commit_s + COMMIT_WAY_S
+
+    def terminate(
+        self, child: Child, sig: int = signal.SIGTERM, timeout_s: float = 30.0, code: int = 0
+    ) -> float:
+        """Ask it to end and wait; how long that took."""
+        # Before its own signal handlers are there, a signal ends it as any process.
+        self.until(lambda: " starting " in child.said(10**6) or not child.alive, 30, "it starts")
+        began = time.monotonic()
+        child.process.send_signal(sig)
+        self.wait_exit(child, timeout_s, code)
+        return time.monotonic() - began
+
+    def wait_exit(self, child: Child, timeout_s: float, code: int = 0) -> None:
+        """Wait until it has ended with this exit code."""
+        self.until(lambda: not child.alive, timeout_s, f"child {child.number} ends")
+        self.ended[child.pid] = time.monotonic()
+        assert child.process.returncode == code, child.said()
+
+    def suspend(self, child: Child) -> float:
+        """SIGSTOP; when."""
+        at = time.monotonic()
+        child.process.send_signal(signal.SIGSTOP)
+        child.stopped = True
+        return at
+
+    def wake(self, child: Child, since: float) -> Excuse:
+        """SIGCONT. Its last commit interval, what ran when it stopped, and whatever it did until
+        it heard that it was thrown out, may be repeated elsewhere."""
+        child.process.send_signal(signal.SIGCONT)
+        child.stopped = False
+        excuse = Excuse(
+            "stopped", child.pid, since - self._window_s(), time.monotonic() + SESSION_S, overlap=True
+        )
+        self.excuses.append(excuse)
+        return excuse
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def look(self) -> list[Entry]:
+        """Take in what was logged since the last look."""
+        new = list(self._tail.new())
+        self.entries += new
+        self._completed.update(entry.record for entry in new if entry.kind == "E")
+        return new
+
+    @property
+    def completed(self) -> int:
+        """Records completed so far, each once."""
+        self.look()
+        return len(self._completed)
+
+    def starts_of(self, child: Child) -> int:
+        """How many calls this child has begun."""
+        self.look()
+        return sum(entry.pid == child.pid and entry.kind == "S" for entry in self.entries)
+
+    def spared(self, excuse: Excuse) -> int:
+        """What this process had completed before the window of its fault: must not repeat."""
+        return sum(e.kind == "E" and e.pid == excuse.pid and e.at < excuse.since for e in self.entries)
+
+    def let_work(self, child: Child, seconds: float) -> None:
+        """Let it work so long, counted from its first call."""
+        self.until(lambda: self.starts_of(child) > 0, 30, f"child {child.number} starts working")
+        threading.Event().wait(seconds)
+
+    def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+        """Wait for a condition; how long it took. Dumps every thread before it gives up."""
+        began = time.monotonic()
+        pause = threading.Event()
+        while not condition():
+            if time.monotonic() - began > timeout_s:
+                self.dump_threads()
+                raise AssertionError(f"not within {timeout_s} s: {what} (seed {self.seed})")
+            pause.wait(LOOK_S)
+        return time.monotonic() - began
+
+    def all_done(self, timeout_s: float, *, but: int = 0) -> float:
+        """Wait until every record was completed, or all but so many."""
+        return self.until(
+            lambda: self.completed >= len(self.produced) - but,
+            timeout_s,
+            f"{len(self.produced)} records completed",
+        )
+
+    def committed(self) -> bool:
+        """The group's frontier is past every record."""
+        ends = {}
+        for partition, offset in self.produced:
+            ends[partition] = max(ends.get(partition, 0), offset + 1)
+        frontiers = self.watch.frontiers()
+        return all(frontiers.get(partition, 0) >= end for partition, end in ends.items())
+
+    def dump_threads(self) -> None:
+        """Have every living child write its stacks."""
+        for child in self.living():
+            child.process.send_signal(signal.SIGUSR1)
+        threading.Event().wait(0.5)
+
+    def dump(self) -> None:
+        """What the children said."""
+        for child in self.children[-8:]:
+            print(child.said())
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def verdict(self) -> Verdict:
+        """The judge's word on everything so far; prints its summary, fails on any problem."""
+        self.look()
+        self.watch.__exit__()
+        verdict = judge(
+            self.entries,
+            self.produced,
+            self.excuses,
+            self.ended,
+            ordered=self.plan.ordering != "unordered",
+        )
+        problems = verdict.problems() + judge_commits(
+            self.watch.seen, self.entries, self.produced
+        )
+        print(f"{verdict.summary()} kills={self.kills} commits seen={len(self.watch.seen)}")
+        assert self.watch.looks, "unknown: nobody saw a commit"
+        assert not problems, f"seed {self.seed}: " + "\n".join(problems)
+        return verdict

@@ -1,0 +1,173 @@
+"""The app under chaos: its handlers write to the log what they do, and nothing else is trusted.
+
+`weft run tests.support.chaos_app:app` with the plan as JSON in WEFT_CHAOS; see `Plan`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import weft
+from tests.support.handler_log import Writer
+
+VARIABLE = "WEFT_CHAOS"
+
+
+@dataclass
+class Plan:
+    """What one child is to do."""
+
+    bootstrap: str = ""
+    group: str = ""
+    topic: str = ""
+    log: str = ""
+    kind: str = "async"  # or "threads"
+    kafka: dict[str, Any] = field(default_factory=dict)
+    concurrency: int = 32
+    ordering: str = "key"
+    #: a call takes 0 to twice this long
+    work_s: float = 0.005
+    #: how many of 1,000 records fail their first attempt
+    failing_permille: int = 0
+    #: how many of 1,000 records take `slow_s`
+    slow_permille: int = 0
+    slow_s: float = 0.0
+    #: records whose value starts with "stuck" are held until this file exists
+    release: str = ""
+    commit_s: float = 0.2
+    revoke_timeout_s: float = 5.0
+    drain_timeout_s: float = 20.0
+    seed: int = 0
+
+    def text(self) -> str:
+        """As the child gets it."""
+        return json.dumps(asdict(self))
+
+
+def log_level_info() -> None:
+    """Rebalances on stderr, for people who read a failure."""
+    import logging
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(created).3f %(levelname)s %(message)s"
+    )
+
+
+def die_with_parent() -> None:
+    """A child whose test was killed must not go on."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(99)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Handlers:
+    """Both kinds of handler, doing the same."""
+
+    def __init__(self, plan: Plan, app: weft.App) -> None:
+        self._plan, self._app = plan, app
+        self._log = Writer(plan.log)
+
+    async def wait(self, record: weft.Record) -> None:
+        """An `async def` handler."""
+        epoch = self._begin(record)
+        try:
+            await asyncio.sleep(self._seconds(record))
+            while self._stuck(record):
+                await asyncio.sleep(0.02)
+            self._fail_first(record)
+        except BaseException:
+            self._write("F", record, epoch)
+            raise
+        self._write("E", record, epoch)
+
+    def block(self, record: weft.Record) -> None:
+        """A plain handler."""
+        epoch = self._begin(record)
+        try:
+            time.sleep(self._seconds(record))
+            while self._stuck(record):
+                time.sleep(0.02)
+            self._fail_first(record)
+        except BaseException:
+            self._write("F", record, epoch)
+            raise
+        self._write("E", record, epoch)
+
+    def _begin(self, record: weft.Record) -> int:
+        epoch = self._epoch(record)
+        self._write("S", record, epoch)
+        return epoch
+
+    def _epoch(self, record: weft.Record) -> int:
+        """Which assignment this is, as the member knows it; the judge compares, nothing more."""
+        run: Any = self._app._run
+        held = run._member.partitions.get((record.topic, record.partition))
+        return -1 if held is None else int(held.epoch)
+
+    def _write(self, kind: Any, record: weft.Record, epoch: int) -> None:
+        key = "" if record.key is None else record.key.decode()
+        self._log.write(kind, epoch, record.partition, record.offset, key)
+
+    def _dice(self, record: weft.Record) -> random.Random:
+        return random.Random(f"{self._plan.seed} {record.partition} {record.offset}")
+
+    def _seconds(self, record: weft.Record) -> float:
+        plan, dice = self._plan, self._dice(record)
+        if dice.randrange(1000) < plan.slow_permille:
+            return plan.slow_s
+        return 2 * plan.work_s * dice.random()
+
+    def _stuck(self, record: weft.Record) -> bool:
+        held = record.value is not None and record.value.startswith(b"stuck")
+        return held and not Path(self._plan.release).exists()
+
+    def _fail_first(self, record: weft.Record) -> None:
+        if record.attempt == 1 and self._dice(record).randrange(1000) >= (
+            1000 - self._plan.failing_permille
+        ):
+            raise ValueError("the first attempt fails, as planned")
+
+
+def make(plan: Plan) -> weft.App:
+    """The app of this plan."""
+    app = weft.App(
+        plan.group,
+        {"bootstrap.servers": plan.bootstrap, **plan.kafka},
+        revoke_timeout_s=plan.revoke_timeout_s,
+        drain_timeout_s=plan.drain_timeout_s,
+    )
+    handlers = Handlers(plan, app)
+    app.consume(
+        plan.topic,
+        ordering=plan.ordering,
+        concurrency=plan.concurrency,
+        commit=weft.Commit(interval_s=plan.commit_s),
+        retry=weft.Retry(attempts=5, delay_s=0.05),
+    )(handlers.wait if plan.kind == "async" else handlers.block)
+    return app
+
+
+if VARIABLE in os.environ:
+    app = make(Plan(**json.loads(os.environ[VARIABLE])))
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+if __name__ == "__main__":
+    log_level_info()
+    sys.exit(app.run().exit_code)

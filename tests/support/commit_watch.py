@@ -1,0 +1,135 @@
+"""Watches what a group has committed, from outside the group, while its members come and go.
+
+Judged against the handlers' own log (S2, S7): what a commit says is done was done by then, a
+frontier never goes back, and what was done once stays done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaException
+
+from tests.support.handler_log import Entry
+from weft.codec import OffsetMap, decode
+from weft.kafka import calls
+
+LOOK_S = 0.05
+ANSWER_S = 1.0
+
+
+class Seen(NamedTuple):
+    """A commit as it was read."""
+
+    at: float
+    partition: int
+    offset: int
+    metadata: str
+
+    def map(self) -> OffsetMap:
+        """What it says is done."""
+        return decode(self.offset, self.metadata)
+
+    def says_done(self, offset: int, map_: OffsetMap) -> bool:
+        """Whether this offset is done by its word."""
+        if offset < self.offset:
+            return True
+        return offset <= map_.highest_seen and offset not in map_.not_done
+
+
+@dataclass
+class CommitWatch:
+    """A thread that reads the group's commits over and over; use it as a context manager."""
+
+    bootstrap: str
+    group: str
+    topic: str
+    partitions: int
+    seen: list[Seen] = field(default_factory=list)
+    looks: int = 0
+
+    def __enter__(self) -> CommitWatch:
+        """Begin to watch."""
+        self._quit = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="commit-watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """One last look, and the end."""
+        self._quit.set()
+        self._thread.join(10)
+
+    def _watch(self) -> None:
+        # It never subscribes, so it never joins the group.
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})
+        where = [(self.topic, number) for number in range(self.partitions)]
+        last: dict[int, tuple[int, str]] = {}
+        try:
+            while True:
+                ending = self._quit.wait(LOOK_S)
+                self._look(consumer, where, last)
+                if ending:
+                    return
+        finally:
+            consumer.close()
+
+    def _look(
+        self,
+        consumer: Consumer,
+        where: list[tuple[str, int]],
+        last: dict[int, tuple[int, str]],
+    ) -> None:
+        try:
+            found = calls.committed(consumer, where, ANSWER_S)
+        except KafkaException:
+            return  # the broker is away, as the test wants it
+        now = time.monotonic()
+        self.looks += 1
+        for one in found:
+            if one.offset is None or last.get(one.partition) == (one.offset, one.metadata):
+                continue
+            last[one.partition] = (one.offset, one.metadata)
+            self.seen.append(Seen(now, one.partition, one.offset, one.metadata))
+
+    def frontiers(self) -> dict[int, int]:
+        """The last commit of each partition."""
+        return {one.partition: one.offset for one in self.seen}
+
+
+def judge_commits(
+    seen: Sequence[Seen], entries: Sequence[Entry], produced: Iterable[tuple[int, int]]
+) -> list[str]:
+    """What the commits got wrong, a line each."""
+    done_at: dict[tuple[int, int], float] = {}
+    for entry in entries:
+        if entry.kind == "E":
+            done_at[entry.record] = min(entry.at, done_at.get(entry.record, entry.at))
+    offsets: defaultdict[int, list[int]] = defaultdict(list)
+    for partition, offset in sorted(produced):
+        offsets[partition].append(offset)
+    problems = []
+    before: dict[int, set[int]] = {}
+    frontier: dict[int, int] = {}
+    for one in seen:
+        map_ = one.map()
+        done = {offset for offset in offsets[one.partition] if one.says_done(offset, map_)}
+        early = [o for o in sorted(done) if done_at.get((one.partition, o), one.at + 1) > one.at]
+        if early:
+            problems.append(f"S2: {_shown(one)} says done before it was: {early[:5]}")
+        if one.offset < frontier.get(one.partition, 0):
+            problems.append(f"S7: {_shown(one)} goes back from {frontier[one.partition]}")
+        forgotten = before.get(one.partition, set()) - done
+        if forgotten:
+            problems.append(f"S7: {_shown(one)} forgets {len(forgotten)}: {sorted(forgotten)[:5]}")
+        before[one.partition], frontier[one.partition] = done, one.offset
+    return problems
+
+
+def _shown(one: Seen) -> str:
+    return f"commit {one.partition}:{one.offset} ({len(one.metadata)} chars) at {one.at:.3f}"
