@@ -1,1 +1,41 @@
-"""The test kit."""
+"""The test kit: apps and handlers tested on a broker in memory, or on a real one.
+
+`run(app, records)` is the short way. `MemoryKafka` is a broker to play with: rebalances, gaps,
+faults, crash points. `VirtualClock` skips the waiting. The pytest fixtures `memory_broker` and
+`kafka_broker` (a real Kafka) come with the package. docs/testing.md has examples.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.testing.clock import VirtualClock
+    from weft.testing.cluster import MemoryKafka
+    from weft.testing.crash import Crashed, CrashPoint
+    from weft.testing.runner import run
+
+__all__ = ["CrashPoint", "Crashed", "MemoryKafka", "VirtualClock", "run"]
+
+_HOME_OF = {
+    "CrashPoint": "weft.testing.crash",
+    "Crashed": "weft.testing.crash",
+    "MemoryKafka": "weft.testing.cluster",
+    "VirtualClock": "weft.testing.clock",
+    "run": "weft.testing.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # PEP 562: pytest loads the plugin, and so this package, in every project that has Weft
+    # installed, and must not load librdkafka there.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'weft.testing' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from weft.broker import LocalBroker
+    from weft.testing import MemoryKafka
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +19,13 @@ def kafka_broker() -> Iterator[LocalBroker]:
     from weft.broker import LocalBroker
 
     with LocalBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def memory_broker() -> Iterator[MemoryKafka]:
+    """A Kafka in memory, fresh for each test: it costs nothing to make."""
+    from weft.testing import MemoryKafka
+
+    with MemoryKafka() as broker:
         yield broker

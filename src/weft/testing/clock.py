@@ -1,0 +1,104 @@
+"""A clock that skips the time in which nothing happens.
+
+While a handler runs, or an output is on its way, time goes on as on the wall. While every member
+only waits (for a retry's delay, for the next commit), it jumps to what comes next: thirty seconds
+between two attempts cost a test nothing. So time-outs of handlers that really take their time
+happen as they would in production, and no test can hang because time stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class VirtualClock:
+    """Give it to `weft.testing.run(clock=)` or `MemoryKafka(clock=)`. Any thread."""
+
+    def __init__(self) -> None:
+        #: how much was skipped so far, in seconds
+        self.skipped_s = 0.0
+        self._began_s = time.monotonic()
+        self._changed = threading.Condition()
+        self._members: list[Callable[[], int]] = []
+        #: handlers that wait on this clock -> until when, and how to wake them
+        self._sleepers: dict[object, tuple[float, Callable[[], None]]] = {}
+
+    def now(self) -> float:
+        """Seconds from some point in the past."""
+        return time.monotonic() + self.skipped_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was made, skipped ones included."""
+        return self.now() - self._began_s
+
+    # -- for handlers ------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """Wait in a `def` handler; costs no real time while nothing else happens."""
+        with self._changed, self._sleeping(seconds, self._changed.notify_all) as until:
+            while (left_s := until - self.now()) > 0:
+                self._changed.wait(left_s)
+
+    async def sleep_async(self, seconds: float) -> None:
+        """The same in an `async def` handler."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        timer = loop.call_later(max(0.0, seconds), end)
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(end)
+
+        try:
+            with self._sleeping(seconds, wake):
+                await over
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _sleeping(self, seconds: float, wake: Callable[[], None]) -> Iterator[float]:
+        until, token = self.now() + seconds, object()
+        with self._changed:
+            self._sleepers[token] = (until, wake)
+        try:
+            yield until
+        finally:
+            with self._changed:
+                self._sleepers.pop(token, None)
+
+    # -- for the runtime and the broker ------------------------------------------------------------
+
+    def watch(self, under_way: Callable[[], int]) -> None:
+        """A member tells how to count what it has under way."""
+        self._members.append(under_way)
+
+    def quiet(self) -> bool:
+        """Nothing is under way but handlers that wait on this clock.
+
+        It goes into the members' doors: not to be called with a lock that somebody inside a door
+        may want.
+        """
+        under_way = sum(count() for count in tuple(self._members))
+        with self._changed:
+            return under_way <= len(self._sleepers)
+
+    def skip_to(self, when: float) -> None:
+        """Let it be so late, or the time of the first sleeper if that is earlier."""
+        with self._changed:
+            first = min((until for until, _ in self._sleepers.values()), default=when)
+            self.skipped_s += max(0.0, min(when, first) - self.now())
+            # Woken here and now, they count as under way again before anybody looks.
+            now = self.now()
+            for token, (until, wake) in list(self._sleepers.items()):
+                if until <= now:
+                    del self._sleepers[token]
+                    wake()

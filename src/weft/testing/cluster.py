@@ -1,0 +1,332 @@
+"""The in-memory broker that apps run on: `MemoryBroker`, with a lock, an address and a clock."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, get_args
+
+from weft.codec import OffsetMap, decode
+from weft.errors import ConfigError
+from weft.kafka.clock import REAL_CLOCK
+from weft.kafka.connect import MEMORY, MEMORY_SCHEME
+from weft.kafka.ports import Delivery, OutMessage
+from weft.testing.clock import VirtualClock
+from weft.testing.crash import Armed, CrashPoint
+from weft.testing.memory import Committed, Log, MemoryBroker, ProducerId, Stored, TopicPartition
+from weft.types import ErrorInfo, Headers, Record, Sent
+
+if TYPE_CHECKING:
+    from weft.testing.consumer import MemoryConsumer
+
+PARTITIONS_MAX = 10_000
+MESSAGE_BYTES_MAX = 1_048_588  # message.max.bytes, the broker's default
+LOOK_S = 0.002
+Request = Literal["commit", "commit_answer", "find", "produce"]
+
+_numbers = itertools.count(1)
+
+
+class MemoryKafka:
+    """A Kafka in this process, for apps with `kafka={"bootstrap.servers": broker.bootstrap}`.
+
+    It has topics, groups that rebalance, commits with metadata, gaps and transactions, and it can
+    be told to fail. `clock` is the time its apps run on; `auto_create` makes topics that are
+    written to. It is a context manager. Any thread.
+    """
+
+    def __init__(self, *, clock: VirtualClock | None = None, auto_create: bool = False) -> None:
+        from weft.testing.connection import MemoryConnection
+
+        self.bootstrap = f"{MEMORY_SCHEME}{next(_numbers)}"
+        self.virtual = clock
+        self.clock = REAL_CLOCK if clock is None else clock
+        self.broker = MemoryBroker()
+        #: held for every look at `broker`; notified with `changes` counted up at every change
+        self.changed = threading.Condition()
+        self.changes = 0
+        #: set when it is closed: threads of dead members may go
+        self.closed = threading.Event()
+        #: where members have died, in that order
+        self.crashes: list[CrashPoint] = []
+        self.topic_ids: dict[str, str] = {}
+        self._auto_create = auto_create
+        self._armed: Armed | None = None
+        self._faults: dict[str, deque[str]] = {name: deque() for name in get_args(Request)}
+        self._members: dict[MemoryConsumer, None] = {}
+        self._resting: dict[MemoryConsumer, float] = {}
+        self._made = itertools.count(1)
+        self._round_robin = itertools.count()
+        MEMORY[self.bootstrap] = lambda settings: MemoryConnection(self, settings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Its address is none any more. May be called again."""
+        MEMORY.pop(self.bootstrap, None)
+        self.closed.set()
+
+    def __repr__(self) -> str:
+        return f"<MemoryKafka {self.bootstrap}>"
+
+    # -- topics ------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Make a topic; raises ConfigError when it exists."""
+        if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name):
+            raise ConfigError(f"create_topic({name!r}): letters, digits, '.', '_' and '-' only")
+        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
+            raise ConfigError(f"create_topic(partitions={partitions!r}): 1 to {PARTITIONS_MAX}")
+        with self.changed:
+            if name in self.broker.partition_counts:
+                raise ConfigError(f"topic {name!r} exists already")
+            self.topic_ids[name] = f"memory-{next(self._made)}"
+            self.broker.create_topic(name, partitions)
+            self._subscribe_anew()
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Let a topic have more partitions: so many in all."""
+        with self.changed:
+            have = self._known(name)
+            if not have < partitions <= PARTITIONS_MAX:
+                raise ConfigError(f"add_partitions({partitions!r}): more than {have}")
+            self.broker.create_topic(name, partitions)
+            self.notify()
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic with its records and what is committed for it."""
+        with self.changed:
+            self._known(name)
+            self.broker.delete_topic(name)
+            del self.topic_ids[name]
+            self._subscribe_anew()
+
+    def _subscribe_anew(self) -> None:
+        for member in self._members:
+            member.match_topics()
+        self.notify()
+
+    def _known(self, topic: str) -> int:
+        count = self.broker.partition_counts.get(topic)
+        if count is None:
+            raise ConfigError(f"topic {topic!r} does not exist: create_topic({topic!r}) first")
+        return count
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        *,
+        partition: int | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+    ) -> Sent:
+        """Write one record; where it went. Raises ConfigError where Kafka would refuse it."""
+        message = OutMessage(topic, _bytes(value), _bytes(key), headers, partition, timestamp_ms)
+        with self.changed:
+            sent, error = self.store(message)
+        if sent is None:
+            raise ConfigError(f"produce to {topic!r}: {error.message if error else 'refused'}")
+        return sent
+
+    def records(self, topic: str) -> list[Record]:
+        """All records of a topic that a read_committed reader sees, partition by partition."""
+        with self.changed:
+            count = self._known(topic)
+            return [
+                record_of((topic, number), stored)
+                for number in range(count)
+                for stored in self._read_all(self.broker.logs[topic, number])
+            ]
+
+    @staticmethod
+    def _read_all(log: Log) -> list[Stored]:
+        return log.read(log.start, len(log.records) + 1, committed=True)[0]
+
+    def leave_gap(self, topic: str, partition: int = 0, count: int = 1) -> None:
+        """Use up offsets without a record, as transaction markers do."""
+        self._change_log(topic, partition, lambda log: log.gap(count))
+
+    def compact(self, topic: str, partition: int, offsets: Iterable[int]) -> None:
+        """Remove single records; their offsets stay used."""
+        self._change_log(topic, partition, lambda log: log.compact(offsets))
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Retention: everything before this offset goes."""
+        self._change_log(topic, partition, lambda log: log.delete_before(offset))
+
+    def _change_log(self, topic: str, partition: int, change: Callable[[Log], None]) -> None:
+        with self.changed:
+            count = self._known(topic)
+            if not 0 <= partition < count:
+                raise ConfigError(f"topic {topic!r} has no partition {partition}: it has {count}")
+            change(self.broker.logs[topic, partition])
+            self.notify()
+
+    def store(self, message: OutMessage, producer: ProducerId | None = None) -> Delivery:
+        """Write one message as a producer would; `changed` is held."""
+        problem = self.take_fault("produce") or self._refusal(message)
+        if problem:
+            return Delivery(None, ErrorInfo(problem, f"the in-memory broker says {problem}"))
+        number = self._partition_of(message)
+        stamp = message.timestamp_ms
+        offset = self.broker.produce(
+            (message.topic, number),
+            message.key,
+            message.value,
+            message.headers,
+            timestamp_ms=int(time.time() * 1000) if stamp is None or stamp < 0 else stamp,
+            producer=producer,
+        )
+        self.notify()
+        return Delivery(Sent(message.topic, number, offset, message.key), None)
+
+    def _refusal(self, message: OutMessage) -> str:
+        if message.topic not in self.broker.partition_counts:
+            if not self._auto_create:
+                return "UNKNOWN_TOPIC_OR_PART"
+            self.create_topic(message.topic)
+        count = self.broker.partition_counts[message.topic]
+        if message.partition is not None and not 0 <= message.partition < count:
+            return "_UNKNOWN_PARTITION"
+        size = len(message.value or b"") + len(message.key or b"")
+        return "MSG_SIZE_TOO_LARGE" if size > MESSAGE_BYTES_MAX else ""
+
+    def _partition_of(self, message: OutMessage) -> int:
+        """As librdkafka's `consistent_random` has it, with turns in place of chance."""
+        if message.partition is not None:
+            return message.partition
+        count = self.broker.partition_counts[message.topic]
+        if message.key:
+            return zlib.crc32(message.key) % count
+        return next(self._round_robin) % count
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> OffsetMap | None:
+        """What the group has committed for a partition, its map decoded; None: nothing."""
+        with self.changed:
+            held = self.broker.committed(group, (topic, partition))
+        return None if held is None else decode(held.offset, held.metadata)
+
+    def commit(
+        self, group: str, topic: str, partition: int, offset: int, metadata: str = ""
+    ) -> None:
+        """Commit for a group from outside, as `weft offsets set` does."""
+        with self.changed:
+            self._known(topic)
+            value = Committed(offset, metadata)
+            error = self.broker.group(group).store((topic, partition), value)
+        if error:
+            raise ConfigError(f"commit for {group}: {error}")
+
+    def expire_members(self, group: str) -> None:
+        """Throw every member out, as when its session times out.
+
+        It loses its partitions and joins again.
+        """
+        with self.changed:
+            for member_id in list(self.broker.group(group).members):
+                self.broker.leave(group, member_id)
+            self.notify()
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def fail_next(self, request: Request, error: str = "REQUEST_TIMED_OUT", times: int = 1) -> None:
+        """Answer the next requests with an error, by Kafka's name for it.
+
+        "commit": nothing is stored. "commit_answer": it is stored, and the error is the answer.
+        "find": offsets cannot be read. "produce": nothing is written.
+        """
+        if request not in self._faults:
+            raise ConfigError(f"fail_next({request!r}): one of {', '.join(self._faults)}")
+        with self.changed:
+            self._faults[request].extend([error] * times)
+
+    def take_fault(self, request: Request) -> str:
+        """The error to answer with now; empty for none. `changed` is held."""
+        faults = self._faults[request]
+        return faults.popleft() if faults else ""
+
+    def crash_at(self, point: CrashPoint, nth: int = 1) -> None:
+        """Have the member that comes to this point as the `nth` from now on die there."""
+        with self.changed:
+            self._armed = Armed(point, nth)
+
+    def strikes(self, point: CrashPoint) -> bool:
+        """Whether whoever comes to this point now dies. `changed` is held."""
+        if self._armed is None or not self._armed.strikes(point):
+            return False
+        self._armed = None
+        self.crashes.append(point)
+        return True
+
+    def next_number(self) -> int:
+        """A number that nobody had before."""
+        return next(self._made)
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Something has changed; `changed` is held."""
+        self.changes += 1
+        self.changed.notify_all()
+
+    def enter(self, member: MemoryConsumer) -> None:
+        """A member polls from now on; `changed` is held."""
+        self._members[member] = None
+
+    def forget(self, member: MemoryConsumer) -> None:
+        """It does not any more; `changed` is held."""
+        self._members.pop(member, None)
+        self.notify()
+
+    def rest(self, member: MemoryConsumer, until: float, seen: int) -> None:
+        """Wait for a change since `seen` or for that time.
+
+        `changed` must not be held: a virtual clock asks all members whether they are quiet.
+        """
+        quiet = self.virtual is not None and self.virtual.quiet()
+        with self.changed:
+            if self.changes != seen:
+                return
+            left_s = until - self.clock.now()
+            if self.virtual is None:
+                self.changed.wait(left_s)
+                return
+            self._resting[member] = until
+            if quiet and len(self._resting) == len(self._members):
+                self.virtual.skip_to(min(self._resting.values()))
+                self.notify()
+            else:
+                self.changed.wait(min(left_s, LOOK_S))
+            del self._resting[member]
+
+
+def record_of(where: TopicPartition, stored: Stored) -> Record:
+    """A stored record as a consumer gets it."""
+    return Record(
+        *where, stored.offset, stored.timestamp_ms, stored.key, stored.value, stored.headers
+    )
+
+
+def _bytes(text: bytes | str | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text

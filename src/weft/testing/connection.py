@@ -1,0 +1,170 @@
+"""The clients of one member on the in-memory broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.errors import ConfigError
+from weft.kafka.admin import TopicFacts
+from weft.kafka.clock import Clock
+from weft.kafka.ports import KafkaUnavailable, TopicPartition
+from weft.kafka.settings import ClientSettings
+from weft.testing import crash
+from weft.testing.cluster import MemoryKafka
+from weft.testing.consumer import MemoryConsumer
+from weft.testing.memory import UnstableOffset
+from weft.testing.producer import QUEUE_MAX, MemoryProducer, MemoryTransactions
+
+
+class MemoryConnection:
+    """A Connection of one run; it dies as a whole."""
+
+    def __init__(self, kafka: MemoryKafka, settings: ClientSettings) -> None:
+        self._kafka = kafka
+        self._settings = settings
+        self._consumers: list[MemoryConsumer] = []
+        #: the crash point at which this member was killed
+        self.dead = ""
+
+    # -- dying -------------------------------------------------------------------------------------
+
+    def reach(self, point: crash.CrashPoint) -> bool:
+        """Come to a crash point; True when dead, now or since before."""
+        with self._kafka.changed:
+            if not self.dead and self._kafka.strikes(point):
+                self.dead = point
+                for consumer in self._consumers:
+                    consumer.vanish()
+            return bool(self.dead)
+
+    def hold(self) -> None:
+        """Keep a thread of a dead member until the broker is closed."""
+        self._kafka.closed.wait()
+        raise crash.Crashed(f"killed at {self.dead}")
+
+    def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler between two crash points."""
+        return crash.around(handler, self)
+
+    # -- clients -----------------------------------------------------------------------------------
+
+    def consumer(self) -> MemoryConsumer:
+        """A new consumer."""
+        made = MemoryConsumer(self._kafka, self, self._settings.consumer)
+        self._consumers.append(made)
+        return made
+
+    def producer(self, on_served: Callable[[], None]) -> MemoryProducer:
+        """A new producer."""
+        limit = int(self._settings.producer.get("queue.buffering.max.messages", QUEUE_MAX))
+        return MemoryProducer(self._kafka, self, on_served, limit or QUEUE_MAX)
+
+    def transactions(self, transactional_id: str) -> MemoryTransactions:
+        """Transactions under this id."""
+        group = str(self._settings.consumer["group.id"])
+        return MemoryTransactions(self._kafka, self, group, transactional_id)
+
+    def admin(self) -> MemoryAdmin:
+        """A new admin client."""
+        return MemoryAdmin(self._kafka)
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        """The broker's."""
+        return self._kafka.clock
+
+    def instance_id(self) -> str | None:
+        """The user's `group.instance.id`."""
+        given = self._settings.consumer.get("group.instance.id")
+        return None if given is None else str(given)
+
+    def described(self) -> str:
+        """The broker, for messages."""
+        return self._kafka.bootstrap
+
+    def max_poll_interval_s(self) -> float:
+        """How long the consumer may stay away from polling."""
+        return float(self._settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
+
+    def reads_committed(self) -> bool:
+        """Whether records of open and aborted transactions are hidden."""
+        return str(self._settings.consumer.get("isolation.level")) == "read_committed"
+
+
+class MemoryAdmin:
+    """An AdminPort."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self._kafka = kafka
+
+    def describe(self, topics: Sequence[str], timeout_s: float) -> dict[str, TopicFacts]:
+        """The topics of these that exist, by name."""
+        kafka = self._kafka
+        with kafka.changed:
+            counts = kafka.broker.partition_counts
+            return {
+                name: TopicFacts(name, kafka.topic_ids[name], counts[name])
+                for name in topics
+                if name in counts
+            }
+
+    def matching(self, patterns: Sequence[str], timeout_s: float) -> list[str]:
+        """The names of existing topics that any of these patterns matches, sorted."""
+        matchers = [re.compile(pattern) for pattern in patterns]
+        with self._kafka.changed:
+            names = sorted(self._kafka.broker.partition_counts)
+        return [name for name in names if any(m.match(name) for m in matchers)]
+
+    def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
+        """The first offset that each partition of these topics still has."""
+        with self._kafka.changed:
+            logs = self._kafka.broker.logs
+            return {where: log.start for where, log in logs.items() if where[0] in topics}
+
+    def ends(
+        self, topics: Sequence[str], *, committed: bool, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """One past the last record of each; `committed`: up to the oldest open transaction."""
+        with self._kafka.changed:
+            logs = self._kafka.broker.logs
+            return {
+                where: log.stable_end() if committed else log.end
+                for where, log in logs.items()
+                if where[0] in topics
+            }
+
+    def group_offsets(
+        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int | None]:
+        """What the group has committed for each partition; None: nothing."""
+        with self._kafka.changed:
+            try:
+                held = {where: self._kafka.broker.committed(group, where) for where in partitions}
+            except UnstableOffset as error:
+                raise KafkaUnavailable(str(error)) from error
+        return {where: None if one is None else one.offset for where, one in held.items()}
+
+    def group_members(self, group: str, timeout_s: float) -> int | None:
+        """How many members the group has now; None: there is no such group."""
+        with self._kafka.changed:
+            members = len(self._kafka.broker.group(group).members)
+        return members or None
+
+    def create_topic(
+        self, name: str, partitions: int, replication: int = -1, timeout_s: float = 10.0
+    ) -> bool:
+        """Make a topic; False when it was there before."""
+        try:
+            self._kafka.create_topic(name, partitions)
+        except ConfigError:
+            if self.describe([name], timeout_s):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        """Nothing to close."""

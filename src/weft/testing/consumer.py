@@ -1,0 +1,366 @@
+"""One group member on the in-memory broker, as the runtime's ConsumerPort.
+
+It keeps the rules of the real one (tests/contract runs both): callbacks inside `poll`, commits
+answered by `poll`, positions that fall out of the log are heard of and not moved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from weft.core.starting import Found
+from weft.kafka.ports import (
+    CommitAnswer,
+    KafkaUnavailable,
+    Polled,
+    PolledBatch,
+    RebalanceListener,
+    ToCommit,
+    TopicPartition,
+)
+from weft.kafka.verdicts import commit_verdict
+from weft.testing.cluster import MemoryKafka, record_of
+from weft.testing.crash import Crashed, Mortal
+from weft.testing.memory import Committed, Log, Member, Protocol, Stored, UnstableOffset
+
+POLL_RECORDS_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member's place in its group, for one transaction."""
+
+    member_id: str
+    generation: int
+
+    def close(self) -> None:
+        """Nothing to give back; the real one has a pointer."""
+
+
+class MemoryConsumer:
+    """A ConsumerPort on a MemoryKafka."""
+
+    def __init__(self, kafka: MemoryKafka, mortal: Mortal, config: Mapping[str, Any]) -> None:
+        """`config`: librdkafka consumer properties, complete; those that change behaviour count."""
+        self._kafka = kafka
+        self._mortal = mortal
+        self._config = config
+        self.group = str(config["group.id"])
+        self._reset = str(config.get("auto.offset.reset", "earliest"))
+        self._reads_committed = config.get("isolation.level", "read_committed") == "read_committed"
+        with kafka.changed:
+            group = kafka.broker.group(self.group)
+            if not group.members:
+                group.protocol = protocol_of(config)
+            self.member_id = f"{self.group}-{kafka.next_number()}"
+        self._subscribed: list[str] = []
+        self._listener: RebalanceListener | None = None
+        self._assigned: set[TopicPartition] = set()
+        #: of those with a start, in the order they are fetched in
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        #: ends that were told of, not to be told again
+        self._told: dict[TopicPartition, int] = {}
+        self._tokens = count(1)
+        self._answers: deque[CommitAnswer] = deque()
+        self._woken = False
+        self._left = False
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
+        """Join the group."""
+        self._listener = listener
+        self._subscribed = list(topics)
+        with self._kafka.changed:
+            self._kafka.enter(self)
+            self._join()
+
+    def _join(self) -> None:
+        self._kafka.broker.join(self.group, self.member_id, self._wanted())
+        self._kafka.notify()
+
+    def _wanted(self) -> frozenset[str]:
+        names = {topic for topic in self._subscribed if not topic.startswith("^")}
+        patterns = [re.compile(topic) for topic in self._subscribed if topic.startswith("^")]
+        known = self._kafka.broker.partition_counts
+        return frozenset(names | {t for t in known if any(p.match(t) for p in patterns)})
+
+    def match_topics(self) -> None:
+        """Topics came or went: patterns may match others now. The broker's lock is held."""
+        member = self._member()
+        wanted = self._wanted()
+        if member is not None and member.topics != wanted:
+            member.topics = wanted
+            self._kafka.broker.group(self.group).rebalance(self._kafka.broker.partition_counts)
+
+    def _member(self) -> Member | None:
+        return self._kafka.broker.group(self.group).members.get(self.member_id)
+
+    def membership(self) -> Membership:
+        """This member's place in the group now."""
+        with self._kafka.changed:
+            member = self._member()
+            return Membership(self.member_id, -1 if member is None else member.generation)
+
+    def _serve_group(self) -> None:
+        """Do what the group asks, one callback at a time, until it asks nothing."""
+        group = self._kafka.broker.group(self.group)
+        while not self._left:
+            with self._kafka.changed:
+                self._die_if_dead()
+                change = group.heartbeat(self.member_id)
+            if change.lost:
+                self._be_lost()
+            elif change.revoke:
+                self._give_up(change.revoke)
+                with self._kafka.changed:
+                    group.released(self.member_id, change.revoke)
+                    self._kafka.notify()
+            elif change.assign:
+                self._take(change.assign)
+            else:
+                return
+
+    def _take(self, partitions: Sequence[TopicPartition]) -> None:
+        assert self._listener is not None
+        self._assigned.update(partitions)
+        starts = self._listener.on_assigned(list(partitions))
+        for where in partitions:
+            if where in starts:
+                self._positions[where] = starts[where]
+        self._mortal.reach("assigned")
+
+    def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+        assert self._listener is not None
+        self._forget(partitions)
+        if not self._mortal.reach("revoked"):
+            self._listener.on_revoked(list(partitions))
+
+    def _be_lost(self) -> None:
+        assert self._listener is not None
+        lost = sorted(self._assigned)
+        self._forget(lost)
+        if lost:
+            self._listener.on_lost(lost)
+        with self._kafka.changed:
+            self._join()
+
+    def _forget(self, partitions: Sequence[TopicPartition]) -> None:
+        for where in partitions:
+            self._assigned.discard(where)
+            self._positions.pop(where, None)
+            self._paused.discard(where)
+            self._told.pop(where, None)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def begin(self, partition: TopicPartition, offset: int) -> None:
+        """Fetch from this offset on."""
+        if partition in self._assigned:
+            self._positions[partition] = offset
+            self._paused.discard(partition)
+            self._told.pop(partition, None)
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Fetch no more of these."""
+        self._paused.update(self._assigned.intersection(partitions))
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Fetch these again."""
+        self._paused.difference_update(partitions)
+
+    def wake(self) -> None:
+        """Make `poll` return soon."""
+        with self._kafka.changed:
+            self._woken = True
+            self._kafka.notify()
+
+    def poll(self, timeout_s: float) -> Polled:
+        """Serve callbacks and fetch."""
+        deadline = self._kafka.clock.now() + timeout_s
+        while True:
+            self._serve_group()
+            with self._kafka.changed:
+                self._die_if_dead()
+                polled = self._collect()
+                woken, self._woken = self._woken, False
+                seen = self._kafka.changes
+            something = polled.batches or polled.ends or polled.commits or polled.out_of_range
+            if something or woken or self._kafka.clock.now() >= deadline:
+                return polled
+            self._kafka.rest(self, deadline, seen)
+
+    def _collect(self) -> Polled:
+        polled = Polled(commits=self._take_answers())
+        room = POLL_RECORDS_MAX
+        for where in [where for where in self._positions if where not in self._paused]:
+            log = self._kafka.broker.logs.get(where)
+            if log is None:
+                continue  # deleted; the group will say so
+            if not log.start <= self._positions[where] <= log.end:
+                self._paused.add(where)
+                polled.out_of_range.append(where)
+            elif room > 0:
+                room -= self._fetch(where, log, room, polled)
+        return polled
+
+    def _fetch(self, where: TopicPartition, log: Log, room: int, polled: Polled) -> int:
+        found, after = log.read(self._positions[where], room, committed=self._reads_committed)
+        # The next poll begins with another partition: none is fetched last for ever.
+        del self._positions[where]
+        self._positions[where] = after
+        if found:
+            records = [record_of(where, stored) for stored in found]
+            polled.batches.append(PolledBatch(*where, records, [size_of(one) for one in found]))
+        end = log.stable_end() if self._reads_committed else log.end
+        if after >= end and self._told.get(where) != after:
+            self._told[where] = after
+            polled.ends.append((*where, after))
+        return len(found)
+
+    # -- commits -----------------------------------------------------------------------------------
+
+    def commit(self, offsets: Sequence[ToCommit]) -> int:
+        """Send a commit."""
+        token = next(self._tokens)
+        with self._kafka.changed:
+            if self._mortal.reach("before_commit"):
+                return token
+            errors = self._store(offsets)
+            if not self._mortal.reach("commit_stored"):
+                self._answer(token, errors)
+                self._kafka.notify()
+        return token
+
+    def _store(self, offsets: Sequence[ToCommit]) -> dict[TopicPartition, str]:
+        kafka = self._kafka
+        where = [(one.topic, one.partition) for one in offsets]
+        fault = kafka.take_fault("commit")
+        if fault:
+            return dict.fromkeys(where, fault)
+        there = {
+            (one.topic, one.partition): Committed(one.offset, one.metadata)
+            for one in offsets
+            if (one.topic, one.partition) in kafka.broker.logs
+        }
+        member = self._member()
+        generation = -1 if member is None else member.generation
+        errors = kafka.broker.group(self.group).commit(self.member_id, generation, there)
+        errors |= {one: "UNKNOWN_TOPIC_OR_PART" for one in where if one not in there}
+        lost_answer = kafka.take_fault("commit_answer")
+        return dict.fromkeys(where, lost_answer) if lost_answer else errors
+
+    def _answer(self, token: int, errors: Mapping[TopicPartition, str]) -> None:
+        for where, error in errors.items():
+            code = getattr(KafkaError, error) if error else 0
+            self._answers.append(CommitAnswer(token, *where, commit_verdict(code), error))
+
+    def _take_answers(self) -> list[CommitAnswer]:
+        return [self._answers.popleft() for _ in range(len(self._answers))]
+
+    def commit_and_wait(self, offsets: Sequence[ToCommit], timeout_s: float) -> list[CommitAnswer]:
+        """Send a commit and take its answer; the broker is never slow here."""
+        token = self.commit(offsets)
+        mine = [answer for answer in self._answers if answer.token == token]
+        self._answers = deque(answer for answer in self._answers if answer.token != token)
+        return mine
+
+    def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
+        """Answers to commits sent before."""
+        with self._kafka.changed:
+            answers, seen = self._take_answers(), self._kafka.changes
+        if not answers:
+            self._kafka.rest(self, self._kafka.clock.now() + timeout_s, seen)
+            answers = self._take_answers()
+        return answers
+
+    # -- what the broker knows ---------------------------------------------------------------------
+
+    def find(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, Found]:
+        """Committed offsets with metadata, and both ends of the log."""
+        kafka = self._kafka
+        deadline = kafka.clock.now() + timeout_s
+        with kafka.changed:
+            self._die_if_dead()
+            fault = kafka.take_fault("find")
+            if fault:
+                raise KafkaUnavailable(fault)
+            while True:
+                try:
+                    return {where: self._found(where) for where in partitions}
+                except UnstableOffset as error:
+                    left_s = deadline - kafka.clock.now()
+                    if left_s <= 0:
+                        raise KafkaUnavailable("UNSTABLE_OFFSET_COMMIT") from error
+                    kafka.changed.wait(left_s)
+
+    def _found(self, where: TopicPartition) -> Found:
+        log = self._kafka.broker.logs.get(where)
+        if log is None:
+            raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
+        held = self._kafka.broker.committed(self.group, where)
+        reset = {"earliest": log.start, "latest": log.end}.get(_plain(self._reset))
+        if held is None:
+            return Found(None, "", log.start, log.end, reset)
+        return Found(held.offset, held.metadata, log.start, log.end, reset)
+
+    def log_ends(self) -> dict[TopicPartition, int]:
+        """Ends of the assigned partitions."""
+        with self._kafka.changed:
+            logs = self._kafka.broker.logs
+            return {where: logs[where].end for where in self._assigned if where in logs}
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def leave(self, timeout_s: float) -> None:
+        """Give everything back and leave the group."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            if self._assigned and not self._mortal.dead:
+                self._give_up(sorted(self._assigned))
+                self._die_if_dead()
+        finally:
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Be gone from the group without a word. Any thread."""
+        with self._kafka.changed:
+            self._kafka.broker.leave(self.group, self.member_id)
+            self._kafka.forget(self)
+
+    def _die_if_dead(self) -> None:
+        if self._mortal.dead:
+            raise Crashed(f"killed at {self._mortal.dead}")
+
+
+def protocol_of(config: Mapping[str, Any]) -> Protocol:
+    """How the group rebalances with these properties."""
+    if config.get("group.protocol") == "consumer":
+        return "incremental"
+    strategy = str(config.get("partition.assignment.strategy", ""))
+    return "cooperative" if "cooperative" in strategy else "eager"
+
+
+def size_of(stored: Stored) -> int:
+    """Bytes of a record, as they count against the budget."""
+    headers = sum(len(name) + len(value or b"") for name, value in stored.headers)
+    return len(stored.value or b"") + len(stored.key or b"") + headers
+
+
+def _plain(reset: str) -> str:
+    """One of librdkafka's three names for each of the two."""
+    if reset in ("smallest", "beginning"):
+        return "earliest"
+    return "latest" if reset in ("largest", "end") else reset

@@ -1,0 +1,109 @@
+"""An app on an in-memory broker, from its first record to its last, in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import ConfigError, FatalError
+from weft.policies import DeadLetter, Stop
+from weft.testing.clock import VirtualClock
+from weft.testing.cluster import MemoryKafka
+from weft.testing.records import ensure_topic, put
+from weft.types import Result
+
+if TYPE_CHECKING:
+    from weft.app import App
+
+#: of the app's own properties, those that say how it behaves, not where its cluster is
+KEPT = ("isolation.level", "group.protocol", "partition.assignment.strategy")
+STOP_S = 5.0
+LOOK_S = 0.1
+
+
+def run(
+    app: App,
+    records: Iterable[Any],
+    *,
+    partitions: int = 1,
+    clock: VirtualClock | None = None,
+    broker: MemoryKafka | None = None,
+    timeout_s: float = 60.0,
+) -> list[Result]:
+    """Handle these records with the app's own handlers and return their results as they ended.
+
+    The app's cluster is not asked: it runs on a MemoryKafka of its own, or on `broker`, until
+    everything is done or parked. `records`: values, (key, value) pairs, or weft.Record
+    (weft.testing.records says what becomes of each). Topics that are missing are made, with
+    `partitions` each. With `clock=VirtualClock()`, waiting for retries takes no real time.
+
+    Raises ConfigError for bad input, FatalError when the run broke (`Stop` and a crash point are
+    no such case), TimeoutError after `timeout_s` of real time.
+    """
+    if broker is not None and clock is not None:
+        raise ConfigError("run(clock=, broker=): give the clock to the broker: MemoryKafka(clock=)")
+    kafka = broker or MemoryKafka(clock=clock, auto_create=True)
+    try:
+        topics = _prepare(kafka, app, partitions)
+        put(kafka, records, topics, partitions)
+        with _on(app, kafka):
+            results = _run(app, kafka, timeout_s)
+    finally:
+        if broker is None:
+            kafka.close()
+    if app.options.on_result is not None:
+        for result in results:
+            app.options.on_result(result)
+    return results
+
+
+def _prepare(kafka: MemoryKafka, app: App, partitions: int) -> list[str]:
+    """Make the topics that the app names; those it reads, without patterns."""
+    read = [t for handler in app.handlers for t in handler.topics if not t.startswith("^")]
+    written = [handler.output for handler in app.handlers if handler.output is not None]
+    for handler in app.handlers:
+        if isinstance(handler.on_exhausted, DeadLetter):
+            written += [handler.on_exhausted.topic_for(topic) for topic in handler.topics]
+    for topic in [*read, *(topic for topic in written if not topic.startswith("^"))]:
+        ensure_topic(kafka, topic, partitions)
+    return read
+
+
+@contextmanager
+def _on(app: App, kafka: MemoryKafka) -> Iterator[None]:
+    """While this lasts, the app's cluster is the in-memory one."""
+    before = app.options
+    behaviour = {name: before.kafka[name] for name in KEPT if name in before.kafka}
+    app._options = replace(  # noqa: SLF001  # the kit is a part of Weft
+        before,
+        kafka=behaviour | {"bootstrap.servers": kafka.bootstrap},
+        producer={},
+        on_result=None,  # called here, because only one may read the results
+    )
+    try:
+        yield
+    finally:
+        app._options = before  # noqa: SLF001  # see above
+
+
+def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:
+    deadline = time.monotonic() + timeout_s
+    stream = app.results()
+    crashes = len(kafka.crashes)
+    handle = app.start(until="drained")
+    results: list[Result] = []
+    while not stream.over and time.monotonic() < deadline:
+        results += stream.take(LOOK_S)
+    if not stream.over:
+        shot = handle.snapshot()
+        handle.stop("now")
+        handle.wait(STOP_S)
+        raise TimeoutError(f"not drained within {timeout_s} s: {shot}")
+    report = handle.wait(STOP_S)
+    stops = any(isinstance(handler.on_exhausted, Stop) for handler in app.handlers)
+    if report.exit_code == 1 and not stops and len(kafka.crashes) == crashes:
+        raise FatalError(report.reason)
+    return results
