@@ -22,10 +22,9 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec, TopicDescri
 
 from weft.errors import ConfigError
 from weft.kafka import calls
-from weft.kafka.failures import Failures, raised_code
+from weft.kafka.failures import Failures, passes, raised_code
 from weft.kafka.ports import TopicPartition
 from weft.kafka.settings import ClientSettings
-from weft.kafka.verdicts import poll_verdict
 
 T = TypeVar("T")
 #: Which offset is asked for: where a log starts, where it ends, or the first at or after a time.
@@ -34,6 +33,9 @@ Spec = Literal["start", "end"] | int
 #: Beside what the request itself may take, so that its own error comes first.
 _GRACE_S = 1.0
 _RETRY_PAUSE_S = 0.1
+_ERRORS_READ_MAX = 100
+#: The first attempt ends early, so that a refused login is not waited for to the end.
+_FIRST_ATTEMPT_S = 2.0
 _REQUEST_MIN_S = 0.05
 #: librdkafka takes no longer.
 _REQUEST_MAX_S = 3600.0
@@ -46,6 +48,8 @@ _MISSING = frozenset({
 })  # fmt: skip
 _LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
 _LOG_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not annotated
+#: No partition that was asked for has a leader: none exists, none may be seen, or it passes.
+_NO_LEADERS: int = KafkaError._NOENT  # noqa: SLF001  # see above
 _NO_GROUP = KafkaError.GROUP_ID_NOT_FOUND
 
 
@@ -146,7 +150,12 @@ class KafkaAdmin:
             futures = self._client.list_offsets(
                 asked, isolation_level=level, request_timeout=left_s
             )
-            answers = self._answers(futures, left_s, absent=_MISSING)
+            try:
+                answers = self._answers(futures, left_s, absent=_MISSING)
+            except KafkaException as error:
+                if raised_code(error) != _NO_LEADERS or self._any_exists(asked, left_s):
+                    raise
+                return {}
             return {(one.topic, one.partition): at.offset for one, at in answers.items()}
 
         return self._within(timeout_s, "ask for offsets", ask)
@@ -163,7 +172,12 @@ class KafkaAdmin:
             return {}
 
         def ask(left_s: float) -> dict[TopicPartition, int | None]:
-            found = calls.committed(self._reader(group), partitions, left_s)
+            reader = self._reader(group)
+            try:
+                found = calls.committed(reader, partitions, left_s)
+            except KafkaException:
+                self._note_errors(reader)
+                raise
             for one in found:
                 if one.error and one.error not in _MISSING:
                     raise KafkaException(KafkaError(one.error))
@@ -198,10 +212,17 @@ class KafkaAdmin:
             futures = self._client.create_topics([topic], request_timeout=left_s)
             return name in self._answers(futures, left_s, absent=exists)
 
-        made = self._within(timeout_s, f"create topic {name}", ask)
+        # In one attempt: a second one would find the first one's topic.
+        made = self._within(timeout_s, f"create topic {name}", ask, first_s=timeout_s)
         while name not in self.describe([name], max(deadline - time.monotonic(), _REQUEST_MIN_S)):
             time.sleep(_RETRY_PAUSE_S)
         return made
+
+    def _any_exists(self, asked: Iterable[KafkaPartition], left_s: float) -> bool:
+        """Whether one of these partitions exists; ConfigError where we may not know."""
+        partitions = [(one.topic, one.partition) for one in asked]
+        here = self.describe([topic for topic, _ in partitions], left_s)
+        return any(topic in here and n < here[topic].partitions for topic, n in partitions)
 
     def _topic_names(self, left_s: float) -> list[str]:
         return list(self._client.list_topics(timeout=left_s).topics)
@@ -228,24 +249,35 @@ class KafkaAdmin:
                 "error_cb": self._failures.note,
             }
             self._groups[group] = Consumer(config)
-        self._groups[group].poll(0)  # Its connection errors would pile up.
         return self._groups[group]
 
-    def _within(self, timeout_s: float, what: str, ask: Callable[[float], T]) -> T:
-        """The answer, asked for again while what stands in the way passes by itself."""
-        deadline = time.monotonic() + timeout_s
+    def _note_errors(self, reader: Consumer) -> None:
+        """A consumer's errors wait in its queue: why a read only timed out stands there."""
+        for message in reader.consume(_ERRORS_READ_MAX, 0):
+            if (error := message.error()) is not None:
+                self._failures.note(error)
+
+    def _within(
+        self, timeout_s: float, what: str, ask: Callable[[float], T], first_s: float | None = None
+    ) -> T:
+        """The answer, asked for again while what stands in the way passes by itself.
+
+        Each attempt may take twice as long as the one before, from `first_s` on.
+        """
+        deadline, limit_s = time.monotonic() + timeout_s, first_s or _FIRST_ATTEMPT_S
         self._client.poll(0)  # Serves the callback that notes connection errors.
         self._failures.forget()
         while True:
             left_s = min(max(deadline - time.monotonic(), _REQUEST_MIN_S), _REQUEST_MAX_S)
             try:
-                return ask(left_s)
+                return ask(min(left_s, limit_s))
             except (KafkaException, TimeoutError) as error:
                 self._client.poll(0)
                 over = time.monotonic() + _RETRY_PAUSE_S >= deadline
-                if over or poll_verdict(raised_code(error)) != "retry":
+                if over or not passes(raised_code(error)) or self._failures.hopeless():
                     raise self._failures.explained(what, error) from None
             time.sleep(_RETRY_PAUSE_S)
+            limit_s *= 2
 
     def _answers(
         self, futures: Mapping[Any, Future[Any]], left_s: float, absent: frozenset[int]

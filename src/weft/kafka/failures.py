@@ -15,6 +15,7 @@ from weft.kafka.verdicts import poll_verdict, reason
 _ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN
 _TIMED_OUT: int = KafkaError._TIMED_OUT
 _FATAL: int = KafkaError._FATAL
+_NO_LEADERS: int = KafkaError._NOENT
 _SSL: int = KafkaError._SSL
 
 
@@ -22,6 +23,11 @@ def raised_code(error: Exception) -> int:
     """The Kafka code of an exception; that of a time-out where it has none."""
     inner = error.args[0] if error.args else None
     return int(inner.code()) if isinstance(inner, KafkaError) else _TIMED_OUT
+
+
+def passes(code: int) -> bool:
+    """Whether a request that was answered so may be answered otherwise in a moment."""
+    return poll_verdict(code) == "retry" or code == _NO_LEADERS
 
 
 def root_cause(client: Consumer | Producer, error: KafkaError) -> KafkaError:
@@ -51,13 +57,17 @@ class Failures:
         """What was noted so far is of an earlier request."""
         self._last = None
 
+    def hopeless(self) -> bool:
+        """Whether what the connections say will not pass by waiting."""
+        return self._last is not None and poll_verdict(self._last.code()) == "stop"
+
     def explained(self, what: str, error: Exception) -> ConfigError | KafkaUnavailable:
         """What to raise for a failed request; `what` it was to do ("list topics").
 
         A request that was answered was refused; else what the connections said last counts.
         """
         code, text = raised_code(error), _text(error)
-        answered = poll_verdict(code) != "retry"
+        answered = not passes(code)
         if self._last is not None and not answered:
             code, text = self._last.code(), self._last.str()
         text = scrub(" ".join(text.split()), self._settings.admin)
