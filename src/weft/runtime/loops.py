@@ -8,12 +8,15 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import Any
+
+from weft.errors import ConfigError, FatalError
 
 _log = logging.getLogger("weft")
 
 OPEN_TIMEOUT_S = 60.0
+TASKS_END_S = 0.5
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -39,23 +42,50 @@ class HandlerLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+            self._end_tasks()
+        finally:
+            self.loop.close()
+
+    def _end_tasks(self) -> None:
+        """Cancel what still runs; what does not end then is left behind."""
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.wait(left, timeout=TASKS_END_S))
 
     async def enter(self, lifespan: Callable[..., Any] | None, app: Any) -> Any:
-        """Open the lifespan; its value. Runs on the loop."""
+        """Open the lifespan; its value. Runs on the loop. Raises FatalError when it fails."""
         if lifespan is None:
             return None
-        context = lifespan(app) if takes_argument(lifespan) else lifespan()
-        if isinstance(context, AbstractAsyncContextManager):
-            return await self._stack.enter_async_context(context)
-        return self._stack.enter_context(context)
+        try:
+            context = lifespan(app) if takes_argument(lifespan) else lifespan()
+            if isinstance(context, AbstractAsyncContextManager):
+                return await self._stack.enter_async_context(context)
+            if isinstance(context, AbstractContextManager):
+                return self._stack.enter_context(context)
+        except Exception as error:
+            _log.error("the lifespan failed to open", exc_info=True)  # noqa: TRY400  # it is raised on, too
+            raise FatalError(
+                f"the lifespan failed to open: {type(error).__name__}: {error}"
+            ) from error
+        raise ConfigError(
+            f"App(lifespan=...) returned {type(context).__name__}, not a context manager: decorate "
+            "it with @contextlib.asynccontextmanager"
+        )
 
     def enter_and_wait(self, lifespan: Callable[..., Any] | None, app: Any) -> Any:
         """The same from another thread."""
         if lifespan is None:
             return None
         opening = asyncio.run_coroutine_threadsafe(self.enter(lifespan, app), self.loop)
-        return opening.result(OPEN_TIMEOUT_S)
+        try:
+            return opening.result(OPEN_TIMEOUT_S)
+        except TimeoutError as error:
+            opening.cancel()
+            raise FatalError(f"the lifespan did not open within {OPEN_TIMEOUT_S:.0f} s") from error
 
     async def exit(self) -> None:
         """Close the lifespan. Runs on the loop."""

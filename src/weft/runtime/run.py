@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
 from weft.routing import Routes
-from weft.runtime.aio import AsyncExecutor
 from weft.runtime.drain import Drain
+from weft.runtime.executors import make_executors, needs_loop
 from weft.runtime.logs import event
 from weft.runtime.loops import HandlerLoop
 from weft.runtime.member import Executor, Member, MemberConfig
@@ -30,7 +30,6 @@ from weft.runtime.plans import commit_of, plans_of
 from weft.runtime.preflight import ANSWER_S, check_cluster
 from weft.runtime.reports import ResultStream, forward
 from weft.runtime.snapshot import RunCounts, snapshot_of, under_way
-from weft.runtime.threads import ThreadExecutor
 from weft.runtime.transactions import Transactor, transactional_id
 from weft.types import Result, RunReport
 
@@ -40,12 +39,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft")
 
 WATCH_S = 0.1
-GROUP_LOOK_S = 1.0
+LOOK_FIRST_S = 0.005  # a short run is not made to wait
 LOOP_CLOSE_S = 5.0
 
 
 class Run:
     """The handle of a run: `stop()`, `wait()`, `snapshot()`."""
+
+    #: the static group id of a fleet's member
+    instance_id: str | None = None
 
     def __init__(self, app: App, *, until: str | None, stream: ResultStream | None) -> None:
         self._app = app
@@ -55,14 +57,13 @@ class Run:
         self._stream = stream
         self._routes = Routes(self._handlers)
         self._connection = self._connect()
-        self._plans = plans_of(self._handlers)
-        for plan in self._plans:
-            plan.function = self._connection.around(plan.function)
+        self._plans = plans_of(self._handlers, self._connection.around)
         self._loop: HandlerLoop | None = None
         self._member: Member | None = None
         self._drain: Drain | None = None
         self._admin: AdminPort | None = None
         self._drained = False
+        self._stop_asked: StopMode | None = None
         self._signals = 0
         self._signalled: int | None = None
         self._old_handlers: dict[int, Any] = {}
@@ -72,7 +73,6 @@ class Run:
         self._over = threading.Event()
         self._paused: list[str | None] = []
         self._release_id: Callable[[], None] = lambda: None
-        self._group_looked_at = 0.0
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -85,6 +85,7 @@ class Run:
             buffer_records=options.buffer_records,
             buffer_bytes=options.buffer_bytes,
             delivery="exactly_once" if self._transactional else "at_least_once",
+            fleet_instance_id=self.instance_id,
         )
 
     @property
@@ -108,22 +109,22 @@ class Run:
             if loop is None:
                 self._open_loop()
             member = self._member = Member(self._member_config())
-            self._connection.clock.watch(lambda: under_way(member))
+            self._connection.clock.watch(lambda: self._under_way(member))
         except BaseException:
+            self._close_loop(LOOP_CLOSE_S)
             self._close_clients()
             raise
         self._log_start(topics)
         self._begin_reports()
         self._member.start()
+        if self._stop_asked is not None:
+            self._member.stop(self._stop_asked)
         for topic in self._paused:
             self.pause(topic)
         threading.Thread(target=self._watch, name="weft-watch", daemon=True).start()
 
     def _open_loop(self) -> None:
-        wants_loop = self._options.lifespan is not None or any(
-            handler.kind == "async" for handler in self._handlers
-        )
-        if wants_loop:
+        if self._options.lifespan is not None or needs_loop(self._handlers):
             self._loop = HandlerLoop()
             self._app.state = self._loop.enter_and_wait(self._options.lifespan, self._app)
 
@@ -169,18 +170,8 @@ class Run:
         )
 
     def _make_executors(self, member: Member) -> list[Executor]:
-        return [
-            self._make_executor(member, handler, plan)
-            for handler, plan in zip(self._handlers, self._plans, strict=True)
-        ]
-
-    def _make_executor(
-        self, member: Member, handler: HandlerOptions, plan: HandlerPlan
-    ) -> Executor:
-        if handler.kind == "threads":
-            return ThreadExecutor(plan, member.door)
-        assert self._loop is not None
-        return AsyncExecutor(plan, member.door, self._loop.loop)
+        loop = None if self._loop is None else self._loop.loop
+        return make_executors(member, self._handlers, self._plans, loop)
 
     def _log_start(self, topics: list[str]) -> None:
         handlers = {
@@ -261,24 +252,33 @@ class Run:
         """On a thread of its own: is it drained, and then the end."""
         member = self._member
         assert member is not None
-        while not member.ended.wait(WATCH_S):
-            if self._drain is not None and not self._drained:
-                self._look_at_drain(self._drain, member)
+        look_s = LOOK_FIRST_S
+        while not member.ended.wait(look_s):
+            look_s = min(2 * look_s, WATCH_S)
+            if self._drain is not None:
+                self._drain.look_at_others(member.partitions)
+            self._look_at_drain(member)
         self._finish()
 
-    def _look_at_drain(self, drain: Drain, member: Member) -> None:
-        if time.monotonic() - self._group_looked_at > GROUP_LOOK_S:
-            self._group_looked_at = time.monotonic()
-            drain.others(member.partitions)
+    def _look_at_drain(self, member: Member) -> None:
+        drain = self._drain
+        if drain is None or self._drained or member.ended.is_set():
+            return
         ours = dict(member.partitions)
         if member.door.call(lambda engine, _: drain.finished(engine, ours)):
             self._drained = True
             member.stop("in_flight")
 
+    def _under_way(self, member: Member) -> int:
+        """Asked by a test's clock before it skips time, when the run may be over already."""
+        self._look_at_drain(member)
+        return under_way(member)
+
     # -- ending ------------------------------------------------------------------------------------
 
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the run: see `App.stop`."""
+        self._stop_asked = mode  # for `start`, where it has not come so far
         if self._member is not None:
             self._member.stop(mode)
 
@@ -298,17 +298,29 @@ class Run:
         self._loop = HandlerLoop(loop)
         self._app.state = await self._loop.enter(self._options.lifespan, self._app)
         try:
-            await asyncio.to_thread(self.start, loop)
-            ended = asyncio.create_task(asyncio.to_thread(self.wait))
-            try:
-                return await asyncio.shield(ended)
-            except asyncio.CancelledError:
-                self.stop("in_flight")
-                await ended
-                raise
+            cancelled = await self._outlast(asyncio.to_thread(self.start, loop))
+            cancelled = await self._outlast(asyncio.to_thread(self.wait)) or cancelled
         finally:
             await self._loop.exit()
             self._app.state = None
+        if cancelled:
+            raise asyncio.CancelledError
+        return self.wait()
+
+    async def _outlast(self, call: Coroutine[Any, Any, Any]) -> bool:
+        """Wait for it, also when cancelled meanwhile: the first time that drains, then stops now.
+
+        Whether it was cancelled.
+        """
+        task, cancelled = asyncio.create_task(call), False
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                self.stop("now" if cancelled else "in_flight")
+                cancelled = True
+        task.result()
+        return cancelled
 
     @property
     def over(self) -> bool:
@@ -319,8 +331,7 @@ class Run:
         member = self._member
         assert member is not None
         # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
-        if self._loop is not None:
-            self._loop.close(LOOP_CLOSE_S if member.patient else 1.0)
+        self._close_loop(LOOP_CLOSE_S if member.patient else 1.0)
         self._close_clients()
         if self._stream is not None:
             self._stream.end()
@@ -337,6 +348,10 @@ class Run:
             seconds=round(self._report.seconds, 3),
         )
         self._over.set()
+
+    def _close_loop(self, timeout_s: float) -> None:
+        if self._loop is not None:
+            self._loop.close(timeout_s)
 
     def _close_clients(self) -> None:
         if self._admin is not None:
@@ -405,5 +420,7 @@ class Run:
         # Only a flag and a thread: a signal handler may interrupt a thread that holds a lock.
         self._signals += 1
         self._signalled = number
+        if self._member is None and self._signals >= 2:
+            raise SystemExit(128 + number)  # still starting: there is nothing to commit
         mode: StopMode = "in_flight" if self._signals == 1 else "now"
         threading.Thread(target=self.stop, args=(mode,), daemon=True).start()

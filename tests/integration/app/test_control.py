@@ -1,0 +1,167 @@
+"""Pausing, resuming, and the three ways to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import weft
+from tests.integration.app.conftest import wait_for
+
+
+def test_a_paused_topic_starts_nothing_until_it_is_resumed(kafka):
+    """The others go on; nothing is lost or repeated."""
+    first, second = kafka.topic(), kafka.topic()
+    app = kafka.app()
+    seen = []
+
+    @app.consume([first, second])
+    async def handler(record):
+        seen.append(record.value)
+
+    app.pause(first)
+    kafka.start(app)
+    kafka.fill(first, [b"1a", b"1b"])
+    kafka.fill(second, [b"2a"])
+    wait_for(lambda: seen == [b"2a"])
+    wait_for(lambda: any(p["buffered"] == 2 for p in app.snapshot()["partitions"]))
+    rows = {row["topic"]: row for row in app.snapshot()["partitions"]}
+    assert (rows[first]["paused"], rows[second]["paused"]) == (True, False)
+    assert seen == [b"2a"]
+    app.resume(first)
+    wait_for(lambda: sorted(seen) == [b"1a", b"1b", b"2a"])
+
+
+def test_pausing_all_and_resuming_one(kafka):
+    """`pause()` holds every topic; `resume()` frees all of them, `resume(topic)` that one."""
+    first, second = kafka.topic(), kafka.topic()
+    for topic in (first, second):
+        kafka.fill(topic, [topic.encode()])
+    app = kafka.app()
+    seen = []
+
+    @app.consume([first, second])
+    async def handler(record):
+        seen.append(record.topic)
+
+    app.pause()
+    kafka.start(app)
+    wait_for(lambda: sum(p["buffered"] for p in app.snapshot()["partitions"]) == 2)
+    assert app.snapshot()["state"] == "paused"
+    app.resume(first)
+    wait_for(lambda: seen == [first])
+    app.resume()
+    wait_for(lambda: seen == [first, second])
+    assert app.snapshot()["state"] == "running"
+
+
+class Gate:
+    """A handler that waits at a gate: two calls run, the others wait in the buffer."""
+
+    def __init__(self, kafka, **options):
+        self.kafka, self.source, self.group = kafka, kafka.topic(), kafka.name("g")
+        kafka.fill(self.source, [b"%d" % n for n in range(6)])
+        self.open, self.started, self.finished = threading.Event(), [], []
+        self.app = kafka.app(group=self.group, **options)
+        self.app.consume(self.source, concurrency=2)(self.handler)
+        self.run = kafka.start(self.app)
+        wait_for(lambda: len(self.started) == 2)
+        wait_for(lambda: self.app.snapshot()["partitions"][0]["buffered"] == 6)
+
+    def handler(self, record):
+        self.started.append(record.value)
+        self.open.wait(30)
+        self.finished.append(record.value)
+
+    def stop(self, mode):
+        self.app.stop(mode)
+        wait_for(lambda: self.app.snapshot()["state"] != "running")
+
+    def committed(self):
+        return self.kafka.committed(self.group, self.source)
+
+
+def test_stop_in_flight_finishes_what_runs(kafka):
+    """What only waits is left for the next run."""
+    gate = Gate(kafka)
+    gate.stop("in_flight")
+    gate.open.set()
+    report = gate.run.wait(20)
+    assert (report.exit_code, report.reason, report.done) == (0, "stopped", 2)
+    assert sorted(gate.started) == sorted(gate.finished) == [b"0", b"1"]
+    assert gate.committed() == 2
+
+
+def test_stop_buffered_finishes_what_waits_too(kafka):
+    """Everything that was fetched is handled before the end."""
+    gate = Gate(kafka)
+    gate.stop("buffered")
+    gate.open.set()
+    assert gate.run.wait(20).done == 6
+    assert gate.committed() == 6
+
+
+def test_stop_now_only_commits(kafka):
+    """It waits for no handler; what was not finished is not committed."""
+    gate = Gate(kafka)
+    began = time.monotonic()
+    gate.app.stop("now")
+    report = gate.run.wait(20)
+    assert time.monotonic() - began < 5
+    gate.open.set()
+    assert (report.exit_code, report.done, gate.committed()) == (0, 0, 0)
+
+
+def test_a_harsher_stop_overtakes_a_milder_one_and_not_the_other_way(kafka):
+    """"buffered", then "in_flight": what waits is left; a later "buffered" changes nothing."""
+    gate = Gate(kafka)
+    gate.stop("buffered")
+    gate.app.stop("in_flight")
+    gate.app.stop("buffered")
+    gate.open.set()
+    assert gate.run.wait(20).done == 2
+
+
+def test_a_drain_that_takes_too_long_cancels_and_commits_what_is_done(kafka):
+    """Async attempts are cancelled after `drain_timeout_s`; their records are not done."""
+    import asyncio
+
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [{"value": b"hangs", "key": b"a"}, {"value": b"quick", "key": b"b"}])
+    app = kafka.app(group=group, drain_timeout_s=0.5)
+    seen = []
+
+    @app.consume(source)
+    async def handler(record):
+        if record.value == b"quick":
+            seen.append(record.value)
+            return
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    run = kafka.start(app)
+    wait_for(lambda: seen == [b"quick"])
+    began = time.monotonic()
+    run.stop()
+    report = run.wait(20)
+    assert 0.4 < time.monotonic() - began < 5
+    assert (report.exit_code, report.done, report.failed_attempts) == (0, 1, 0)
+    assert seen == [b"quick", "cancelled"]
+    commit = kafka.commit_of(group, source)
+    assert commit.offset == 0
+    assert commit.metadata
+
+
+def test_stopping_an_app_that_does_not_run_is_nothing(kafka):
+    """Before the start, after the end, and with a mode that does not exist."""
+    app = kafka.app()
+    app.stop()
+    with pytest.raises(weft.ConfigError, match='choose "in_flight", "buffered" or "now"'):
+        app.stop("later")
+    with pytest.raises(weft.NotStarted, match=r"call app\.run"):
+        app.snapshot()

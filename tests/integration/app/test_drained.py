@@ -1,0 +1,147 @@
+"""`until="drained"`: what counts as the end, and what does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+import weft
+from tests.integration.app.conftest import wait_for
+
+
+def counting(kafka, source, group=None, **options):
+    app = kafka.app(group=group)
+    seen = []
+
+    @app.consume(source, **options)
+    async def handler(record):
+        seen.append(record.value)
+
+    return app, seen
+
+
+def test_empty_topics_are_drained_at_once(kafka):
+    """No records, no waiting."""
+    app, _ = counting(kafka, [kafka.topic(partitions=3), kafka.topic()])
+    report = kafka.drain(app)
+    assert (report.exit_code, report.reason, report.done) == (0, "drained", 0)
+
+
+def test_some_empty_partitions_do_not_hold_it_up(kafka):
+    """Ends are compared partition by partition."""
+    source = kafka.topic(partitions=4)
+    kafka.fill(source, [b"x", b"y"], partition=2)
+    app, seen = counting(kafka, source)
+    assert kafka.drain(app).done == 2
+    assert seen == [b"x", b"y"]
+
+
+def test_a_second_run_has_nothing_to_do(kafka):
+    """The group's commits say that everything is done."""
+    source, group = kafka.topic(partitions=2), kafka.name("g")
+    kafka.fill(source, [b"x"] * 5, partition=0)
+    kafka.fill(source, [b"x"] * 5, partition=1)
+    assert kafka.drain(counting(kafka, source, group)[0]).done == 10
+    assert kafka.drain(counting(kafka, source, group)[0]).done == 0
+
+
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_transaction_markers_at_the_end_are_no_records(kafka, outcome):
+    """The log's end is past the marker, which nobody ever receives."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"plain"])
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.name("x"), "log_level": 0}
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(source, b"in a transaction")
+    producer.flush(20)
+    (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(20)
+    app, seen = counting(kafka, source, group)
+    assert kafka.drain(app).exit_code == 0
+    assert seen == [b"plain", b"in a transaction"][: 2 if outcome == "commit" else 1]
+    assert kafka.committed(group, source) == 3
+
+
+def test_retries_are_waited_for(kafka):
+    """A record that still has attempts is not finished with."""
+    source = kafka.topic()
+    kafka.fill(source, [b"x"])
+    app = kafka.app()
+
+    @app.consume(source, retry=weft.Retry(attempts=4, delay_s=0.1, multiplier=1))
+    async def handler(record):
+        if record.attempt < 4:
+            raise ValueError
+
+    report = kafka.drain(app)
+    assert (report.exit_code, report.done, report.retried) == (0, 1, 3)
+
+
+def test_records_that_come_later_are_not_waited_for(kafka):
+    """The ends are taken once, at the start."""
+    source = kafka.topic()
+    kafka.fill(source, [b"1", b"2"])
+    app = kafka.app()
+    more = threading.Event()
+
+    @app.consume(source, concurrency=1)
+    def handler(record):
+        if not more.is_set():
+            more.set()
+            kafka.fill(source, [b"later"] * 1000)
+        time.sleep(0.002)
+
+    report = kafka.drain(app)
+    assert 2 <= report.done < 1000
+
+
+def test_partitions_of_other_members_count(kafka):
+    """Having no partition is not drained; what another member does of them is heard of."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    gate = threading.Event()
+    first = kafka.app(group=group)
+
+    @first.consume(source, commit=weft.Commit(interval_s=0.1))
+    def handler(record):
+        gate.wait(30)
+
+    holder = kafka.start(first)
+    wait_for(lambda: first.snapshot()["handlers"]["handler"]["in_flight"])
+    app, seen = counting(kafka, source, group)
+    run = kafka.start(app, until="drained")
+    wait_for(lambda: app.snapshot()["state"] == "waiting")
+    with pytest.raises(TimeoutError):
+        run.wait(1.2)
+    gate.set()
+    report = run.wait(20)
+    assert (report.exit_code, report.done, seen) == (0, 0, [])
+    holder.stop()
+    assert holder.wait(20).done == 1
+
+
+def test_a_topic_emptied_by_retention_is_drained(kafka):
+    """Its start has caught up with its end: nothing is there any more."""
+    from confluent_kafka import TopicPartition
+
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"] * 3)
+    gone = TopicPartition(source, 0, 3)
+    kafka.admin.delete_records([gone])[gone].result(20)
+    app, seen = counting(kafka, source, group)
+    assert (kafka.drain(app).exit_code, seen) == (0, [])
+
+
+def test_latest_without_a_commit_starts_at_the_end_and_is_drained(kafka):
+    """With auto.offset.reset=latest nothing of the past belongs to the group."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"] * 3)
+    app = kafka.app(group=group, kafka={"auto.offset.reset": "latest"})
+    app.consume(source)(lambda record: None)
+    assert kafka.drain(app).done == 0
+    assert kafka.committed(group, source) == 3

@@ -1,0 +1,113 @@
+"""`timeout_s`: what becomes of an attempt that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import weft
+from tests.integration.app.conftest import wait_for
+
+
+def test_an_async_attempt_is_cancelled_and_failed(kafka):
+    """The handler sees its cancellation; the next attempt comes in time."""
+    source = kafka.topic()
+    kafka.fill(source, [b"x"])
+    app = kafka.app()
+    seen = []
+
+    @app.consume(source, timeout_s=0.2, retry=weft.Retry(delay_s=0))
+    async def handler(record):
+        if record.attempt == 1:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+        seen.append(record.last_error.type)
+
+    began = time.monotonic()
+    report = kafka.drain(app)
+    assert (report.done, report.failed_attempts) == (1, 1)
+    assert seen == ["cancelled", "AttemptTimeout"]
+    assert time.monotonic() - began < 10
+
+
+def test_an_async_handler_that_swallows_its_cancellation_has_failed_all_the_same(kafka):
+    """Whatever it returns after its time counts as a failed attempt."""
+    source, out = kafka.topic(), kafka.topic()
+    kafka.fill(source, [b"x"])
+    app = kafka.app()
+
+    @app.consume(source, output=out, timeout_s=0.1, retry=weft.Retry(delay_s=0))
+    async def handler(record):
+        if record.attempt == 1:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                return b"late"
+        return b"in time"
+
+    report = kafka.drain(app)
+    assert (report.done, report.failed_attempts) == (1, 1)
+    assert [m.value() for m in kafka.read(out, 1)] == [b"in time"]
+
+
+def test_a_plain_call_past_its_time_keeps_slot_and_lane_until_it_returns(kafka):
+    """Then it counts as failed, and its value is not sent."""
+    source, out = kafka.topic(), kafka.topic()
+    kafka.fill(source, [b"slow", b"next"], key=b"k")
+    app = kafka.app()
+    order, go_on = [], threading.Event()
+
+    @app.consume(source, output=out, timeout_s=0.2, concurrency=5, retry=weft.Retry(delay_s=0))
+    def handler(record):
+        order.append((record.value, record.attempt))
+        if record.value == b"slow" and record.attempt == 1:
+            assert go_on.wait(20)
+            return b"late"
+        return b"in time"
+
+    run = kafka.start(app, until="drained")
+    row = wait_for(
+        lambda: [h for h in app.snapshot()["handlers"].values() if h["overdue"] == 1]
+    )[0]
+    assert (row["in_flight"], order) == (1, [(b"slow", 1)])
+    go_on.set()
+    report = run.wait(20)
+    assert (report.done, report.failed_attempts) == (2, 1)
+    assert order == [(b"slow", 1), (b"slow", 2), (b"next", 1)]
+    assert [m.value() for m in kafka.read(out, 2)] == [b"in time"] * 2
+
+
+def test_all_slots_overdue_for_ten_times_the_limit_ends_the_run(kafka):
+    """Nothing could ever start again: exit 1, naming the handler, bounded."""
+    source = kafka.topic()
+    kafka.fill(source, [b"a", b"b", b"c"])
+    app = kafka.app(drain_timeout_s=0.5)
+    go_on = threading.Event()
+
+    @app.consume(source, timeout_s=0.1, concurrency=2)
+    def hangs(record):
+        go_on.wait(60)
+
+    began = time.monotonic()
+    report = kafka.start(app).wait(30)
+    go_on.set()
+    assert (report.exit_code, "handler hangs: all 2 slots" in report.reason) == (1, True)
+    assert 1.0 < time.monotonic() - began < 10
+
+
+def test_an_attempt_that_is_quick_enough_is_left_alone(kafka):
+    """A limit costs nothing to those within it."""
+    source = kafka.topic()
+    kafka.fill(source, [b""] * 200)
+    app = kafka.app()
+
+    @app.consume(source, timeout_s=20)
+    async def handler(record):
+        await asyncio.sleep(0.001)
+
+    report = kafka.drain(app)
+    assert (report.done, report.failed_attempts) == (200, 0)

@@ -1,0 +1,142 @@
+"""Which handler gets which topic: names, lists, patterns, several handlers and several apps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import weft
+from tests.integration.app.conftest import wait_for
+
+
+def test_a_literal_name_beats_a_pattern(kafka):
+    """The pattern's handler gets every matching topic but the one that is named."""
+    stem = kafka.name("p")
+    topics = [kafka.topic(name=f"{stem}.{end}") for end in ("a", "b", "c")]
+    for topic in topics:
+        kafka.fill(topic, [b"x", b"y"])
+    app = kafka.app()
+    seen = Counter()
+
+    @app.consume(f"^{stem}\\..*")
+    async def any_topic(record):
+        seen["pattern", record.topic] += 1
+
+    @app.consume(topics[1])
+    def named(record):
+        seen["named", record.topic] += 1
+
+    assert kafka.drain(app).done == 6
+    assert seen == {
+        ("pattern", topics[0]): 2,
+        ("named", topics[1]): 2,
+        ("pattern", topics[2]): 2,
+    }
+
+
+def test_a_topic_made_later_joins_its_pattern(kafka):
+    """Its records are read from the start, without a restart."""
+    stem = kafka.name("p")
+    first = kafka.topic(name=f"{stem}.1")
+    kafka.fill(first, [b"x"])
+    app = kafka.app(kafka={"topic.metadata.refresh.interval.ms": 500})
+    seen = Counter()
+
+    @app.consume(f"^{stem}\\.")
+    async def handler(record):
+        seen[record.topic] += 1
+
+    kafka.start(app)
+    wait_for(lambda: seen[first] == 1)
+    second = kafka.topic(name=f"{stem}.2")
+    kafka.fill(second, [b"x", b"y"])
+    wait_for(lambda: seen[second] == 2)
+
+
+def test_two_patterns_on_one_topic_are_refused_before_anything_is_consumed(kafka):
+    """The message names the topic, both patterns and the fix."""
+    stem = kafka.name("p")
+    kafka.topic(name=f"{stem}.ab")
+    app = kafka.app()
+    app.consume(f"^{stem}\\.a")(lambda record: None)
+    app.consume(f"^{stem}\\..*b$")(lambda record: None)
+    with pytest.raises(weft.ConfigError, match=f"{stem}.ab.*matches two patterns.*name the topic"):
+        app.run()
+
+
+def test_two_patterns_on_a_topic_made_later_end_the_run_with_exit_code_2(kafka):
+    """Nobody may guess which handler it belongs to."""
+    stem = kafka.name("p")
+    first = kafka.topic(name=f"{stem}.a")
+    kafka.fill(first, [b"x"])
+    app = kafka.app(kafka={"topic.metadata.refresh.interval.ms": 500})
+    seen = []
+    app.consume(f"^{stem}\\.a")(seen.append)
+    app.consume(f"^{stem}\\..*b$")(seen.append)
+    run = kafka.start(app)
+    wait_for(lambda: seen)
+    kafka.topic(name=f"{stem}.ab")
+    report = run.wait(20)
+    assert report.exit_code == 2
+    assert "matches two patterns" in report.reason
+    assert "\n" not in report.reason
+
+
+def test_several_handlers_of_one_app_are_one_group_with_one_consumer(kafka):
+    """Async and plain handlers side by side, each on its own topics."""
+    first, second, third = (kafka.topic() for _ in range(3))
+    for topic in (first, second, third):
+        kafka.fill(topic, [b"%d" % n for n in range(10)])
+    app, seen = kafka.app(), Counter()
+
+    @app.consume([first, second], concurrency=3)
+    async def waits(record):
+        seen["waits", record.topic] += 1
+
+    @app.consume(third, executor="threads", concurrency=2)
+    def blocks(record):
+        seen["blocks", record.topic] += 1
+
+    assert kafka.drain(app).done == 30
+    assert seen == {("waits", first): 10, ("waits", second): 10, ("blocks", third): 10}
+    handlers = app.snapshot()["handlers"]
+    assert (handlers["waits"]["done"], handlers["blocks"]["done"]) == (20, 10)
+    assert [h.name for h in app.handlers] == ["waits", "blocks"]
+
+
+def test_handlers_of_one_name_are_told_apart(kafka):
+    """Two functions called `handler` keep two rows in the snapshot."""
+    first, second = kafka.topic(), kafka.topic()
+    kafka.fill(first, [b"x"])
+    kafka.fill(second, [b"x", b"y"])
+    app = kafka.app()
+    for topic in (first, second):
+
+        @app.consume(topic)
+        async def handler(record): ...
+
+    assert kafka.drain(app).done == 3
+    assert sorted(row["done"] for row in app.snapshot()["handlers"].values()) == [1, 2]
+
+
+def test_several_apps_run_in_one_process(kafka):
+    """Each in its own group, or as two members of one."""
+    source, group = kafka.topic(partitions=2), kafka.name("g")
+    for number in range(2):
+        kafka.fill(source, [b"%d" % n for n in range(50)], partition=number)
+    seen = Counter()
+
+    def make(name, group=None):
+        app = kafka.app(group=group)
+
+        @app.consume(source)
+        async def handler(record):
+            seen[name] += 1
+
+        return app
+
+    alone = kafka.start(make("alone"), until="drained")
+    pair = [kafka.start(make("pair", group), until="drained") for _ in range(2)]
+    assert {run.wait(20).exit_code for run in (alone, *pair)} == {0}
+    assert seen == {"alone": 100, "pair": 100}
