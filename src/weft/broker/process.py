@@ -59,7 +59,9 @@ def _java_command(java: Java) -> list[str]:
 
 def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> None:
     """Write Kafka's first metadata for each node, all at once; raises BrokerError."""
-    command = [*_java_command(java), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c"]
+    tool_command = [*_java_command(java), "kafka.tools.StorageTool", "format"]
+    # In one word: an id may begin with a dash, and would be taken for an option.
+    command = [*tool_command, f"--cluster-id={cluster_id}", "-c"]
     tools = [
         subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for path in properties
