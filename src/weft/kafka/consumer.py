@@ -52,6 +52,9 @@ class KafkaConsumer:
         self._unanswered = 0
         self._listener: ports.RebalanceListener | None = None
         self._assigned: set[ports.TopicPartition] = set()
+        #: where each of them was begun; those that wait for `begin` are not in it
+        self._begun: dict[ports.TopicPartition, int] = {}
+        self._paused: set[ports.TopicPartition] = set()
         #: the first error raised inside a callback, which librdkafka would swallow
         self._failure: BaseException | None = None
 
@@ -81,6 +84,7 @@ class KafkaConsumer:
             consumer.incremental_assign(begin)
         else:
             consumer.assign(begin)
+        self._begun.update(starts)
         waiting = [TopicPartition(*tp) for tp in where if tp not in starts]
         if waiting:
             consumer.pause(waiting)
@@ -94,6 +98,9 @@ class KafkaConsumer:
     def _give_up(self, where: list[ports.TopicPartition], *, lost: bool) -> None:
         assert self._listener is not None
         self._assigned.difference_update(where)
+        self._paused.difference_update(where)
+        for partition in where:
+            self._begun.pop(partition, None)
         try:
             (self._listener.on_lost if lost else self._listener.on_revoked)(where)
         except BaseException as error:
@@ -101,26 +108,49 @@ class KafkaConsumer:
 
     def begin(self, partition: ports.TopicPartition, offset: int) -> None:
         """Fetch from this offset on."""
-        target = TopicPartition(*partition, offset)
+        if partition not in self._assigned:
+            return
+        self._begun[partition] = offset
+        self._paused.discard(partition)
         try:
-            self._consumer.seek(target)
+            self._consumer.seek(TopicPartition(*partition, offset))
         except KafkaException:
-            # Not being fetched yet, so it cannot be sought: assign it anew with its offset.
-            self._consumer.incremental_unassign([TopicPartition(*partition)])
-            self._consumer.incremental_assign([target])
+            # Not being fetched (yet, or since its position fell out of the log), so it cannot be
+            # sought: assign it anew with its offset.
+            self._assign_anew(partition, offset)
         self._consumer.resume([TopicPartition(*partition)])
+
+    def _assign_anew(self, partition: ports.TopicPartition, offset: int) -> None:
+        if self._incremental:
+            self._consumer.incremental_unassign([TopicPartition(*partition)])
+            self._consumer.incremental_assign([TopicPartition(*partition, offset)])
+            return
+        # The eager protocol takes whole assignments only: the others go on where they stand.
+        others = [TopicPartition(*tp) for tp in self._assigned if tp != partition]
+        places = [TopicPartition(*partition, offset)]
+        for other in self._consumer.position(others):
+            where = (other.topic, other.partition)
+            begun = self._begun.get(where, OFFSET_END)
+            # A negative position: nothing was read of it yet.
+            places.append(TopicPartition(*where, other.offset if other.offset >= 0 else begun))
+        self._consumer.assign(places)
+        still = self._paused | (self._assigned - self._begun.keys())
+        if still:
+            self._consumer.pause([TopicPartition(*tp) for tp in still])
 
     def pause(self, partitions: Sequence[ports.TopicPartition]) -> None:
         """Fetch no more of these."""
-        ours = [TopicPartition(*tp) for tp in partitions if tp in self._assigned]
+        ours = [tp for tp in partitions if tp in self._assigned]
+        self._paused.update(ours)
         if ours:
-            self._consumer.pause(ours)
+            self._consumer.pause([TopicPartition(*tp) for tp in ours])
 
     def resume(self, partitions: Sequence[ports.TopicPartition]) -> None:
         """Fetch these again."""
-        ours = [TopicPartition(*tp) for tp in partitions if tp in self._assigned]
+        ours = [tp for tp in partitions if tp in self._assigned]
+        self._paused.difference_update(ours)
         if ours:
-            self._consumer.resume(ours)
+            self._consumer.resume([TopicPartition(*tp) for tp in ours])
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -160,7 +190,7 @@ class KafkaConsumer:
                 polled.ends.append((topic, partition, message.offset() or 0))
                 return
             if code == KafkaError._AUTO_OFFSET_RESET:
-                self._consumer.pause([TopicPartition(topic, partition)])
+                self.pause([(topic, partition)])
                 polled.out_of_range.append((topic, partition))
                 return
         verdict = poll_verdict(code)
