@@ -88,12 +88,14 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "retry", "retry", "retry", "abort",
         "the group is changing; what is still owned after it is committed again",
-        "REBALANCE_IN_PROGRESS STALE_MEMBER_EPOCH MEMBER_ID_REQUIRED",
+        # ILLEGAL_GENERATION: a cooperative member that keeps its partitions meets it in every
+        # rebalance, between its join and its sync. One that was thrown out hears that by itself.
+        "REBALANCE_IN_PROGRESS ILLEGAL_GENERATION STALE_MEMBER_EPOCH MEMBER_ID_REQUIRED",
     ),
     Family(
         "gone", "retry", "retry", "abort",
         "the group went on without this member; librdkafka joins again by itself",
-        "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH _ASSIGNMENT_LOST "
+        "UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH _ASSIGNMENT_LOST "
         "_UNKNOWN_GROUP GROUP_ID_NOT_FOUND",
     ),
     Family(

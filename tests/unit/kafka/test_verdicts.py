@@ -83,7 +83,7 @@ def test_a_code_of_the_future_ends_no_run(code) -> None:
         ("_WAIT_COORD", "retry"),
         ("UNKNOWN_TOPIC_OR_PART", "retry"),
         ("OFFSET_METADATA_TOO_LARGE", "too_large"),
-        ("ILLEGAL_GENERATION", "gone"),
+        ("ILLEGAL_GENERATION", "retry"),
         ("UNKNOWN_MEMBER_ID", "gone"),
         ("FENCED_MEMBER_EPOCH", "gone"),
         ("_ASSIGNMENT_LOST", "gone"),
