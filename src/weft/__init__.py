@@ -18,11 +18,13 @@ if TYPE_CHECKING:
         RetryAfter,
         WeftError,
     )
-    from weft.policies import Commit, DeadLetter, Park, Retry, Skip, Stop
+    from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip, Stop
+    from weft.runtime.batches import RecordBatch
     from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
 
 __all__ = [
     "App",
+    "Batch",
     "Commit",
     "Committed",
     "ConfigError",
@@ -34,6 +36,7 @@ __all__ = [
     "Park",
     "Produce",
     "Record",
+    "RecordBatch",
     "Reject",
     "Result",
     "Retry",
@@ -57,7 +60,8 @@ _HOMES = {
         "RetryAfter",
         "WeftError",
     ),
-    "weft.policies": ("Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
+    "weft.policies": ("Batch", "Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
+    "weft.runtime.batches": ("RecordBatch",),
     "weft.types": ("Committed", "ErrorInfo", "Produce", "Record", "Result", "RunReport", "Sent"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

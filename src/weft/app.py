@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from weft.errors import ConfigError, NotStarted
 from weft.options import PARK, RETRY, HandlerOptions, checked, topics_of
-from weft.policies import Commit, OnExhausted, Retry
+from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
 from weft.runtime.reports import ResultStream
 from weft.app_options import AppOptions, checked_app
+from weft.runtime.handle import RunHandle
 from weft.runtime.run import Run
 from weft.types import RunReport
 
@@ -61,7 +63,7 @@ class App:
             )
         )
         self._handlers: list[HandlerOptions] = []
-        self._run: Run | None = None
+        self._run: RunHandle | None = None
         self._stream: ResultStream | None = None
         self._paused: set[str | None] = set()
         #: the value of the lifespan while the app runs
@@ -88,6 +90,8 @@ class App:
         value: Any = "bytes",
         delivery: str = "at_least_once",
         commit: Commit = Commit(),  # noqa: B008  # frozen
+        batch: Batch | None = None,
+        prefetch: Callable[..., Any] | None = None,
         rate_limit_per_s: float | None = None,
     ) -> Callable[[F], F]:
         """Handle the records of these topics with the decorated function, which is returned as
@@ -108,6 +112,8 @@ class App:
                     value=value,
                     delivery=delivery,
                     commit=commit,
+                    batch=batch,
+                    prefetch=prefetch,
                     rate_limit_per_s=rate_limit_per_s,
                 )
             )
@@ -158,7 +164,7 @@ class App:
         master: str | None = None,
         spark: Any = None,
         conf: Mapping[str, str] | None = None,
-    ) -> Run:
+    ) -> RunHandle:
         """Run in the background; the handle has `stop()`, `wait()` and `snapshot()`."""
         run = self._prepare(engine, until, members, master, spark, conf)
         run.start()
@@ -166,7 +172,9 @@ class App:
 
     async def serve(self, *, until: str | None = None) -> RunReport:
         """Run on the caller's event loop, without signal handlers; cancelling it drains."""
-        run = self._prepare("local", until, None, None, None, None)
+        self._check_startable(until)
+        self._run = run = Run(self, until=until, stream=self._stream)
+        self._taken_over(run)
         return await run.serve()
 
     def _prepare(
@@ -177,13 +185,29 @@ class App:
         master: str | None,
         spark: Any,
         conf: Mapping[str, str] | None,
-    ) -> Run:
-        if engine != "local":
-            raise ConfigError(f'engine={engine!r} is not known: choose "local"')
-        given = {"members": members, "master": master, "spark": spark, "conf": conf}
-        for name, value in given.items():
-            if value is not None:
-                raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
+    ) -> RunHandle:
+        if engine not in ("local", "spark"):
+            raise ConfigError(f'engine={engine!r} is not known: choose "local" or "spark"')
+        self._check_startable(until)
+        run: RunHandle
+        if engine == "spark":
+            from weft.spark.fleet.settings import fleet_settings
+
+            settings = fleet_settings(members, master, spark, conf)
+            from weft.spark.fleet.run import FleetRun
+
+            run = FleetRun(self, settings, until=until, stream=self._stream)
+        else:
+            given = {"members": members, "master": master, "spark": spark, "conf": conf}
+            for name, value in given.items():
+                if value is not None:
+                    raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
+            run = Run(self, until=until, stream=self._stream)
+        self._run = run
+        self._taken_over(run)
+        return run
+
+    def _check_startable(self, until: str | None) -> None:
         if until not in (None, "drained"):
             raise ConfigError(f'until={until!r} is not known: give "drained", or leave it out')
         if not self._handlers:
@@ -192,11 +216,29 @@ class App:
             )
         if self._run is not None and not self._run.over:
             raise ConfigError("the app is running already: stop it first, or make a second App")
-        self._run = Run(self, until=until, stream=self._stream)
+
+    def _taken_over(self, run: RunHandle) -> None:
+        """The run has the results' stream now, and learns what was paused before it."""
         self._stream = None
         for topic in self._paused:
-            self._run.pause(topic)
-        return self._run
+            run.pause(topic)
+
+    # -- in a member of a fleet --------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What travels to executors: what was declared. Callbacks stay, and run, on the driver.
+        options = replace(
+            self._options, on_result=None, on_commit=None, on_assign=None, on_revoke=None
+        )
+        return {"options": options, "handlers": self._handlers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._options, self._handlers = state["options"], state["handlers"]
+        self._run, self._stream, self._paused, self.state = None, None, set(), None
+
+    def adopt(self, run: RunHandle | None, options: AppOptions) -> None:
+        """Be the app of this member: for the engine that hosts it."""
+        self._run, self._options = run, options
 
     # -- while it runs -----------------------------------------------------------------------------
 

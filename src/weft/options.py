@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.policies import Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
+from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
 
 CONCURRENCY_MAX = 10_000
 THREADS_MAX = 1_000
@@ -41,6 +41,8 @@ class HandlerOptions:
     value: Any = "bytes"
     delivery: str = "at_least_once"
     commit: Commit = Commit()
+    batch: Batch | None = None
+    prefetch: Callable[..., Any] | None = None
     rate_limit_per_s: float | None = None
 
     @property
@@ -82,6 +84,7 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     options = _checked_delivery(where, options)
     _check_value(where, options.value)
     _check_output(where, options)
+    _check_batch(where, options)
     return options
 
 
@@ -94,7 +97,7 @@ def _check_function(where: str, options: HandlerOptions) -> None:
             f"{where}: an async generator cannot be a handler: return a list of weft.Produce, or "
             "use a plain generator"
         )
-    wanted = ("record",)
+    wanted = ("batch",) if options.batch is not None else ("record",)
     try:
         inspect.signature(function).bind(*wanted)
     except TypeError as error:
@@ -227,6 +230,22 @@ def _check_output(where: str, options: HandlerOptions) -> None:
         raise ConfigError(f"{where}: output={output!r}: give the name of a topic, or None")
     if output in options.topics:
         raise ConfigError(f"{where}: output={output!r} is a topic it reads: that would never end")
+
+
+def _check_batch(where: str, options: HandlerOptions) -> None:
+    batch = options.batch
+    if batch is not None and not isinstance(batch, Batch):
+        raise ConfigError(f"{where}: batch={batch!r}: give weft.Batch(...), or None")
+    if batch is not None and batch.ack == "explicit" and options.delivery != "at_least_once":
+        raise ConfigError(
+            f'{where}: Batch(ack="explicit") goes with delivery="at_least_once" alone: with '
+            f'{options.delivery} use Batch(ack="all")'
+        )
+    if options.prefetch is not None and not callable(options.prefetch):
+        raise ConfigError(
+            f"{where}: prefetch={options.prefetch!r} is not callable: give a function that takes a "
+            "list of records"
+        )
 
 
 def topics_of(where: str, topics: Any) -> tuple[str, ...]:

@@ -129,3 +129,33 @@ class Commit:
             raise ConfigError(f"Commit(max_records={limit!r}): give 1 or more, or None")
         if not isinstance(self.each, bool):
             raise ConfigError(f"Commit(each={self.each!r}): give True or False")
+
+
+BATCH_RECORDS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Gather records into one call: at `max_records`, or `linger_s` after the first was ready.
+
+    `ack="all"`: returning is done for all, raising a failed attempt for all, tried again in halves.
+    `ack="explicit"`: the handler calls `batch.ack(record)` and `batch.nack(record)` itself.
+    `by="partition"` or `"key"`: all records of a batch are of one.
+    """
+
+    max_records: int = 100
+    linger_s: float = 0.05
+    ack: str = "all"
+    by: str | None = None
+
+    def __post_init__(self) -> None:
+        count = self.max_records
+        if type(count) is not int or not 1 <= count <= BATCH_RECORDS_MAX:
+            raise ConfigError(
+                f"Batch(max_records={count!r}): give a whole number from 1 to {BATCH_RECORDS_MAX}"
+            )
+        _seconds("Batch", "linger_s", self.linger_s)
+        if self.ack not in ("all", "explicit"):
+            raise ConfigError(f'Batch(ack={self.ack!r}): give "all" or "explicit"')
+        if self.by not in (None, "partition", "key"):
+            raise ConfigError(f'Batch(by={self.by!r}): give "partition", "key" or None')

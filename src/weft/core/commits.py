@@ -82,12 +82,30 @@ class Commits:
                 transactional.append(partition)
             elif self._due(partition):
                 plain.append(self.plan(partition))
+        plain = [item for item in plain if item is not None]
         if plain:
             self._send(fx.CommitOffsets, plain)
         if transactional and self._transaction is None:
-            items = [self.plan(p) for p in transactional if self._due(p)]
+            items = self._whole([self.plan(p) for p in transactional if self._due(p)])
             if items:
                 self._transaction = self._send(fx.Transact, items)
+
+    def _whole(self, plans: Sequence[fx.PlanItem | None]) -> list[fx.PlanItem]:
+        """Records that share outputs go into one transaction, or all of them wait."""
+        items = [item for item in plans if item is not None]
+        inside = {id(work) for item in items for work in item.claims}
+        torn = {
+            id(work.extra)
+            for partition in self._state.claiming
+            for work in partition.claims
+            if work.extra is not None and id(work) not in inside
+        }
+        if not any(id(work.extra) in torn for item in items for work in item.claims):
+            return items
+        return self._whole([self._plan_without(item.partition, torn) for item in items])
+
+    def _plan_without(self, partition: Partition, torn: set[int]) -> fx.PlanItem | None:
+        return self.plan(partition, [w for w in partition.claims if id(w.extra) not in torn])
 
     def _due(self, partition: Partition) -> bool:
         return (
@@ -99,25 +117,40 @@ class Commits:
 
     def last(self, partitions: Sequence[Partition]) -> fx.CommitOffsets:
         """The final commit of partitions that go away; sent by the caller, answered as others."""
-        items = [self.plan(partition) for partition in partitions]
+        plans = [self.plan(partition) for partition in partitions]
+        items = [item for item in plans if item is not None]
         return fx.CommitOffsets(self._mark_sent(items), items)
 
+    def proof(self) -> fx.CommitOffsets | None:
+        """One partition as it stands, dirty or not; None where each has a commit on the way."""
+        for partition in self._state.partitions.values():
+            idle = partition.commit_state == states.IDLE and partition.state == states.OPEN
+            if idle and partition.handler.spec.delivery != EXACTLY_ONCE:
+                return self.last([partition])
+        return None
+
     def withdraw_marks(self, partition: Partition) -> None:
-        """at_most_once: marks that were not sent yet are not made, for these will not start here."""
-        if partition.handler.spec.delivery != AT_MOST_ONCE:
+        """at_most_once: what is marked, or about to be, and has not begun will not begin here.
+
+        A mark that is on the way may be stored nevertheless; the last commit of the epoch, behind
+        it on the same connection, takes it back.
+        """
+        handler = partition.handler
+        if handler.spec.delivery != AT_MOST_ONCE:
             return
-        sent = set() if partition.sent_plan is None else set(map(id, partition.sent_plan.claims))
-        kept = [work for work in partition.claims if id(work) in sent]
-        for work in partition.claims:
-            if id(work) not in sent:
-                work.move(states.QUEUED)
-                if partition.handler.spec.batch is None:
-                    partition.handler.free += 1
-        if partition.handler.spec.batch is not None:
-            self._batching.marked(partition.handler, partition.claims)
-        partition.claims = kept
-        if not kept:
+        waiting = [work for work in partition.claims if work.state == states.MARKING]
+        for work in self._batching.marked_and_waiting(partition):
+            partition.unmark(work)
+            partition.in_flight -= 1
+            waiting.append(work)
+        for work in waiting:
+            work.move(states.QUEUED)
+        if waiting:
+            partition.dirty = True
+            partition.claims.clear()
             self._state.claiming.pop(partition, None)
+            partition.ready.extendleft(reversed(self._let_go(partition, waiting)))
+            handler.enlist(partition)
 
     def _send(
         self, kind: type[fx.CommitOffsets] | type[fx.Transact], items: list[fx.PlanItem]
@@ -136,23 +169,92 @@ class Commits:
             partition.dirty = False
         return self._sequence
 
-    def plan(self, partition: Partition) -> fx.PlanItem:
-        """Everything one commit says about a partition, from one snapshot."""
-        shot = partition.snapshot()
+    def plan(
+        self, partition: Partition, claims: Sequence[Work] | None = None
+    ) -> fx.PlanItem | None:
+        """Everything one commit says about a partition, from one snapshot.
+
+        Where the map has no room for all `claims` (by default all there are) it is cut. At least
+        once that costs repeats after a crash. A started-mark or an output must never be forgotten
+        once it was committed, so there fewer claims go in; None when not even none of them fits.
+        """
+        claims = partition.claims if claims is None else claims
+        item, whole = self._item(partition, claims)
+        partition.map_chars = len(item.metadata)
+        partition.crowded = not whole and bool(claims)
+        if whole:
+            return item
+        if partition.handler.spec.delivery == AT_LEAST_ONCE:
+            self._free_slots(partition, item)
+            return item
+        best = self._most_claims(partition, claims)
+        if partition.handler.spec.delivery == AT_MOST_ONCE:
+            self._postpone(partition, set() if best is None else set(map(id, best.claims)))
+        return best
+
+    def _item(self, partition: Partition, claims: Sequence[Work]) -> tuple[fx.PlanItem, bool]:
+        """The plan with these claims; False where its map is cut."""
+        shot = partition.snapshot(claims)
         complete = not shot.not_done and shot.frontier > shot.top and not partition.buffered
         if complete:
-            return fx.PlanItem(partition, shot.frontier, "", 0, list(partition.claims))
+            return fx.PlanItem(partition, shot.frontier, "", 0, list(claims)), True
         text, covered = encode_fitting(
             shot.frontier, shot.top, shot.not_done, limit_chars=partition.map_limit
         )
-        partition.map_chars = len(text)
-        claims = partition.claims
-        if covered < shot.top:
+        whole = covered >= shot.top
+        if not whole:
             # What the map cannot tell, this commit does not promise: those claims wait.
             claims = [work for work in claims if work.record.offset <= covered]
         beyond = max(0, covered - shot.frontier + 1)
         holes = sum(1 for offset in shot.not_done if offset <= covered)
-        return fx.PlanItem(partition, shot.frontier, text, beyond - holes, list(claims))
+        return fx.PlanItem(partition, shot.frontier, text, beyond - holes, list(claims)), whole
+
+    def _most_claims(self, partition: Partition, claims: Sequence[Work]) -> fx.PlanItem | None:
+        """The plan with as many claims as fit, the lowest offsets first (lanes keep their order)."""
+        ordered = sorted(claims, key=lambda work: work.record.offset)
+        best, fits, too_many = None, 0, len(ordered)
+        while fits < too_many:  # more claims do not always take more room; any that fit are right
+            middle = (fits + too_many) // 2
+            item, whole = self._item(partition, ordered[:middle])
+            if whole:
+                best, fits = item, middle + 1
+            else:
+                too_many = middle
+        if best is None or (not best.claims and not partition.dirty):
+            partition.commit_at = self._state.now + self._state.limits.commit_retry_s
+            return None
+        return best
+
+    def _postpone(self, partition: Partition, inside: set[int]) -> None:
+        """at_most_once: marks without room are not made; those records wait as others far out."""
+        left = [work for work in partition.claims if id(work) not in inside]
+        partition.claims = [work for work in partition.claims if id(work) in inside]
+        if not partition.claims:
+            self._state.claiming.pop(partition, None)
+        for work in left:
+            work.move(states.QUEUED)
+        partition.far += self._let_go(partition, left)
+
+    def _let_go(self, partition: Partition, works: list[Work]) -> list[Work]:
+        """Give their slots back; which of them are the heads of their lanes."""
+        handler = partition.handler
+        heads = [work for work in works if partition.predecessors.pop(work, None) is None]
+        if handler.spec.batch is None:
+            handler.free += len(works)
+        else:
+            self._batching.marked(handler, works)
+        return heads
+
+    def _free_slots(self, partition: Partition, item: fx.PlanItem) -> None:
+        """Commit(each): claims without room keep their lane and give back their slot.
+
+        Else they could hold every slot, and the record whose end makes room would never start.
+        """
+        inside = set(map(id, item.claims))
+        for work in partition.claims:
+            if id(work) not in inside and work not in partition.slotless:
+                partition.slotless.add(work)
+                partition.handler.free += 1
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -181,19 +283,25 @@ class Commits:
         assert item is not None
         partition.sent_plan = None
         partition.committed = item.frontier
+        partition.map_stored = len(item.metadata)
+        if partition.crowded:  # the same commit again would say nothing new
+            partition.commit_at = self._state.now + self._state.limits.commit_retry_s
         if item.claims:
             self._settle(partition, item.claims)
         reopen(partition)
         return Committed(partition.topic, partition.number, item.frontier, item.done_beyond)
 
     def _refused(self, partition: Partition, answer: Answer) -> None:
-        partition.sent_plan = None
+        sent, partition.sent_plan = partition.sent_plan, None
         partition.dirty = True
         partition.commit_at = self._state.now + self._state.limits.commit_retry_s
         self._state.counts["commits_refused"] += 1
         if answer.verdict == "too_large":
             # The broker stores less than we thought: a smaller map, in the end none at all.
-            partition.map_limit //= 2
+            # What it has stored before it stores again, and for two modes it must (see `plan`).
+            if sent is not None and len(sent.metadata) <= partition.map_stored:
+                partition.map_stored = 0  # unless the broker's limit was lowered since
+            partition.map_limit = max(partition.map_limit // 2, partition.map_stored)
             self._state.note(
                 "warning",
                 "commit metadata refused as too large",
@@ -256,6 +364,8 @@ class Commits:
         for work, _ in refused:
             if work.state == states.PENDING:
                 work.partition.claims.remove(work)
+                if not work.partition.claims:
+                    self._state.claiming.pop(work.partition, None)
         return [pair for pair in refused if pair[0].state == states.PENDING]
 
     # -- claims ----------------------------------------------------------------------------------
@@ -273,22 +383,24 @@ class Commits:
         for work in claims:
             if spec.delivery == AT_LEAST_ONCE:
                 partition.finish(work)
-                partition.handler.free += 1
+                if work in partition.slotless:
+                    partition.slotless.discard(work)
+                else:
+                    partition.handler.free += 1
             else:
                 partition.settle(work)
             self._endings.complete(work)
         partition.dirty = partition.dirty or bool(partition.claims)
 
     def _start_marked(self, partition: Partition, claims: list[Work]) -> None:
-        for work in claims:
+        works = [work for work in claims if work.state == states.MARKING]  # else withdrawn
+        for work in works:
             partition.mark(work)
-        if self._state.stop_mode == "now":
+        if not works:
             return
         handler = partition.handler
         if handler.spec.batch is not None:
-            self._batching.marked(handler, claims)
+            self._batching.marked(handler, works)
             return
-        if handler.spec.timeout_s is not None:
-            due = self._state.now + handler.spec.timeout_s
-            handler.running.update(dict.fromkeys(claims, due))
-        self._state.emit(fx.Start(handler.index, claims))
+        handler.time(works, self._state.now)
+        self._state.emit(fx.Start(handler.index, works))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from weft.policies import Batch as Batch
 from weft.policies import Commit, OnExhausted, Park, Retry
 
 ALL_STARTS_PER_S = float("inf")
@@ -15,16 +16,6 @@ UNORDERED = "unordered"
 AT_LEAST_ONCE = "at_least_once"
 AT_MOST_ONCE = "at_most_once"
 EXACTLY_ONCE = "exactly_once"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSpec:
-    """How records are gathered into one call."""
-
-    max_records: int = 100
-    linger_s: float = 0.05
-    ack: str = "all"
-    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,7 @@ class HandlerSpec:
     delivery: str = AT_LEAST_ONCE
     commit_each: bool = False
     rate_limit_per_s: float = ALL_STARTS_PER_S
-    batch: BatchSpec | None = None
+    batch: Batch | None = None
 
 
 @dataclass(frozen=True, slots=True)

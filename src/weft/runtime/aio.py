@@ -16,7 +16,9 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 from weft.core.endings import GivenBack
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
+from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.door import Door
 from weft.runtime.invoke import decoded, ending, failed
@@ -81,6 +83,7 @@ class AsyncExecutor:
         self._flushing = False
         self._closed = False
         self._loop_thread = 0
+        self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
 
     # -- from any thread ---------------------------------------------------------------------------
 
@@ -101,6 +104,13 @@ class AsyncExecutor:
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End the attempt of this record, as a time-out or because its partition goes away."""
         self._call_on_loop(lambda: self._cancel(work, expired))
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Single-record handlers are given no batches."""
+        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Single records are not told that their partition goes away."""
 
     def close(self) -> None:
         """Let no further record start and end the idle workers."""
@@ -186,6 +196,10 @@ class AsyncExecutor:
         since_look = 0
         while (ready or self._turn()) and not self._closed:
             worker.work = work = ready.popleft()
+            if work.state != RUNNING or not (work.partition.startable or self._at_most_once):
+                worker.work = None  # as plan.may_call, written out: this is the hot path
+                self._door.ended.append(GivenBack(work))
+                continue
             try:
                 record = work.record if decode is None else decoded(work.record, decode)
                 returned = await drive(function(record), suspend)

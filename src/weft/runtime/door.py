@@ -22,6 +22,8 @@ from weft.core.endings import Ended
 from weft.core.engine import Engine
 from weft.core.work import Work
 
+STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that
+
 T = TypeVar("T")
 Event = Callable[[Engine, float], object]
 
@@ -43,6 +45,10 @@ class Door:
         self.ended: deque[Ended] = deque()
         #: the engine has something to do at this time, as the polling thread knows it
         self.wakes_at = 0.0
+        #: when the polling thread last went round (real time, see lease.py); before: never late
+        self.round_at = float("inf")
+        #: it stood still, and it is not proven yet that we are still in the group
+        self.in_doubt = False
         #: called when something earlier than `wakes_at` came up
         self.on_earlier: Callable[[], None] = lambda: None
         self._events: deque[Event] = deque()
@@ -72,21 +78,31 @@ class Door:
             self._drain()
             answer = event(self.engine, self.clock())
             self._perform(self.engine.take_effects())
+            self._look_ahead()
         self.turn()
         return answer
 
     def _drain(self) -> None:
         engine = self.engine
+        if time.monotonic() - self.round_at > STOOD_STILL_S and not self.in_doubt:
+            self.in_doubt = True
+            engine.hold(self.clock(), "membership", on=True)
         done, ended, events = self.done, self.ended, self._events
         while done or ended or events:
             # The length is taken once: what is appended meanwhile is for the next round.
             works = [done.popleft() for _ in range(len(done))]
             endings = [ended.popleft() for _ in range(len(ended))]
+            others = len(events)
             if works or endings:
                 engine.calls_ended(self.clock(), works, endings)
-            for _ in range(len(events)):
+            for _ in range(others):
                 events.popleft()(engine, self.clock())
             if engine.state.effects:
                 self._perform(engine.take_effects())
-            if endings and engine.next_deadline() < self.wakes_at:
-                self.on_earlier()
+            if endings or others:  # what merely succeeded makes nothing due earlier
+                self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Have the polling thread wake in time for what became due by this event."""
+        if self.engine.next_deadline() < self.wakes_at:
+            self.on_earlier()

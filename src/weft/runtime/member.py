@@ -34,6 +34,7 @@ from weft.kafka.ports import (
     TopicPartition,
 )
 from weft.runtime.door import Door
+from weft.runtime.lease import Lease
 from weft.runtime.logs import event
 from weft.runtime.outputs import Outputs
 from weft.runtime.perform import Performer
@@ -116,6 +117,8 @@ class Member:
         self.ended = threading.Event()
         #: the first reason to end other than asked for
         self.fatal: fx.Fatal | None = None
+        #: it broke in a way that a new member in its place may not; a fleet makes one
+        self.may_restart = False
         #: 2 where that reason is bad input, which only the running group could show
         self.exit_code = 1
         #: set by the engine's Drained, or when the run broke
@@ -123,6 +126,7 @@ class Member:
         self.ending = False
         self._stopped_at: float | None = None
         self._rebalance = Rebalance(self)
+        self._lease = Lease(self)
         self._outbox: deque[Callable[[], None]] = deque()
         self._commits: dict[int, tuple[int, dict[TopicPartition, Partition]]] = {}
         self._background: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -156,9 +160,17 @@ class Member:
             executor.warn(None)
         self.wake()
 
-    def fail(self, reason: str, error: ErrorInfo | None = None, exit_code: int = 1) -> None:
+    def fail(
+        self,
+        reason: str,
+        error: ErrorInfo | None = None,
+        exit_code: int = 1,
+        *,
+        may_restart: bool = False,
+    ) -> None:
         """End with this exit code: finish what runs, commit, leave."""
         if self.fatal is None:
+            self.may_restart = may_restart
             self.fatal, self.exit_code = fx.Fatal(reason, error), exit_code
             event(_log, "error", "stopping", reason=reason)
         if self._stopped_at is None:
@@ -195,7 +207,7 @@ class Member:
             self.fail(str(error), exit_code=2)
         except Exception as error:
             _log.debug("the polling thread failed", exc_info=True)
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}", may_restart=True)
         finally:
             self._leave()
 
@@ -204,6 +216,7 @@ class Member:
         timeout_s = 0.0 if self._outbox else min(POLL_S, max(0.0, self.door.wakes_at - now))
         if self._wait_for_room():
             polled = self.consumer.poll(timeout_s)
+            self._lease.renew()
             self._take(polled)
         self._empty_outbox()
         after = self.now()
@@ -271,7 +284,9 @@ class Member:
             self.take_commit_answers(polled.commits)
         for problem in polled.problems:
             if problem.fatal:
-                self.fail(f"{problem.code}: {problem.reason}")
+                # Fenced: somebody has our place, and coming back would push them out.
+                fenced = "FENCED_INSTANCE" in problem.code
+                self.fail(f"{problem.code}: {problem.reason}", may_restart=not fenced)
             else:
                 event(_log, "warning", "kafka", code=problem.code, reason=problem.reason)
         if polled.out_of_range:
@@ -327,6 +342,7 @@ class Member:
         ]
         if told:
             self.door.call(lambda engine, now: engine.commit_answered(now, told))
+            self._lease.answered(sequence, stored=all(one.verdict == "stored" for one in told))
 
     def read_committed(self, partitions: Sequence[Partition]) -> None:
         """On the background thread: what the broker holds of commits in doubt."""
@@ -406,7 +422,8 @@ class Member:
         try:
             self.consumer.leave(LEAVE_S if self.patient else 2.0)
         except Exception as error:
-            event(_log, "warning", "leaving failed", reason=str(error))
+            # A revoke that broke half-way: its last commit is missing, so it is no clean end.
+            self.fail(f"{type(error).__name__}: {error}")
         self.ended.set()
         self._quit.set()
         self._background.put(None)

@@ -7,12 +7,14 @@ nothing new until there is room again.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from weft.core.work import Work
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
+from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Headers, Record, Sent
 
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "_MSG_SIZE_TOO_LARGE"})
@@ -22,12 +24,12 @@ Settled = tuple[Work, tuple[Sent, ...], ErrorInfo | None]
 
 
 class _Pending:
-    """The outputs of one record that are not all answered yet."""
+    """The outputs of one record, or of a whole batch, that are not all answered yet."""
 
-    __slots__ = ("error", "left", "sent", "work")
+    __slots__ = ("error", "left", "sent", "works")
 
     def __init__(self, work: Work, count: int) -> None:
-        self.work = work
+        self.works = [work]
         self.left = count
         self.sent: list[Sent] = []
         self.error: ErrorInfo | None = None
@@ -54,15 +56,34 @@ class Outputs:
         self._full = False
         #: answers for the engine, taken by the member's turn
         self.settled: deque[Settled] = deque()
+        #: a batch's records join its outputs inside the door while they are answered outside
+        self._lock = threading.Lock()
 
     def send(self, work: Work, messages: Sequence[OutMessage]) -> None:
         """Produce all outputs of a record."""
+        if isinstance(messages, SharedOutputs):
+            self._send_shared(work, messages)
+            return
         if len(messages) == 1:  # most have one: no counting
             self._queue(messages[0], partial(self._one_delivered, work))
             return
         pending = _Pending(work, len(messages))
         for message in messages:
             self._queue(message, partial(self._delivered, pending))
+
+    def _send_shared(self, work: Work, shared: SharedOutputs) -> None:
+        """Outputs of a batch: sent for the first of its records, waited for by all."""
+        pending = shared.pending
+        if pending is None:
+            pending = shared.pending = _Pending(work, len(shared))
+            for message in shared:
+                self._queue(message, partial(self._delivered, pending))
+            return
+        with self._lock:
+            if pending.left:
+                pending.works.append(work)
+                return
+        self.settled.append((work, tuple(pending.sent), pending.error))
 
     def send_dead_letter(self, work: Work, topic: str, error: ErrorInfo) -> None:
         """Produce the record as it came, with KIP-1191's headers."""
@@ -124,9 +145,11 @@ class Outputs:
             pending.sent.append(delivery.sent)
         else:
             pending.error = pending.error or delivery.error
-        pending.left -= 1
-        if pending.left == 0:
-            self.settled.append((pending.work, tuple(pending.sent), pending.error))
+        with self._lock:
+            pending.left -= 1
+            works = [] if pending.left else pending.works
+        sent = tuple(pending.sent)
+        self.settled.extend((work, sent, pending.error) for work in works)
 
     def _dead_lettered(self, work: Work, letter: OutMessage, delivery: Delivery) -> None:
         error = delivery.error

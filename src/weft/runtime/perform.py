@@ -23,6 +23,7 @@ class Performer:
         self._finished: list[fx.Finished] = []
         self._do: dict[type, Callable[[Any], None]] = {
             fx.Start: self._start,
+            fx.StartBatch: self._start_batch,
             fx.Cancel: self._cancel,
             fx.Send: self._send,
             fx.SendDeadLetter: self._send_dead_letter,
@@ -42,12 +43,17 @@ class Performer:
         """Do all of these, in order."""
         for effect in effects:
             self._do[type(effect)](effect)
+        if self._member.outputs.settled:  # refused at once, or stored before it was asked for
+            self._member.outputs_served()
         if self._finished:
             finished, self._finished = self._finished, []
             self._member.config.on_finished(finished)
 
     def _start(self, effect: fx.Start) -> None:
         self._member.executors[effect.handler].start(effect.works)
+
+    def _start_batch(self, effect: fx.StartBatch) -> None:
+        self._member.executors[effect.handler].start_batch(effect.works)
 
     def _cancel(self, effect: fx.Cancel) -> None:
         self._member.executors[effect.handler].cancel(effect.work, expired=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from weft.core.spec import HandlerSpec
+from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.policies import Retry
 from weft.runtime.latency import Latency
@@ -45,3 +46,12 @@ def call_of(began: float, ended: float, returned: Any) -> Call:
     now = time.time()
     finished_at = now - (time.perf_counter() - ended)
     return Call(finished_at - (ended - began), finished_at, returned)
+
+
+def may_call(work: Work, *, at_most_once: bool) -> bool:
+    """Whether a record that was handed over may still be called.
+
+    Its partition may have gone, or may be going, since then: another member is to handle it. With
+    at_most_once it is marked as started, so nobody else would.
+    """
+    return work.state == RUNNING and (work.partition.startable or at_most_once)

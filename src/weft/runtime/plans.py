@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 from weft.options import HandlerOptions
@@ -11,15 +12,25 @@ from weft.policies import Commit
 from weft.runtime.invoke import decoder
 from weft.runtime.plan import HandlerPlan
 
+Function = Callable[..., Any]
 
-def plans_of(handlers: Sequence[HandlerOptions]) -> list[HandlerPlan]:
-    """One plan a handler. Functions of one name are numbered: snapshots go by name."""
+
+def plans_of(
+    handlers: Sequence[HandlerOptions], around: Callable[[Function], Function]
+) -> list[HandlerPlan]:
+    """One plan a handler. Functions of one name are numbered: snapshots go by name.
+
+    `around`: see `Connection`.
+    """
     seen: Counter[str] = Counter()
     plans = []
     for handler in handlers:
         seen[handler.name] += 1
         count = seen[handler.name]
-        plans.append(plan_of(handler, handler.name if count == 1 else f"{handler.name}-{count}"))
+        plan = plan_of(handler, handler.name if count == 1 else f"{handler.name}-{count}")
+        if handler.kind != "processes":  # whose function is found by its name in the worker
+            plan.function = around(plan.function)
+        plans.append(plan)
     return plans
 
 
@@ -35,11 +46,13 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
             timeout_s=handler.timeout_s,
             delivery=handler.delivery,
             commit_each=handler.commit.each,
+            batch=handler.batch,
             rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
         ),
         function=handler.function,
         decode=decoder(handler.value),
         output=handler.output,
+        prefetch=handler.prefetch,
     )
 
 

@@ -133,6 +133,8 @@ class Rebalance:
         began = self._member.now()
         ours = self._take(partitions)
         member.door.call(lambda engine, now: engine.revoking(now, ours))
+        for executor in member.executors:
+            executor.warn(ours)
         finished = self._wait(lambda: quiet(ours), member.revoke_wait_s())
         if not finished:
             self._cancel(ours)
@@ -154,7 +156,10 @@ class Rebalance:
         """Drop everything; commit nothing."""
         member = self._member
         ours = self._take(partitions)
+        running = member.door.call(lambda engine, _: engine.running(ours))
         member.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
+        for work in running:  # another member is at them already
+            member.executors[work.partition.handler.index].cancel(work, expired=False)
         event(_log, "warning", "lost", partitions=names(partitions))
         member.callbacks.call(member.config.on_revoke, list(partitions))
 

@@ -12,24 +12,31 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
+from weft.core.endings import GivenBack
+from weft.core.partition import Partition
+from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.aio import AttemptTimeout
 from weft.runtime.door import Door
 from weft.runtime.invoke import decoded, ending, failed
-from weft.runtime.plan import HandlerPlan, call_of
+from weft.runtime.plan import HandlerPlan, call_of, may_call
 
 FAST_S = 100e-6  # calls shorter than this report together
 
 
-class ThreadExecutor:
-    """Runs one plain handler; threads are made as they are needed, up to its concurrency."""
+T = TypeVar("T")
+
+
+class WorkerThreads(Generic[T]):
+    """Threads that take the next item themselves; made as they are needed, up to a limit."""
 
     def __init__(self, plan: HandlerPlan, door: Door) -> None:
         self._plan = plan
         self._door = door
-        self._ready: deque[Work] = deque()
+        self._ready: deque[T] = deque()
         #: one entry for each thread that waits; appended and popped, both atomic
         self._idle: deque[None] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
@@ -37,22 +44,14 @@ class ThreadExecutor:
         self._hiring = threading.Lock()
         self._waking = False
         self._closed = False
-        self._expired: set[Work] = set()
 
     # -- from any thread ---------------------------------------------------------------------------
 
-    def start(self, works: Sequence[Work]) -> None:
-        """Call the handler for each; never blocks."""
-        self._ready.extend(works)
+    def put(self, items: Sequence[T]) -> None:
+        """Have each of these called; never blocks."""
+        self._ready.extend(items)
         if not self._waking:
             self._wake_one()
-
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """A running call cannot be ended; a time-out makes it count as failed when it returns."""
-        if expired:
-            for ended in [one for one in self._expired if one.state != RUNNING]:
-                self._expired.discard(ended)  # returned in the very moment it expired
-            self._expired.add(work)
 
     def close(self) -> None:
         """Let no further record start and end the idle threads."""
@@ -85,7 +84,7 @@ class ThreadExecutor:
         ready = self._ready
         while not self._closed:
             try:
-                work = ready.popleft()
+                item = ready.popleft()
             except IndexError:
                 self._door.turn()
                 if not ready:
@@ -93,7 +92,7 @@ class ThreadExecutor:
                 continue
             if ready and not self._waking:
                 self._wake_one()
-            self._call(work)
+            self._call(item)
 
     def _rest(self) -> None:
         self._idle.append(None)
@@ -106,8 +105,42 @@ class ThreadExecutor:
         self._idle.pop()
         self._waking = False
 
+    def _call(self, item: T) -> None:
+        """Call the handler for one item and report it."""
+        raise NotImplementedError("a kind of workers says what it calls")
+
+
+class ThreadExecutor(WorkerThreads[Work]):
+    """Runs one plain handler, a record at a time in each thread."""
+
+    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+        super().__init__(plan, door)
+        self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
+        self._expired: set[Work] = set()
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call the handler for each; never blocks."""
+        self.put(works)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A running call cannot be ended; a time-out makes it count as failed when it returns."""
+        if expired:
+            for ended in [one for one in self._expired if one.state != RUNNING]:
+                self._expired.discard(ended)  # returned in the very moment it expired
+            self._expired.add(work)
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Single-record handlers are given no batches."""
+        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Single records are not told that their partition goes away."""
+
     def _call(self, work: Work) -> None:
         plan, door = self._plan, self._door
+        if not may_call(work, at_most_once=self._at_most_once):
+            door.ended.append(GivenBack(work))
+            return
         began = time.perf_counter()
         returned = None
         try:

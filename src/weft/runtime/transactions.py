@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from weft.core import effects as fx
 from weft.core.work import Work
 from weft.kafka.ports import (
-
     KafkaUnavailable,
     OutMessage,
     ToCommit,
@@ -31,6 +30,7 @@ from weft.kafka.ports import (
 )
 from weft.runtime.logs import event
 from weft.runtime.outputs import dead_letter
+from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Sent
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Transactor:
         self._group = group
         self._queue: SimpleQueue[tuple[fx.Transact, Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="weft-transactions", daemon=True)
+        #: outputs of batches that are in the transaction at hand
+        self._shared_seen: set[int] = set()
 
     def open(self) -> None:
         """End what a dead predecessor left open; before the group is joined."""
@@ -81,7 +83,9 @@ class Transactor:
 
     def _transact(self, effect: fx.Transact, membership: Any) -> None:
         works = [work for item in effect.items for work in item.claims]
-        messages = [message for work in works for message in self._messages(work)]
+        self._shared_seen.clear()
+        mine = [self._messages(work) for work in works]
+        messages = [message for one in mine for message in one]
         offsets = [
             ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata)
             for i in effect.items
@@ -94,7 +98,7 @@ class Transactor:
             # Neither yes nor no may be assumed: settle it before anything else is produced.
             self._member.pause_background(UNKNOWN_RETRY_S)
             end = self._settle(end, offsets)
-        self._answer(effect.sequence, works, end)
+        self._answer(effect.sequence, works, [len(one) for one in mine], end)
 
     def _settle(self, end: TransactionEnd, offsets: Sequence[ToCommit]) -> TransactionEnd:
         try:
@@ -109,6 +113,10 @@ class Transactor:
 
     def _messages(self, work: Work) -> Sequence[OutMessage]:
         extra = work.extra
+        if isinstance(extra, SharedOutputs):  # a batch's, produced with the first of its records
+            first = id(extra) not in self._shared_seen
+            self._shared_seen.add(id(extra))
+            return extra if first else ()
         if isinstance(extra, fx.SendDeadLetter):
             return [dead_letter(work, extra.topic, extra.error, self._group)]
         return extra or ()
@@ -118,15 +126,20 @@ class Transactor:
             found = self._member.consumer.find([(o.topic, o.partition) for o in offsets], 15.0)
         except KafkaUnavailable:
             return None
-        return [(found[o.topic, o.partition].committed, found[o.topic, o.partition].metadata) for o in offsets]
+        return [
+            (found[o.topic, o.partition].committed, found[o.topic, o.partition].metadata)
+            for o in offsets
+        ]
 
-    def _answer(self, sequence: int, works: Sequence[Work], end: TransactionEnd) -> None:
+    def _answer(
+        self, sequence: int, works: Sequence[Work], counts: Sequence[int], end: TransactionEnd
+    ) -> None:
         if end.outcome == "fenced":
             self._member.fail(f"another member took over this transactional id: {end.reason}")
         sent, refused = [], []
         answers = iter(end.deliveries)
-        for work in works:
-            mine = [next(answers) for _ in self._messages(work)]
+        for work, count in zip(works, counts, strict=True):
+            mine = [next(answers) for _ in range(count)]
             sent.append((work, tuple(one.sent for one in mine if one and one.sent)))
             bad = next((one for one in mine if self._port.is_refusal(one)), None)
             if bad is not None and bad.error is not None and end.outcome != "committed":
@@ -172,6 +185,3 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
         else:
             return f"{group}-{socket.gethostname()}-{slot}", lambda: os.close(held)
     raise RuntimeError(f"more than {SLOTS_MAX} members of group {group!r} on this host")
-
-
-

@@ -1,0 +1,29 @@
+"""Outputs that several records of one batch share: stored once, then all of them are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from weft.kafka.ports import OutMessage
+
+
+class SharedOutputs(Sequence[OutMessage]):
+    """The outputs of a batch that is acknowledged as a whole."""
+
+    __slots__ = ("_messages", "pending")
+
+    def __init__(self, messages: Sequence[OutMessage]) -> None:
+        self._messages = messages
+        #: how far they are, once the first of their records has asked for them to be sent
+        self.pending: Any = None
+
+    @overload
+    def __getitem__(self, index: int) -> OutMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[OutMessage]: ...
+    def __getitem__(self, index: int | slice) -> OutMessage | Sequence[OutMessage]:
+        return self._messages[index]
+
+    def __len__(self) -> int:
+        return len(self._messages)
