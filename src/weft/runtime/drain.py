@@ -7,6 +7,7 @@ has reached its end, whoever of the group got it there, or when all that is left
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 
 from weft.core import states
@@ -19,6 +20,7 @@ from weft.kafka.ports import KafkaUnavailable, TopicPartition
 _log = logging.getLogger("weft")
 
 ANSWER_S = 10.0
+OTHERS_EVERY_S = 1.0
 
 
 class Drain:
@@ -35,17 +37,21 @@ class Drain:
         self._admin = admin
         self._group = group
         self._starts = starts
+        self._others_due = 0.0
         self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
 
     def finished(self, engine: Engine, ours: Mapping[TopicPartition, Partition]) -> bool:
         """Whether nothing is left; called inside the door for what is ours."""
         for where in [where for where in self._left if where in ours]:
-            if _passed(ours[where], self._left[where]):
+            if passed(ours[where], self._left[where]):
                 del self._left[where]
         return not self._left
 
-    def others(self, ours: Iterable[TopicPartition]) -> None:
-        """Ask what the group has committed for partitions of other members; may wait."""
+    def look_at_others(self, ours: Iterable[TopicPartition]) -> None:
+        """Ask, now and then, what the group has committed for others' partitions; may wait."""
+        if time.monotonic() < self._others_due:
+            return
+        self._others_due = time.monotonic() + OTHERS_EVERY_S
         elsewhere = sorted(set(self._left) - set(ours))
         if not elsewhere:
             return
@@ -60,7 +66,8 @@ class Drain:
                 del self._left[where]
 
 
-def _passed(partition: Partition, end: int) -> bool:
+def passed(partition: Partition, end: int) -> bool:
+    """Whether nothing before this end moves any more: done, or parked."""
     if partition.frontier >= end:
         return True
     if partition.position < end:
