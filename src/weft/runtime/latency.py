@@ -15,6 +15,12 @@ class Latency:
         #: append a duration here; appending to a bounded deque is atomic
         self.add = self._samples.append
 
+    def samples(self, count_max: int = 128) -> list[float]:
+        """Durations in seconds that stand for all that were sampled, in order."""
+        ordered = sorted(self._samples)
+        step = max(1, len(ordered) // count_max)
+        return ordered[step // 2 :: step]
+
     def percentiles_ms(self) -> dict[str, float | None]:
         """`{"p50": …, "p99": …}` in milliseconds; None before the first call."""
         ordered = sorted(self._samples)

@@ -1,0 +1,307 @@
+"""A member inside its Spark task: the same runtime as in one process, led by the driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from weft.app import App
+from weft.app_options import AppOptions
+from weft.core.engine import Engine, StopMode
+from weft.errors import ConfigError
+from weft.runtime.drain import passed
+from weft.runtime.reports import ResultStream
+from weft.spark.fleet.handle import MemberHandle
+from weft.spark.fleet.limits import (
+    AGAIN_MAX_S,
+    AGAIN_S,
+    LOG_LINE_CHARS_MAX,
+    LOG_LINES_MAX,
+    ORPHAN_DRAIN_S,
+    PROGRESS_EVERY_S,
+)
+from weft.spark.fleet.link import Link
+from weft.spark.fleet.member_run import MemberRun
+from weft.spark.fleet.results import ResultsUp
+from weft.spark.fleet.task import MemberTask
+from weft.spark.fleet.wire import Message
+from weft.types import RunReport
+
+_log = logging.getLogger("weft")
+
+_LOOK_S = 0.1
+#: callbacks of the app that run on the driver
+CALLBACKS = ("on_commit", "on_assign", "on_revoke")
+COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
+
+
+class Host:
+    """Runs one member until it has left for good; starts it again when only it broke."""
+
+    def __init__(self, task: MemberTask, link: Link, welcome: Message, app: App) -> None:
+        self._link = link
+        self._welcome = welcome
+        self._app = app
+        app.adopt(None, _led(app, link, welcome))
+        static = welcome["static"]
+        self._instance_id = f"{task.name}-{task.index}" if static else None
+        self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
+        self._paused: set[str | None] = set(welcome["paused"])
+        self._results_wanted = bool(welcome["results"])
+        self._results = ResultsUp(link)
+        self._stream: ResultStream | None = None
+        self._run: MemberRun | None = None
+        self._stop_mode: StopMode | None = None
+        self._why = "stopped"
+        self._woken = threading.Event()
+        self._parent = os.getppid()
+        self._progress_at = 0.0
+        self._log = _ToDriver(link)
+
+    def run(self) -> dict[str, Any]:
+        """Until the end; what to tell the driver last."""
+        with self._signals(), self._log.installed(self._welcome["log_level"]):
+            self._link.listen(self._on_message)
+            bye = self._supervise()
+        self._log.flush()
+        return bye
+
+    # -- the member --------------------------------------------------------------------------------
+
+    def _supervise(self) -> dict[str, Any]:
+        again_s = AGAIN_S
+        fresh = not self._welcome["again"]
+        while True:
+            try:
+                report = self._live()
+                reason = report.reason
+                if self._stop_mode is not None or not self._may_restart():
+                    return self._bye(report)
+            except Exception as error:
+                _log.debug("the member did not start", exc_info=True)
+                bad = isinstance(error, ConfigError)
+                reason = str(error) if bad else f"{type(error).__name__}: {error}"
+                if fresh:
+                    return {"why": "refused" if bad else "failed", "reason": reason}
+            fresh = False
+            self._link.send({"type": "died", "reason": reason})
+            # A stop ends this rest early.
+            if self._woken.wait(again_s) and self._stop_mode is not None:
+                return {"why": self._why}
+            again_s = min(again_s * 2, AGAIN_MAX_S)
+
+    def _live(self) -> RunReport:
+        """One life of the member: from joining the group to having left it."""
+        self._stream = ResultStream() if self._results_wanted else None
+        run = MemberRun(self._app, stream=self._stream, instance_id=self._instance_id)
+        self._app.adopt(MemberHandle(run, self._link), self._app.options)
+        for topic in self._paused:
+            run.pause(topic)
+        if self._stream is not None:
+            self._results.follow(self._stream)
+        run.start()
+        self._run = run
+        self._link.send({"type": "up"})
+        if self._stop_mode is not None:  # it came while the run was being made
+            run.stop(self._stop_mode)
+        while not run.over:
+            self._woken.wait(_LOOK_S)
+            self._woken.clear()
+            self._look(run)
+        self._results.flush()
+        return run.wait()
+
+    def _may_restart(self) -> bool:
+        return self._run is None or self._run.may_restart
+
+    def _bye(self, report: RunReport) -> dict[str, Any]:
+        run = self._run
+        assert run is not None
+        self._report_progress(run)
+        error = None if report.error is None else list(report.error)
+        why = self._why if report.exit_code == 0 else "failed"
+        return {"why": why, "code": report.exit_code, "reason": report.reason, "error": error}
+
+    # -- looking around ----------------------------------------------------------------------------
+
+    def _look(self, run: MemberRun) -> None:
+        if self._stop_mode is None or self._why == "stopped":
+            self._look_for_orphanage(run)
+        self._log.flush()
+        now = time.monotonic()
+        if now >= self._progress_at:
+            self._progress_at = now + PROGRESS_EVERY_S
+            self._report_progress(run)
+
+    def _look_for_orphanage(self, run: MemberRun) -> None:
+        """Nobody leads us any more: finish soon, commit, leave."""
+        if self._link.gone.is_set():
+            why = "the driver is gone"
+        elif os.getppid() != self._parent:
+            why = "the executor is gone"
+        else:
+            return
+        run.hurry(ORPHAN_DRAIN_S)
+        self._stop("in_flight", why)
+
+    def _report_progress(self, run: MemberRun) -> None:
+        member = run.member
+        if member is None:
+            return
+        handlers = member.engine.state.handlers
+        counts = {name: sum(getattr(one, name) for one in handlers) for name in COUNTS}
+        finished = member.door.call(lambda engine, _: self._finished(run, engine))
+        self._link.send(
+            {"type": "progress", "counts": counts, "finished": finished, "parked": _parked(run)}
+        )
+
+    def _finished(self, run: MemberRun, _engine: Engine) -> list[list[Any]]:
+        """Inside the door: what is held here and at its end of the start; False: but for parked."""
+        assert run.member is not None
+        held = dict(run.member.partitions)
+        return [
+            [*where, held[where].frontier >= end]
+            for where, end in self._ends.items()
+            if where in held and passed(held[where], end)
+        ]
+
+    # -- what the driver says ----------------------------------------------------------------------
+
+    def _on_message(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "stop":
+            self._stop(message["mode"], "stopped")
+        elif kind == "leave":
+            if self._run is not None:
+                self._run.hurry(ORPHAN_DRAIN_S)
+            self._stop("in_flight", "superseded")
+        elif kind == "pause":
+            self._pause(message["topic"], on=bool(message["on"]))
+        elif kind == "snapshot":
+            self._send_snapshot(message["id"])
+        elif kind == "results":
+            self._want_results(on=bool(message["on"]))
+        elif kind == "taken":
+            self._results.acknowledged(int(message["sequence"]))
+        elif kind == "welcome again":
+            self._results.again()
+            if message["stop"]:
+                self._stop(message["stop"], "stopped")
+
+    def _stop(self, mode: StopMode, why: str) -> None:
+        self._stop_mode, self._why = mode, why
+        if self._run is not None:
+            self._run.stop(mode)
+        self._woken.set()
+
+    def _pause(self, topic: str | None, *, on: bool) -> None:
+        if on:
+            self._paused.add(topic)
+        elif topic is None:
+            self._paused.clear()
+        else:
+            self._paused.discard(topic)
+        if self._run is not None:
+            (self._run.pause if on else self._run.resume)(topic)
+
+    def _send_snapshot(self, number: int) -> None:
+        run = self._run
+        if run is None or run.over:
+            return
+        shot, latencies = run.snapshot(), run.latencies()
+        self._link.send({"type": "snapshot", "id": number, "shot": shot, "latencies": latencies})
+
+    def _want_results(self, *, on: bool) -> None:
+        self._results_wanted = on
+        if not on and self._stream is not None:
+            self._stream.close()
+        elif on and self._run is not None and (self._stream is None or self._stream.closed):
+            self._stream = self._run.open_results()
+            self._results.follow(self._stream)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM to this process alone: finish what runs and leave; the driver brings another."""
+
+        def terminated(_number: int, _frame: FrameType | None) -> None:
+            # Only a thread: a signal handler may interrupt one that holds a lock.
+            stopping = ("in_flight", "terminated")
+            threading.Thread(target=self._stop, args=stopping, daemon=True).start()
+
+        before = signal.signal(signal.SIGTERM, terminated)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _parked(run: MemberRun) -> int:
+    """Records that are parked here now."""
+    assert run.member is not None
+    return sum(partition.parked for partition in list(run.member.partitions.values()))
+
+
+def _led(app: App, link: Link, welcome: Message) -> AppOptions:
+    """The app's options with callbacks that tell the driver, which calls the user's."""
+
+    def teller(name: str) -> Any:
+        def tell(items: list[Any]) -> None:
+            link.send({"type": "event", "name": name, "items": [list(item) for item in items]})
+
+        return tell
+
+    told = {name: teller(name) for name in CALLBACKS if name in welcome["callbacks"]}
+    return replace(app.options, **told)
+
+
+class _ToDriver(logging.Handler):
+    """Weft's log lines of this process, told by the driver."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        # Log calls may come from inside the door, where nothing may block: lines wait here.
+        self._lines: deque[dict[str, Any]] = deque(maxlen=LOG_LINES_MAX)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "weft", None)
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        self._lines.append(
+            {
+                "type": "log",
+                "level": record.levelno,
+                "name": record.name,
+                "text": text[:LOG_LINE_CHARS_MAX],
+                "fields": {k: str(v)[:LOG_LINE_CHARS_MAX] for k, v in (fields or {}).items()},
+            }
+        )
+
+    def flush(self) -> None:
+        """Tell what waits."""
+        while self._lines and self._link.send(self._lines[0]):
+            self._lines.popleft()
+
+    @contextmanager
+    def installed(self, level: int) -> Iterator[None]:
+        """Weft's logger tells the driver instead of the executor's own log."""
+        before = _log.level, _log.propagate
+        _log.setLevel(level)
+        _log.propagate = False
+        _log.addHandler(self)
+        try:
+            yield
+        finally:
+            _log.removeHandler(self)
+            _log.setLevel(before[0])
+            _log.propagate = before[1]

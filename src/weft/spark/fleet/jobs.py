@@ -1,0 +1,79 @@
+"""One Spark job a member. Spark retries its task; when Spark gives up, the job is submitted again.
+
+A job of its own for each, because a job fails as a whole: the death of one member would take the
+others with it wherever Spark's retries are used up, which a plain `local[N]` has none of.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from weft.spark.fleet.task import MemberTask, run_member
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+class MemberJobs:
+    """The jobs of all members."""
+
+    def __init__(
+        self,
+        context: SparkContext,
+        group: str,
+        describe: Callable[[MemberTask], str],
+        next_task: Callable[[MemberTask, BaseException | None], MemberTask | None],
+    ) -> None:
+        """`next_task` is told how a job ended and says what to submit now, if anything."""
+        self._context, self._group = context, group
+        self._describe, self._next_task = describe, next_task
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, tasks: list[MemberTask]) -> None:
+        """Start a job for each of these; returns at once."""
+        from pyspark import InheritableThread
+
+        for task in tasks:
+            thread = InheritableThread(
+                target=functools.partial(self._run, task),
+                name=f"weft-job-{task.index}",
+                daemon=True,
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def cancel(self) -> None:
+        """End what still runs; members that have not left are killed."""
+        if self._context._jsc is not None:  # noqa: SLF001  # a stopped context has none
+            self._context.cancelJobGroup(self._group)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the jobs to end; False when some did not."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def running(self) -> bool:
+        """Some job has not ended."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, first: MemberTask) -> None:
+        task: MemberTask | None = first
+        while task is not None:
+            error: BaseException | None = None
+            try:
+                self._submit(task)
+            except Exception as raised:
+                error = raised
+            task = self._next_task(task, error)
+
+    def _submit(self, task: MemberTask) -> None:
+        context = self._context
+        # Spark keeps these for the thread that submits.
+        context.setJobGroup(self._group, self._describe(task), interruptOnCancel=False)
+        rows = context.parallelize([task.index], 1)
+        rows.mapPartitions(functools.partial(run_member, task)).collect()

@@ -1,0 +1,128 @@
+"""A member's end of the control channel: it dials the driver, and again when the line breaks."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weft.spark.fleet.limits import DRIVER_GONE_S, HANDSHAKE_S
+from weft.spark.fleet.wire import Message, Wire, WireError, introduce
+
+_DIAL_S = 2.0
+_DIAL_EVERY_S = 0.2
+_FIRST_DIAL_S = 15.0
+
+
+class Link:
+    """Messages to and from the driver. `gone` is set when it does not answer any more."""
+
+    def __init__(self, address: tuple[str, int], secret: bytes, place: str) -> None:
+        self.gone = threading.Event()
+        self._address, self._secret, self._place = address, secret, place
+        self._facts: Mapping[str, Any] = {}
+        self._wire: Wire | None = None
+        self._closed = False
+
+    def open(self, facts: Mapping[str, Any]) -> Message:
+        """Dial in; the driver's welcome. Raises WireError when nobody answers."""
+        self._facts = facts
+        wire, welcome = self._dial_for(_FIRST_DIAL_S, wait_s=HANDSHAKE_S)
+        self._wire = wire
+        return welcome
+
+    def listen(self, on_message: Callable[[Message], None]) -> None:
+        """Serve what the driver says, on a thread of its own."""
+        threading.Thread(
+            target=self._listen, args=(on_message,), name="weft-link", daemon=True
+        ).start()
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Tell the driver; False when it could not be told now."""
+        wire = self._wire
+        if wire is None:
+            return False
+        try:
+            wire.send(message)
+        except WireError:
+            return False
+        return True
+
+    def end(self, message: Mapping[str, Any]) -> None:
+        """Say the last thing, and wait until the driver has it."""
+        self._closed = True
+        wire = self._wire
+        if wire is None or not self.send(message):
+            return
+        wire.finish()
+        # A listener that reads sees the driver's end of the line; without one we read it here.
+        self.gone.wait(HANDSHAKE_S) if self._listening else _read_out(wire)
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._closed = True
+        if self._wire is not None:
+            self._wire.close()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    _listening = False
+
+    def _listen(self, on_message: Callable[[Message], None]) -> None:
+        self._listening = True
+        while self._wire is not None:
+            self._read(self._wire, on_message)
+            if self._closed:
+                break
+            self._wire = None
+            self._wire = self._again(on_message)
+        self.gone.set()
+
+    @staticmethod
+    def _read(wire: Wire, on_message: Callable[[Message], None]) -> None:
+        try:
+            while (message := wire.receive()) is not None:
+                on_message(message)
+        except WireError:
+            return  # treated like a broken line: dial again
+
+    def _again(self, on_message: Callable[[Message], None]) -> Wire | None:
+        """The line broke: the driver's host may have blinked, or the driver is dead."""
+        try:
+            wire, welcome = self._dial_for(DRIVER_GONE_S, wait_s=DRIVER_GONE_S)
+        except WireError:
+            return None
+        on_message({**welcome, "type": "welcome again"})
+        return wire
+
+    def _dial_for(self, seconds: float, *, wait_s: float) -> tuple[Wire, Message]:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._dial()
+            except (OSError, WireError) as error:
+                if time.monotonic() >= deadline or self._closed:
+                    host, port = self._address
+                    raise WireError(f"no driver at {host}:{port}: {error}") from error
+            # A pause between two tries, ended early by nothing: there is nobody to wake us.
+            time.sleep(_DIAL_EVERY_S)
+
+    def _dial(self) -> tuple[Wire, Message]:
+        wire = Wire(socket.create_connection(self._address, _DIAL_S))
+        try:
+            return wire, introduce(wire, self._secret, self._place, self._facts)
+        except BaseException:
+            wire.close()
+            raise
+
+
+def _read_out(wire: Wire) -> None:
+    """Read to the end: closing with something unread would cut off what we sent last."""
+    wire.timeout(HANDSHAKE_S)
+    try:
+        while wire.receive() is not None:
+            pass
+    except WireError:
+        return

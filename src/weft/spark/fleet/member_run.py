@@ -1,0 +1,41 @@
+"""A run that is one member of a fleet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.runtime.member import Member
+from weft.runtime.reports import ResultStream
+from weft.runtime.run import Run
+
+if TYPE_CHECKING:
+    from weft.app import App
+
+
+class MemberRun(Run):
+    """The runtime of one process, with what its host needs to see and to hurry."""
+
+    def __init__(self, app: App, *, stream: ResultStream | None, instance_id: str | None) -> None:
+        """`instance_id` is the member's static id in the group, None for a dynamic one."""
+        self.instance_id = instance_id
+        super().__init__(app, until=None, stream=stream)
+
+    @property
+    def member(self) -> Member | None:
+        """The member, once it has been made."""
+        return self._member
+
+    @property
+    def may_restart(self) -> bool:
+        """It broke in a way that a new one in its place may not."""
+        return self._member is None or self._member.may_restart
+
+    def hurry(self, drain_timeout_s: float) -> None:
+        """A stop may take no longer than this from now on."""
+        if self._member is not None:
+            config = self._member.config
+            config.drain_timeout_s = min(config.drain_timeout_s, drain_timeout_s)
+
+    def latencies(self) -> dict[str, list[float]]:
+        """Samples of the calls' durations in seconds, by handler."""
+        return {plan.spec.name: plan.latency.samples() for plan in self._plans}

@@ -1,0 +1,93 @@
+"""What members tell that the user hears on the driver: results and callbacks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from weft.app_options import AppOptions
+from weft.errors import ConfigError
+from weft.runtime.reports import Callbacks, ResultStream, forward
+from weft.types import Committed, Result
+
+_log = logging.getLogger("weft")
+
+#: callbacks that members tell of; on_result reads the results
+TOLD = ("on_commit", "on_assign", "on_revoke")
+
+
+class Relay:
+    """The user's reader and callbacks. Callbacks run one after another on a thread of their own."""
+
+    def __init__(
+        self, options: AppOptions, stream: ResultStream | None, want: Callable[[bool], None]
+    ) -> None:
+        """`want` tells the members whether somebody reads results."""
+        self._options, self._stream, self._want = options, stream, want
+        self.callbacks = Callbacks()
+        self._lock = threading.Lock()
+        self._full = False
+        self._owed: list[Callable[[], None]] = []
+
+    def wanted(self) -> list[str]:
+        """The callbacks that the app has."""
+        return [name for name in TOLD if getattr(self._options, name) is not None]
+
+    def begin(self) -> None:
+        """Serve the reader that was there before the run, or `on_result`."""
+        if self._options.on_result is not None and self._stream is None:
+            self._stream = ResultStream()
+            forward(self._stream, self._options.on_result, self.callbacks)
+        elif self._options.on_result is not None:
+            _log.warning("on_result and app.results() were both asked for: app.results() reads")
+        if self._stream is not None:
+            self._attach(self._stream)
+
+    def open(self) -> ResultStream:
+        """A stream of the results from now on."""
+        if self._stream is not None and not self._stream.closed:
+            raise ConfigError("app.results() has one reader, and somebody has it already")
+        self._stream = ResultStream()
+        self._attach(self._stream)
+        return self._stream
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self._stream is not None:
+            self._stream.end()
+        self.callbacks.close(1.0)
+
+    def take(self, results: list[Result], taken: Callable[[], None]) -> None:
+        """On a member's thread. While the reader is behind, acknowledgements wait."""
+        if self._stream is not None:
+            self._stream.put(results)
+        with self._lock:
+            if self._full:
+                self._owed.append(taken)
+                return
+        taken()
+
+    def event(self, name: str, items: list[Any]) -> None:
+        """Call a callback of the user's."""
+        if name not in TOLD:
+            return
+        told: list[Any]
+        if name == "on_commit":
+            told = [Committed(*item) for item in items]
+        else:
+            told = [(topic, number) for topic, number in items]
+        self.callbacks.call(getattr(self._options, name), told)
+
+    def _attach(self, stream: ResultStream) -> None:
+        stream.on_level = self._level
+        stream.on_close = lambda: self._want(False)
+        self._want(True)
+
+    def _level(self, full: bool) -> None:  # noqa: FBT001  # as ResultStream.on_level calls it
+        with self._lock:
+            self._full = full
+            owed, self._owed = ([], self._owed) if full else (self._owed, [])
+        for taken in owed:
+            taken()

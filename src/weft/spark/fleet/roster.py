@@ -1,0 +1,263 @@
+"""The driver's side of every member: who is there, what they say, what they are told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.core.engine import StopMode
+from weft.kafka.ports import TopicPartition
+from weft.runtime.logs import event
+from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
+from weft.spark.fleet.results import decoded
+from weft.spark.fleet.slots import Slot
+from weft.spark.fleet.wire import Message, Wire, WireError
+from weft.types import Result
+
+_log = logging.getLogger("weft")
+
+
+@dataclass(slots=True)
+class Orders:
+    """What every member is told when it joins, as it is now."""
+
+    static: bool
+    ends: list[list[Any]]
+    callbacks: list[str]
+    log_level: int
+    results: bool = False
+    paused: set[str | None] = field(default_factory=set)
+    stop: StopMode | None = None
+
+    def welcome(self) -> dict[str, Any]:
+        """The part of a welcome that is the same for all."""
+        return {
+            "type": "welcome",
+            "static": self.static,
+            "ends": self.ends,
+            "callbacks": self.callbacks,
+            "log_level": self.log_level,
+            "results": self.results,
+            "paused": list(self.paused),
+            "stop": self.stop,
+        }
+
+
+@dataclass(slots=True)
+class Ears:
+    """Who is told what members say."""
+
+    #: (exit code, reason, error as strings): the run must end
+    fatal: Callable[[int, str, list[str] | None], None]
+    ask: Callable[[Message], None]
+    results: Callable[[list[Result], Callable[[], None]], None]
+    event: Callable[[str, list[Any]], None]
+
+
+class Roster:
+    """The server's audience. Its condition guards every slot and is told of every change."""
+
+    def __init__(self, members: int, orders: Orders, ears: Ears) -> None:
+        self.slots = [Slot(index) for index in range(members)]
+        self.orders = orders
+        self.changed = threading.Condition()
+        self._ears = ears
+        self._shot_id = 0
+        #: highest number of results taken, by member and incarnation
+        self._taken: dict[tuple[int, Any], int] = {}
+
+    # -- the server's calls ------------------------------------------------------------------------
+
+    def joined(self, hello: Message, wire: Wire) -> int | None:
+        """Welcome a member, once an older life of it has left."""
+        index, generation = (int(part) for part in str(hello["place"]).split("."))
+        incarnation = (
+            str(hello["host"])[:200],
+            int(hello["pid"]),
+            generation,
+            int(hello["attempt"]),
+        )
+        slot = self.slots[index]
+        with self.changed:
+            self._see_off(slot, incarnation)
+            again = slot.up
+            if slot.incarnation is not None and generation < slot.incarnation[2]:
+                leave = True  # a ghost of a job that was given up
+            else:
+                leave = self.orders.stop is not None
+                self._begin(slot, incarnation, wire)
+        welcome = self.orders.welcome()
+        wire.send({**welcome, "proof": hello["answer"], "leave": leave, "again": again})
+        return index
+
+    def _begin(self, slot: Slot, incarnation: Any, wire: Wire) -> None:
+        if slot.begin(incarnation, wire) and slot.lives > 1:
+            event(_log, "info", "member is back", member=slot.index, pid=incarnation[1])
+        self.changed.notify_all()
+
+    def _see_off(self, slot: Slot, incarnation: Any) -> None:
+        """Have an older life that is still on the line leave first: it may hold partitions."""
+        old = slot.wire
+        if old is None or slot.incarnation == incarnation:
+            return
+        _tell(old, {"type": "leave"})
+        self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
+
+    def told(self, index: int, wire: Wire, message: Message) -> None:
+        """Sort out what a member says."""
+        slot = self.slots[index]
+        kind = message["type"]
+        current = slot.wire is wire
+        if kind == "results":
+            self._take_results(slot, wire, message)
+        elif kind == "log":
+            self._log_line(slot, message)
+        elif kind == "event":
+            self._ears.event(str(message["name"]), message["items"])
+        elif kind == "ask":
+            self._ears.ask(message)
+        elif current:
+            self._current(slot, kind, message)
+
+    def left(self, index: int, wire: Wire) -> None:
+        """A line has ended; without a goodbye that is a death."""
+        slot = self.slots[index]
+        with self.changed:
+            if slot.wire is not wire:
+                self.changed.notify_all()
+                return
+            slot.wire, slot.silent_since = None, time.monotonic()
+            self.changed.notify_all()
+            if slot.ended or slot.leaving:
+                return
+            assert slot.incarnation is not None
+            host, pid = slot.incarnation[:2]
+        self.died(slot, f"its process {pid} on {host} ended without a word (killed, or crashed)")
+
+    # -- what members say --------------------------------------------------------------------------
+
+    def _current(self, slot: Slot, kind: str, message: Message) -> None:
+        with self.changed:
+            if kind == "up":
+                slot.up = True
+            elif kind == "progress":
+                slot.progress(message)
+            elif kind == "snapshot":
+                slot.shot, slot.shot_id = message, int(message["id"])
+            self.changed.notify_all()
+        if kind == "died":
+            with self.changed:
+                slot.fold()
+                slot.lives += 1
+            self.died(slot, str(message["reason"]))
+        elif kind == "bye":
+            self._bye(slot, message)
+
+    def _bye(self, slot: Slot, message: Message) -> None:
+        why = str(message["why"])
+        final = why in ("stopped", "told to", "refused", "failed")
+        with self.changed:
+            slot.leaving = True
+            slot.ended = slot.ended or final or self.orders.stop is not None
+            self.changed.notify_all()
+        event(_log, "info", "member left", member=slot.index, why=why)
+        if why in ("refused", "failed"):
+            code = 2 if why == "refused" else int(message.get("code", 1))
+            reason = f"member {slot.index}: {message.get('reason')}"
+            self._ears.fatal(code, reason, message.get("error"))
+
+    def died(self, slot: Slot, story: str) -> None:
+        """Report a death; the last one too many ends the run."""
+        with self.changed:
+            last = slot.died(story)
+            count = len(slot.deaths)
+        event(_log, "warning", "member died", member=slot.index, deaths=count, reason=story)
+        if last and self.orders.stop is None:
+            self._ears.fatal(
+                1,
+                f"member {slot.index} died {DEATHS_MAX} times within {DEATHS_WINDOW_S:.0f} s, the "
+                f"last time: {story}",
+                None,
+            )
+
+    def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:
+        life = (slot.index, wire)
+        sequence = int(message["sequence"])
+        fresh = sequence > self._taken.get(life, 0)
+        self._taken[life] = max(sequence, self._taken.get(life, 0))
+
+        def taken() -> None:
+            _tell(wire, {"type": "taken", "sequence": sequence})
+
+        self._ears.results(decoded(message["data"]) if fresh else [], taken)
+
+    @staticmethod
+    def _log_line(slot: Slot, message: Message) -> None:
+        name = str(message["name"])
+        log = logging.getLogger(name if name.split(".", maxsplit=1)[0] == "weft" else "weft")
+        fields = message["fields"]
+        extra = {"weft": {**fields, "member": slot.index}} if fields else None
+        text = f"member {slot.index}: {message['text']}"
+        log.log(int(message["level"]), "%s", text, extra=extra)
+
+    # -- what members are told ---------------------------------------------------------------------
+
+    def tell_all(self, message: Mapping[str, Any]) -> int:
+        """Send it to everybody on the line; to how many that was."""
+        with self.changed:
+            wires = [slot.wire for slot in self.slots if slot.wire is not None]
+        return sum(_tell(wire, message) for wire in wires)
+
+    def shots(self) -> dict[int, Message]:
+        """The members' snapshots of now; of a moment ago where one does not answer in time."""
+        with self.changed:
+            self._shot_id += 1
+            number = self._shot_id
+        self.tell_all({"type": "snapshot", "id": number})
+        with self.changed:
+            self.changed.wait_for(lambda: self._answered(number), SNAPSHOT_WAIT_S)
+            return {slot.index: slot.shot for slot in self.slots if slot.shot is not None}
+
+    def _answered(self, number: int) -> bool:
+        return all(
+            slot.shot_id >= number
+            for slot in self.slots
+            if slot.wire is not None and slot.up and not slot.leaving and not slot.ended
+        )
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    def seen(self) -> int:
+        """How many members have dialled in."""
+        return sum(slot.seen for slot in self.slots)
+
+    def all_up(self) -> bool:
+        """Every member has joined the group."""
+        return all(slot.up for slot in self.slots)
+
+    def total(self, name: str) -> int:
+        """One count over all members and their lives."""
+        with self.changed:
+            return sum(slot.total(name) for slot in self.slots)
+
+    def finished(self) -> dict[TopicPartition, bool]:
+        """Partitions that their members say are at the end; False: but for parked records."""
+        with self.changed:
+            return {where: flag for slot in self.slots for where, flag in slot.finished.items()}
+
+    def parked(self) -> int:
+        """Records that are parked now."""
+        with self.changed:
+            return sum(slot.parked for slot in self.slots)
+
+
+def _tell(wire: Wire, message: Mapping[str, Any]) -> bool:
+    try:
+        wire.send(message)
+    except WireError:
+        return False
+    return True

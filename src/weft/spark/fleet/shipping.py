@@ -1,0 +1,203 @@
+"""The app and its sources on their way to the executors.
+
+The app travels by value: its options as they are on the driver, its handlers with the globals
+they use, whatever module they stand in. What the app's module imports from its own folder travels
+as sources, and so does Weft, so that executors run the driver's version of both. Packages with
+compiled code cannot travel like this; executors have them installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tempfile
+import types
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import weft
+from weft.app import App
+from weft.errors import ConfigError
+from weft.spark.fleet import pickles
+from weft.spark.fleet.limits import APP_BYTES_MAX, SOURCE_BYTES_MAX, SOURCE_FILES_MAX
+
+#: A fixed date, so that the same sources are the same file.
+_DATE = (1980, 1, 1, 0, 0, 0)
+#: Sources of these are read by the driver's tools, not by Python.
+_NOT_SHIPPED = {"__pycache__", ".git", ".venv", "venv", "node_modules"}
+
+
+def packed(app: App) -> bytes:
+    """The app as executors load it; raises ConfigError that names what cannot travel."""
+    with _by_value(modules_of(app)):
+        try:
+            data = pickles.dumps(app)
+        except Exception as error:
+            raise ConfigError(
+                f"the app cannot be sent to Spark's executors: {_culprit(app, error)}: open what "
+                "belongs to one process (clients, sessions, locks) in lifespan= and keep it in "
+                "app.state"
+            ) from error
+    if len(data) > APP_BYTES_MAX:
+        raise ConfigError(
+            f"the app is {len(data)} bytes with the globals its handlers use, more than "
+            f"{APP_BYTES_MAX}: load large data in lifespan= instead"
+        )
+    return data
+
+
+def modules_of(app: App) -> list[types.ModuleType]:
+    """The modules whose functions and classes travel by value: those the app is written in."""
+    values = [app.options.lifespan]
+    for handler in app.handlers:
+        values += [handler.function, handler.value, getattr(handler, "prefetch", None)]
+    found = {module.__name__: module for value in values if (module := _module_of(value))}
+    return [module for module in found.values() if _is_the_users(module)]
+
+
+def _module_of(value: Any) -> types.ModuleType | None:
+    # A callable object belongs to its class, a wrapped function to the module it was written in.
+    holder = value if isinstance(value, type | types.FunctionType) else type(value)
+    name = getattr(getattr(value, "__wrapped__", None), "__module__", None) or holder.__module__
+    return sys.modules.get(name)
+
+
+def _is_the_users(module: types.ModuleType) -> bool:
+    """Neither Python's nor installed: executors cannot be expected to have it."""
+    if module.__name__ == "__main__" or module.__name__.split(".")[0] in _INSTALLED:
+        return False  # of __main__ cloudpickle takes everything by value anyway
+    source = getattr(module, "__file__", None)
+    return source is not None and not _installed(Path(source))
+
+
+_INSTALLED = frozenset(sys.stdlib_module_names) | {"weft", "pyspark"}
+
+
+def _installed(source: Path) -> bool:
+    return "site-packages" in source.parts or "dist-packages" in source.parts
+
+
+@contextmanager
+def _by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in modules:
+            if pickles.by_value(module):
+                stack.callback(pickles.by_reference, module)
+        yield
+
+
+def _culprit(app: App, error: Exception) -> str:
+    """Which global of which function it is, if that can be found; else Python's own words."""
+    functions = [*(handler.function for handler in app.handlers), app.options.lifespan]
+    for function in functions:
+        for name, value in _names_used(function):
+            if value is not app and not _travels(value):
+                return f"{_name(function)} uses {name!r}, a {type(value).__name__}"
+    for name, value in {"kafka": app.options.kafka, "producer": app.options.producer}.items():
+        if not _travels(value):
+            return f"{name}= holds what cannot be pickled"
+    return f"{type(error).__name__}: {error}"
+
+
+def _names_used(function: Any) -> Iterator[tuple[str, Any]]:
+    code: types.CodeType | None = getattr(function, "__code__", None)
+    if code is None:
+        return
+    yield from ((n, function.__globals__[n]) for n in code.co_names if n in function.__globals__)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield name, cell.cell_contents
+
+
+def _travels(value: Any) -> bool:
+    try:
+        pickles.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+# -- sources ---------------------------------------------------------------------------------------
+
+
+def sources_zip(app: App) -> Path:
+    """A zip with Weft's sources and those beside the app's modules; a new temporary file.
+
+    Its name carries a hash of what is in it: Spark refuses another content under an old name.
+    """
+    files = dict(_files_of("weft", Path(weft.__file__).parent))
+    for module in [*modules_of(app), *_main_of(app)]:
+        files |= beside(module)
+    if len(files) > SOURCE_FILES_MAX or sum(map(_size, files.values())) > SOURCE_BYTES_MAX:
+        raise ConfigError(
+            f"the app's folder holds more than {SOURCE_FILES_MAX} source files or "
+            f"{SOURCE_BYTES_MAX} bytes: put the app into a folder or package of its own"
+        )
+    data = _zipped(files)
+    name = f"weft-app-{hashlib.sha256(data).hexdigest()[:16]}.zip"
+    path = Path(tempfile.mkdtemp(prefix="weft-fleet-")) / name
+    path.write_bytes(data)
+    return path
+
+
+def _main_of(app: App) -> list[types.ModuleType]:
+    """The script that is run, if the app is written in it: it too may import its neighbours."""
+    uses = any(handler.function.__module__ == "__main__" for handler in app.handlers)
+    main = sys.modules.get("__main__")
+    return [main] if uses and main is not None and getattr(main, "__file__", None) else []
+
+
+def beside(module: types.ModuleType) -> dict[str, Path]:
+    """Name in the zip -> source: the module's package, or what was imported from its folder."""
+    source = Path(str(module.__file__)).resolve()
+    top, _, inside = module.__name__.partition(".")
+    if inside:
+        root = source.parents[len(inside.split("."))] if source.name == "__init__.py" else None
+        root = root or source.parents[inside.count(".")]
+        return dict(_files_of(top, root))
+    files: dict[str, Path] = {}
+    for name, other in list(sys.modules.items()):
+        path = _path_of(other)
+        if "." in name or path is None or name == "weft" or _installed(path):
+            continue
+        if path.parent == source.parent and path != source:
+            files[path.name] = path
+        elif path.name == "__init__.py" and path.parent.parent == source.parent:
+            files |= _files_of(name, path.parent)
+    return files
+
+
+def _path_of(module: Any) -> Path | None:
+    source = getattr(module, "__file__", None)
+    return Path(source).resolve() if isinstance(source, str) and source.endswith(".py") else None
+
+
+def _files_of(package: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a package that its modules may read: its sources and its data."""
+    for base, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - _NOT_SHIPPED)
+        for name in sorted(names):
+            if not name.endswith((".pyc", ".so", ".pyd")):
+                path = Path(base) / name
+                yield str(Path(package) / path.relative_to(folder)), path
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _zipped(files: dict[str, Path]) -> bytes:
+    """The zip, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name, _DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()

@@ -1,0 +1,96 @@
+"""What the driver knows of each member."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.kafka.ports import TopicPartition
+from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S
+from weft.spark.fleet.wire import Message, Wire
+
+#: (host, process id, generation, Spark's attempt): another one is another process or life
+Incarnation = tuple[str, int, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One member's place in the fleet, through all its lives."""
+
+    index: int
+    #: how often its Spark job has been submitted again
+    generation: int = 0
+    incarnation: Incarnation | None = None
+    #: None while nobody is on the line
+    wire: Wire | None = None
+    #: it has said hello once
+    seen: bool = False
+    #: it has joined the group once
+    up: bool = False
+    #: this life has said goodbye
+    leaving: bool = False
+    #: it has left for good
+    ended: bool = False
+    lives: int = 0
+    #: counts of this life, and of those before
+    counts: Counter[str] = field(default_factory=Counter)
+    past: Counter[str] = field(default_factory=Counter)
+    #: partitions it holds whose end is reached -> whether by the frontier, or else all but parked
+    finished: dict[TopicPartition, bool] = field(default_factory=dict)
+    parked: int = 0
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS_MAX))
+    story: str = ""
+    #: since when nobody has been on the line
+    silent_since: float | None = None
+    shot: Message | None = None
+    shot_id: int = 0
+
+    def begin(self, incarnation: Incarnation, wire: Wire) -> bool:
+        """Somebody is on the line; whether it is another life than before."""
+        other = incarnation != self.incarnation
+        if other:
+            self.fold()
+            self.lives += 1
+            self.incarnation = incarnation
+        elif self.deaths and self.silent_since is not None:
+            self.deaths.pop()  # the line had broken, not the member
+        self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
+        return other
+
+    def fold(self) -> None:
+        """A life has ended: what it counted is past, what it held is held no more."""
+        self.past += self.counts
+        self.counts = Counter()
+        self.finished, self.parked, self.shot = {}, 0, None
+
+    def progress(self, message: Message) -> None:
+        """Take in what it reports."""
+        self.counts = Counter({name: int(n) for name, n in message["counts"].items()})
+        self.finished = {(t, int(p)): bool(at_end) for t, p, at_end in message["finished"]}
+        self.parked = int(message["parked"])
+
+    def died(self, story: str) -> bool:
+        """Count a death; True when that was one too many."""
+        now = time.monotonic()
+        self.deaths.append(now)
+        self.story = story
+        return len(self.deaths) == DEATHS_MAX and now - self.deaths[0] <= DEATHS_WINDOW_S
+
+    def total(self, name: str) -> int:
+        """One count over all its lives."""
+        return self.past[name] + self.counts[name]
+
+    def facts(self) -> dict[str, Any]:
+        """Its line in a snapshot."""
+        host, pid = (None, None) if self.incarnation is None else self.incarnation[:2]
+        state = "ended" if self.ended else "up" if self.up and self.wire else "away"
+        return {
+            "member": self.index,
+            "state": state,
+            "host": host,
+            "pid": pid,
+            "restarts": max(0, self.lives - 1),
+            "done": self.total("done"),
+        }

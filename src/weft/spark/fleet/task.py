@@ -1,0 +1,104 @@
+"""What Spark runs on an executor: find the driver, load the app, host one member.
+
+Imports little: an executor that lacks Weft's dependencies must still be able to say so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weft.spark.fleet.link import Link
+from weft.spark.fleet.wire import WireError
+
+#: What a member imports that is not Python's own.
+NEEDED = ("confluent_kafka", "zstandard")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemberTask:
+    """One member's place in the fleet, as it travels inside the Spark task. Holds secrets."""
+
+    index: int
+    #: how often the driver has submitted this member
+    generation: int
+    #: `{group}-{run}`: begins the static ids, so that two runs never fence each other
+    name: str
+    host: str
+    port: int
+    secret: bytes
+    app: bytes
+
+    def __repr__(self) -> str:
+        return f"<MemberTask {self.index} of {self.name}>"
+
+
+def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
+    """The Spark task. Ends when the member has left for good; raising would start it again."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = 0 if context is None else context.attemptNumber()
+    # The daemon that forks the workers signals its group with it when the executor goes.
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    link = Link((task.host, task.port), task.secret, place=f"{task.index}.{task.generation}")
+    facts = {"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname()}
+    try:
+        welcome = link.open(facts)
+        yield from _live(task, link, welcome)
+    finally:
+        link.close()
+        signal.signal(signal.SIGHUP, hung_up)
+
+
+def _live(task: MemberTask, link: Link, welcome: dict[str, Any]) -> Iterator[str]:
+    if welcome.get("leave"):
+        link.end({"type": "bye", "why": "told to"})
+        return
+    try:
+        app = _loaded(task)
+    except Unusable as error:
+        link.end({"type": "bye", "why": "refused", "reason": str(error)})
+        return
+    from weft.spark.fleet.hosting import Host
+
+    try:
+        bye = Host(task, link, welcome, app).run()
+    except WireError as error:  # the driver is gone, and nobody is left to tell
+        bye = {"why": str(error)}
+    link.end({"type": "bye", **bye})
+    yield str(bye.get("why"))
+
+
+class Unusable(Exception):
+    """This executor cannot run the app; trying again would not help."""
+
+
+def _loaded(task: MemberTask) -> Any:
+    """The app; raises Unusable with the cure."""
+    here = f"executor {socket.gethostname()} ({sys.executable})"
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Unusable(
+            f"{here} lacks {' and '.join(missing)}: install Weft's dependencies there, or ship an "
+            "environment (spark.archives and PYSPARK_PYTHON; docs/spark.md)"
+        )
+    try:
+        return pickle.loads(task.app)  # noqa: S301  # it came with the task, from the driver
+    except ModuleNotFoundError as error:
+        raise Unusable(
+            f"{here} cannot import {error.name}, which the app uses: install it there, or ship it "
+            "(spark.submit.pyFiles or spark.archives; docs/spark.md)"
+        ) from error
+    except Exception as error:
+        raise Unusable(
+            f"{here} cannot load the app: {type(error).__name__}: {error}: does it run the "
+            "driver's version of Python and of the app's packages?"
+        ) from error
