@@ -57,6 +57,12 @@ def checks(records: int, samples: Samples) -> list[Check]:
     return found
 
 
+def tenths_mb(records: int, samples: Samples) -> list[float | None]:
+    """Median resident MB of each tenth of the records: a leak is a slope, a high mark a step."""
+    tenths = [_tenth(samples, records, index) for index in range(10)]
+    return [round(statistics.median(tenth) / _MB, 1) if tenth else None for tenth in tenths]
+
+
 def _tenth(samples: Samples, records: int, index: int) -> list[int]:
     low, high = records * index / 10, records * (index + 1) / 10
     return [rss for handled, rss in samples if low <= handled < high]

@@ -26,6 +26,7 @@ class Row:
     #: CPU seconds of the whole process, start included; they vary less than the clock's on a busy
     #: machine
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    memory_mb: list[float | None] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
 
@@ -44,6 +45,7 @@ class Row:
             "records_per_s": {side: round(records / s) for side, s in self.seconds.items()},
             "runs": self.runs,
             "cpu_s": self.cpu_s,
+            "memory_mb_by_tenth": self.memory_mb,
             "errors": self.errors,
             "checks": [
                 {

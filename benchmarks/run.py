@@ -127,6 +127,8 @@ def _memory_row(workload: Workload, bootstrap: str, topic: str) -> Row:
         row.errors["weft-async"] = str(error)
         return row
     row.seconds["weft-async"] = answer["seconds"]
+    row.cpu_s["weft-async"] = [answer["cpu_s"]]
+    row.memory_mb = memory.tenths_mb(workload.topic.records, answer["samples"])
     row.checks = memory.checks(workload.topic.records, answer["samples"])
     return row
 

@@ -18,6 +18,7 @@ from benchmarks.workloads import Workload
 
 _ROOT = Path(__file__).resolve().parent.parent
 _JAVA_MAX_POLL_RECORDS = 500
+_LIMIT_S = 180
 _SLOWEST_FACTOR = 10
 
 
@@ -27,7 +28,7 @@ class SideError(Exception):
 
 def run_side(side: str, workload: Workload, bootstrap: str, topic: str) -> dict[str, Any]:
     """Run "bare-async", "weft-threads", "java" …; raises SideError."""
-    limit_s = int(60 + _SLOWEST_FACTOR * workload.expected_s)
+    limit_s = int(_LIMIT_S + _SLOWEST_FACTOR * workload.expected_s)
     name, _, kind = side.partition("-")
     if name == "bare":
         return run_python("benchmarks.bare", asdict(bare_spec(workload, kind)), limit_s)
