@@ -62,12 +62,19 @@ class Batching:
                 break
             for work in works:
                 self._join(handler, groups, work)
-        for key, gathering in list(groups.items()):
-            if handler.free <= 0:
-                break
+        for key in list(groups):
+            self._start_due(handler, groups, key)
+
+    def _start_due(
+        self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable
+    ) -> None:
+        """Start what is full or has lingered of one group, as far as there are slots."""
+        while handler.free > 0 and key in groups:
+            gathering = groups[key]
             self._extend(gathering)
-            if len(gathering.works) >= gathering.room or self._lingered(gathering):
-                self._start(handler, groups, key)
+            if len(gathering.works) < gathering.room and not self._lingered(gathering):
+                return
+            self._start(handler, groups, key)
 
     def _batch_of(self, handler: Handler) -> int:
         spec = handler.spec.batch
@@ -103,12 +110,17 @@ class Batching:
 
     def _extend(self, gathering: Gathering) -> None:
         """Let the records behind the gathered ones join, lane by lane, while there is room."""
+        if len(gathering.works) >= gathering.room:
+            return
         joined = set(map(id, gathering.works))
         for work in list(gathering.works):
             following = work.next
             while following is not None and len(gathering.works) < gathering.room:
                 if following.record.offset >= following.partition.start_limit:
                     break
+                if following.state != states.QUEUED:  # done before the one it stands behind
+                    following = following.next
+                    continue
                 if id(following) not in joined:
                     joined.add(id(following))
                     gathering.works.append(following)
@@ -117,13 +129,18 @@ class Batching:
     # -- starting --------------------------------------------------------------------------------
 
     def _start(self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable) -> None:
-        gathering = groups.pop(key)
+        gathering = groups[key]
         self._extend(gathering)
-        followers = {work.next for work in gathering.works}
-        works = [work for work in gathering.works if self._may_run(work, followers)]
+        # No slot was free while more came in: the rest makes the next batch.
+        chosen, gathering.works = gathering.works[: gathering.room], gathering.works[gathering.room :]
+        if not gathering.works:
+            del groups[key]
+        followers = {work.next for work in chosen}
+        works = [work for work in chosen if self._may_run(work, followers)]
         if not works:
             return
         handler.free -= 1
+        self._remember_order(works)
         if handler.spec.delivery == AT_MOST_ONCE:
             self._mark(works)
             return
@@ -131,6 +148,19 @@ class Batching:
             work.state = states.RUNNING
             work.partition.in_flight += 1
         self._call(handler, works)
+
+    def _remember_order(self, works: list[Work]) -> None:
+        """Which of them follow another one of the same lane in this call."""
+        last: dict[tuple[Partition, LaneKey], Work] = {}
+        for work in works:
+            partition = work.partition
+            key = partition.lane_key(work.record)
+            if isinstance(key, int):
+                continue
+            before = last.get((partition, key))
+            if before is not None:
+                partition.predecessors[work] = before
+            last[partition, key] = work
 
     def _may_run(self, work: Work, followers: set[Work | None]) -> bool:
         partition = work.partition
@@ -151,20 +181,31 @@ class Batching:
             self._state.claim(work)
 
     def marked(self, handler: Handler, works: Sequence[Work]) -> None:
-        """Started-marks are stored: call the batches that are complete by that."""
-        for batch in {id(work.extra): work.extra for work in works}.values():
-            if isinstance(batch, MarkedBatch) and batch.complete():
-                running = [work for work in batch.works if work.state == states.RUNNING]
-                for work in batch.works:
-                    work.extra = None
-                if running:
-                    self._call(handler, running)
-                else:
-                    handler.free += 1  # their epochs ended before their marks were stored
+        """Started-marks are stored, or withdrawn: call the batches that are complete by that."""
+        batches = {id(work.extra): work.extra for work in works}
+        for work in works:
+            if work.state == states.QUEUED:
+                work.extra = None
+        for batch in batches.values():
+            if not isinstance(batch, MarkedBatch):
+                continue
+            batch.works = [work for work in batch.works if work.extra is batch]
+            if not batch.complete():
+                continue
+            for work in batch.works:
+                work.extra = None
+            if batch.works:
+                self._call(handler, batch.works)
+            else:
+                handler.free += 1
+
+    def marked_and_waiting(self, partition: Partition) -> list[Work]:
+        """Marked records whose batch waits for other marks: they have not begun."""
+        marked = partition.running_marked.values()
+        return [work for work in marked if isinstance(work.extra, MarkedBatch)]
 
     def _call(self, handler: Handler, works: list[Work]) -> None:
-        if handler.spec.timeout_s is not None and works:
-            handler.running[works[0]] = self._state.now + handler.spec.timeout_s
+        handler.time_batch(works, self._state.now)
         self._state.emit(fx.StartBatch(handler.index, works))
 
     def next_due(self, handler: Handler) -> float | None:
@@ -208,12 +249,7 @@ class Batching:
         """A batch call has returned or raised; `whole`: it failed as one and is tried in halves."""
         self.progressed(done, ())
         handler.free += 1
-        lanes: set[tuple[Partition, LaneKey]] = set()
         failing = len(ended) if whole else 0
         for ending in ended:
             handler.free -= 1
-            work = ending.work
-            lane = (work.partition, work.partition.lane_key(work.record))
-            self._endings.batch_member(ending, behind=lane in lanes, batch_failed=failing)
-            if work.state not in (states.DONE, states.PENDING):
-                lanes.add(lane)
+            self._endings.batch_member(ending, batch_failed=failing)

@@ -93,20 +93,30 @@ class Endings:
         elif isinstance(ending, Failed):
             self._failed(work, ending)
         else:
-            work.move(states.QUEUED)
-            partition.ready.appendleft(work)
-            handler.enlist(partition)
+            self._given_back(work)
 
-    def batch_member(self, ending: Ended, *, behind: bool, batch_failed: int) -> None:
+    def _given_back(self, work: Work) -> None:
+        """Back to the head of its lane, or behind the record it was in one batch with."""
+        partition = work.partition
+        if partition.handler.spec.delivery == AT_MOST_ONCE:
+            partition.unmark(work)
+        work.move(states.QUEUED)
+        if partition.predecessors.pop(work, None) is None:
+            partition.ready.appendleft(work)
+            partition.handler.enlist(partition)
+
+    def batch_member(self, ending: Ended, *, batch_failed: int) -> None:
         """One record of a batch call that has ended.
 
-        `behind`: an earlier record of its lane in this batch is not done, so it waits behind that
-        one. `batch_failed`: how many records failed together, to be tried again in halves.
+        `batch_failed`: how many records failed together, to be tried again in halves. A record
+        behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
-        if work.state != states.RUNNING or not isinstance(ending, Failed):
+        once = work.partition.handler.spec.delivery == AT_MOST_ONCE
+        if work.state != states.RUNNING or not isinstance(ending, Failed) or once:
             self._ended(ending)
             return
+        behind = work.partition.predecessors.pop(work, None) is not None
         if not behind and batch_failed <= 1:
             self._ended(ending)
             if work.failure is not None:
@@ -191,8 +201,9 @@ class Endings:
         if spec.delivery == EXACTLY_ONCE:
             work.move(states.PENDING)
             self._state.claim(work)
-            partition.release(work)  # the lane does not wait for the transaction
-            work.next = None
+            if work.failure is None or not work.failure.left_lane:
+                partition.release(work)  # the lane does not wait for the transaction
+                work.charge = None
         elif spec.commit_each:
             work.move(states.COMMITTING)
             self._state.claim(work)
@@ -226,9 +237,11 @@ class Endings:
     def refused(self, refused: Sequence[tuple[Work, ErrorInfo]]) -> None:
         """exactly_once: outputs that the broker does not take; each failed its attempt."""
         for work, error in refused:
-            failure = work.failure
+            failure = work.failure = work.failure or Failure()
+            failure.left_lane = True
             work.extra = None
-            if failure is not None and failure.given_up == "dead_lettered":
+            work.next = None
+            if failure.given_up == "dead_lettered":
                 failure.given_up = None
                 failure.error = error
                 self._park(work, failure)
@@ -265,7 +278,11 @@ class Endings:
             assert failure is not None
             self._requeue(work, failure)
             partition.retrying -= 1
-            partition.ready.append(work)
+            if failure.left_lane:
+                failure.left_lane = False
+                partition.rejoin(work)
+            else:
+                partition.ready.append(work)
             partition.handler.enlist(partition)
 
     def _exhausted(self, work: Work, failure: Failure) -> None:

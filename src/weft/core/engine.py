@@ -63,6 +63,14 @@ class Engine:
         self.state.now = now
         return self._epochs.last_commit(partitions)
 
+    def proof_commit(self, now: float) -> fx.CommitOffsets | None:
+        """A commit that says nothing new: the broker takes it from members of the group only.
+
+        The caller sends it; None while every partition has a commit on the way.
+        """
+        self.state.now = now
+        return self._commits.proof()
+
     def closed(self, now: float, partitions: Sequence[Partition], *, lost: bool = False) -> None:
         """These epochs have ended."""
         self.state.now = now
@@ -203,7 +211,7 @@ class Engine:
     def pause(self, now: float, topic: str | None, on: bool) -> None:
         """The user pauses or resumes a topic, or all."""
         self.state.now = now
-        (self.state.paused.add if on else self.state.paused.discard)(topic)
+        self.state.set_paused(topic, on)
         for partition in self.state.partitions.values():
             if topic in (None, partition.topic):
                 partition.user_paused = on
@@ -218,6 +226,9 @@ class Engine:
         present = self.state.stop_mode
         if present is None or order.index(mode) > order.index(present):
             self.state.stop_mode = mode
+        if self.state.stop_mode == "now":
+            for partition in self.state.partitions.values():
+                self._commits.withdraw_marks(partition)
         self._turn()
 
     def take_effects(self) -> list[fx.Effect]:
@@ -252,8 +263,6 @@ class Engine:
             return
         if handler.spec.delivery == AT_MOST_ONCE:
             for work in works:
-                work.state = states.MARKING
-                work.partition.in_flight -= 1
                 state.claim(work)
         else:
             state.effects.append(fx.Start(handler.index, works))
@@ -304,6 +313,11 @@ class Engine:
     def report_results(self, on: bool) -> None:
         """Someone reads results, or nobody does any more."""
         self.state.reporting = on
+
+    def under_way(self) -> int:
+        """How many calls are with a handler, and records' outputs with the producer."""
+        calls = sum(h.spec.concurrency + h.spec.ahead - h.free for h in self.state.handlers)
+        return calls + sum(partition.sending for partition in self.state.partitions.values())
 
     def snapshot(self) -> dict[str, Any]:
         """Partitions and handlers as plain data (the contract's `app.snapshot()`)."""

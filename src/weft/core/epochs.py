@@ -65,7 +65,7 @@ class Epochs:
             )
             partition.map_limit = state.limits.map_chars
             partition.dirty = new.commit_start
-            partition.user_paused = bool(state.paused & {None, new.topic})
+            partition.user_paused = state.is_paused(new.topic)
             partition.startable = not partition.user_paused
             partition.held = dict.fromkeys(state.orphans.get(where, ()))
             state.partitions[where] = partition
@@ -86,6 +86,9 @@ class Epochs:
         A commit that is still on the way does not hold this one back: both come from this epoch,
         and the broker applies requests of one connection in order.
         """
+        partitions = list(partitions)
+        for partition in partitions:
+            self._commits.withdraw_marks(partition)
         due = [
             partition
             for partition in partitions
@@ -110,8 +113,10 @@ class Epochs:
         for partition in partitions:
             if partition.state == states.CLOSED:
                 continue
+            self._commits.withdraw_marks(partition)
             partition.state = states.CLOSED
             partition.startable = False
+            partition.commit_state = states.IDLE  # an answer that still comes is late
             where = (partition.topic, partition.number)
             if state.partitions.get(where) is partition:
                 del state.partitions[where]
@@ -123,22 +128,16 @@ class Epochs:
     def _drop(self, partition: Partition) -> None:
         """Everything that waits is forgotten; what runs is fenced and holds its lane."""
         running: dict[LaneKey, Work] = {}
-        marking: list[Work] = []
         for work in self._members(partition):
             if work.state == states.RUNNING:
                 running[partition.lane_key(work.record)] = work
-            elif work.state == states.COMMITTING:
+            elif work.state == states.COMMITTING and work not in partition.slotless:
                 partition.handler.free += 1
-            elif work.state == states.MARKING:
-                marking.append(work)
             if work.state in (states.SENDING, states.COMMITTING, states.PENDING):
                 self._state.report(work, "superseded")
             work.move(states.SUPERSEDED)
         self._batching.forget(partition)
-        if partition.handler.spec.batch is None:
-            partition.handler.free += len(marking)
-        else:
-            self._batching.marked(partition.handler, marking)
+        self._state.retries.forget()
         if running:
             where = (partition.topic, partition.number)
             # Held lanes of still older epochs stay held by the attempt that runs there.
@@ -150,6 +149,8 @@ class Epochs:
         partition.claims.clear()
         partition.running_marked.clear()
         partition.held.clear()
+        partition.predecessors.clear()
+        partition.slotless.clear()
 
     def _members(self, partition: Partition) -> list[Work]:
         """Every record of the epoch that is not finished with."""

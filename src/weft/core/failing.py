@@ -23,6 +23,17 @@ class RetrySchedule:
     def __len__(self) -> int:
         return len(self._heap)
 
+    def waiting(self) -> int:
+        """How many of them are still to be tried (the others' epochs have ended)."""
+        return sum(work.state == states.RETRYING for _, _, work in self._heap)
+
+    def forget(self) -> None:
+        """Epochs ended: drop their records once they are most of what is kept."""
+        live = [entry for entry in self._heap if entry[2].state == states.RETRYING]
+        if 2 * len(live) < len(self._heap):
+            heapq.heapify(live)
+            self._heap = live
+
     def add(self, due: float, work: Work) -> None:
         """`work` may be tried again at `due`."""
         heapq.heappush(self._heap, (due, next(self._order), work))

@@ -8,19 +8,31 @@ others, however deep their backlogs are. The cost of a choice does not depend on
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from weft.core import states
 from weft.core.partition import Partition
-from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
 from weft.core.work import Work
 
 RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
+
+
+class TimedBatch:
+    """One running batch call, and how many of its records have not ended."""
+
+    __slots__ = ("first", "left")
+
+    def __init__(self, first: Work, left: int) -> None:
+        self.first = first
+        self.left = left
 
 
 class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
+        "calls",
         "dead_lettered",
         "done",
         "failures",
@@ -47,8 +59,11 @@ class Handler:
         self.free = spec.concurrency + spec.ahead
         #: partitions with something ready, each once (`Partition.listed`)
         self.rotation: deque[Partition] = deque()
-        #: running attempts -> when their time is over, in that order; only with `timeout_s`
+        #: running attempts -> when their time is over, in that order; only with `timeout_s`.
+        #: A batch stands here once, as its first record
         self.running: dict[Work, float] = {}
+        #: records of a timed batch that have not ended -> the batch they run in
+        self.calls: dict[Work, TimedBatch] = {}
         #: running past their `timeout_s` and not to be cancelled -> since when
         self.overdue: dict[Work, float] = {}
         self.tokens = 1.0
@@ -77,35 +92,53 @@ class Handler:
         allowed = self.free
         if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
             allowed = self._affordable(now, allowed)
-        works = self._pick(allowed)
+        marks = self.spec.delivery == AT_MOST_ONCE
+        works = self._pick(allowed, states.MARKING if marks else states.RUNNING)
         self.free -= len(works)
         if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
             self.tokens -= len(works)
+        if not marks:
+            self.time(works, now)
+        return works
+
+    def time(self, works: Sequence[Work], now: float) -> None:
+        """These attempts begin, each in a call of its own."""
         if self.spec.timeout_s is not None:
             due = now + self.spec.timeout_s
             self.running.update(dict.fromkeys(works, due))
-        return works
+
+    def time_batch(self, works: Sequence[Work], now: float) -> None:
+        """These begin in one call."""
+        if self.spec.timeout_s is not None:
+            self.running[works[0]] = now + self.spec.timeout_s
+            self.calls.update(dict.fromkeys(works, TimedBatch(works[0], len(works))))
 
     def gather(self, now: float, limit: int) -> list[Work]:
         """Records that may join a batch now; they take no slot yet."""
         if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
             limit = self._affordable(now, limit)
-        works = self._pick(limit)
-        for work in works:
-            work.state = states.QUEUED
-            work.partition.in_flight -= 1
+        works = self._pick(limit, states.QUEUED)
         if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
             self.tokens -= len(works)
         return works
 
     def ended(self, work: Work) -> None:
         """The attempt is over: its time-out is none any more."""
+        call = self.calls.pop(work, None)
+        if call is not None:
+            call.left -= 1
+            if call.left:
+                return
+            work = call.first
         self.running.pop(work, None)
         self.overdue.pop(work, None)
 
-    def _pick(self, allowed: int) -> list[Work]:
+    def _pick(self, allowed: int, state: int) -> list[Work]:
+        """Take up to `allowed` ready records, in turns, and put them into `state`."""
         works: list[Work] = []
         rotation = self.rotation
+        running = state == states.RUNNING
+        measured: set[Partition] = set()
         while allowed > 0 and rotation:
             partition = rotation.popleft()
             ready = partition.ready
@@ -113,11 +146,11 @@ class Handler:
                 partition.listed = False
                 continue
             work = ready.popleft()
-            if work.record[2] >= partition.start_limit and not may_start(partition, work):
+            if work.record[2] >= partition.start_limit and not may_start(work, measured):
                 partition.far.append(work)
             else:
-                work.state = states.RUNNING
-                partition.in_flight += 1
+                work.state = state
+                partition.in_flight += running
                 works.append(work)
                 allowed -= 1
             if ready:
@@ -144,10 +177,16 @@ class Handler:
         return self.tokens_at + (1.0 - self.tokens) / self.spec.rate_limit_per_s
 
 
-def may_start(partition: Partition, work: Work) -> bool:
-    """Whether the map would still fit if this record were done; measures when it must."""
+def may_start(work: Work, measured: set[Partition]) -> bool:
+    """Whether the map would still fit if this record were done; measures when it must.
+
+    Once a turn is enough: nothing is done within one.
+    """
     # Imported here: the window measures partitions, partitions belong to handlers.
     from weft.core.window import measure
 
-    measure(partition)
+    partition = work.partition
+    if partition not in measured:
+        measured.add(partition)
+        measure(partition)
     return work.record[2] < partition.start_limit

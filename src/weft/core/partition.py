@@ -52,6 +52,7 @@ class Partition:
         "commit_sequence",
         "commit_state",
         "committed",
+        "crowded",
         "dirty",
         "epoch",
         "expected",
@@ -66,15 +67,18 @@ class Partition:
         "listed",
         "map_chars",
         "map_limit",
+        "map_stored",
         "number",
         "parked",
         "position",
+        "predecessors",
         "ready",
         "restored_top",
         "running_marked",
         "retrying",
         "sending",
         "sent_plan",
+        "slotless",
         "start_limit",
         "startable",
         "state",
@@ -122,6 +126,8 @@ class Partition:
         self.far: list[Work] = []
         #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
         self.held: dict[LaneKey, Work | None] = {}
+        #: running in one batch with the record before it in its lane -> that record
+        self.predecessors: dict[Work, Work] = {}
         #: True while it stands in its handler's rotation
         self.listed = False
         #: False while nothing of it may start (revoking, closed, paused by the user)
@@ -154,6 +160,10 @@ class Partition:
         self.sent_plan: PlanItem | None = None
         #: finished records whose next step waits for the next commit (at_most_once, each, exactly_once)
         self.claims: list[Work] = []
+        #: the last plan had no room for all claims: the next one waits for something to change
+        self.crowded = False
+        #: Commit(each): claims the map has no room for; they hold their lane and no slot
+        self.slotless: set[Work] = set()
         #: at_most_once: marked records, which the ledger has as done, that still run
         self.running_marked: dict[int, Work] = {}
         #: records at or past this offset do not start before the map has been measured again
@@ -161,6 +171,8 @@ class Partition:
         self.map_chars = 0
         #: what the broker stores; lower when it refused a map of the usual size
         self.map_limit = -1
+        #: characters of the map that the broker stored last
+        self.map_stored = 0
 
     # -- intake ----------------------------------------------------------------------------------
 
@@ -303,11 +315,42 @@ class Partition:
         self.running_marked[offset] = work
         self.in_flight += 1
 
+    def unmark(self, work: Work) -> None:
+        """at_most_once: it was marked and never began, so the mark is taken back."""
+        offset = work.record[2]
+        del self.running_marked[offset]
+        self.incomplete[offset] = work
+        self.incomplete = dict(sorted(self.incomplete.items()))
+        while self.top in self.incomplete:
+            self.top -= 1
+        self.dirty = True
+
+    def rejoin(self, work: Work) -> None:
+        """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
+        if work.charge is not None:
+            self._leave_charge(work, work.charge)
+            work.charge = None
+        work.next = None
+        key = self.lane_key(work.record)
+        tail = None if isinstance(key, int) else self.lanes.get(key)
+        if not isinstance(key, int):
+            self.lanes[key] = work
+        if tail is None:
+            self.ready.append(work)
+            return
+        tail.next = work
+        if tail.charge is not None:
+            self._join_charge(work, tail.charge)
+
     def release(self, work: Work) -> None:
         """The record leaves the head of its lane; the next one of the lane is ready."""
         if work.charge is not None:
             self._leave_charge(work, work.charge)
         following = work.next
+        if self.predecessors:
+            if work in self.predecessors:
+                return  # an earlier record of the same batch is not done: the lane waits for it
+            work, following = self._skip_finished(work)
         if following is not None:
             if following.state == states.QUEUED:  # else it is in the same batch as this one
                 self.ready.append(following)
@@ -321,6 +364,16 @@ class Partition:
             if key is not None and lanes.get(key) is work:
                 del lanes[key]
 
+    def _skip_finished(self, work: Work) -> tuple[Work, Work | None]:
+        """Past records of the same batch that were done before this one, their predecessor."""
+        following = work.next
+        while following is not None and self.predecessors.get(following) is work:
+            del self.predecessors[following]
+            if following.state not in (states.DONE, states.PENDING):
+                break
+            work, following = following, following.next
+        return work, following
+
     # -- the charge of failing lanes ---------------------------------------------------------------
 
     def block_lane(self, work: Work) -> None:
@@ -330,9 +383,11 @@ class Partition:
             charge = LaneCharge()
             member: Work | None = work
             while member is not None:
-                member.charge = charge
-                charge.records += 1
-                charge.bytes += member.size
+                left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
+                if member is work or not left:
+                    member.charge = charge
+                    charge.records += 1
+                    charge.bytes += member.size
                 member = member.next
         if not charge.blocked:
             charge.blocked = True
@@ -368,9 +423,9 @@ class Partition:
         first = next(iter(self.incomplete), None)
         return max(self.position, self.top + 1) if first is None else first
 
-    def snapshot(self) -> Snapshot:
-        """Frontier, top and holes together; claims count as done."""
-        claimed = {work.record[2] for work in self.claims}
+    def snapshot(self, claims: Sequence[Work] | None = None) -> Snapshot:
+        """Frontier, top and holes together; these claims (or all) count as done."""
+        claimed = {work.record[2] for work in (self.claims if claims is None else claims)}
         top = max(self.top, max(claimed)) if claimed else self.top
         not_done = self._not_done_to(top)
         if claimed:

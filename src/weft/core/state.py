@@ -36,8 +36,9 @@ class EngineState:
         self.claiming: dict[Partition, None] = {}
         #: why nothing may start, beside what each partition says
         self.holds: set[str] = set()
-        #: topics the user has paused; None is all of them
-        self.paused: set[str | None] = set()
+        #: the user's word on all topics, and those of which he has said the opposite since
+        self.all_paused = False
+        self.exceptions: set[str] = set()
         #: someone reads results: every finished record is reported
         self.reporting = False
         self.stop_mode: str | None = None
@@ -71,6 +72,25 @@ class EngineState:
         """The record's next step waits for the next commit of its partition."""
         work.partition.claims.append(work)
         self.claiming[work.partition] = None
+
+    def set_paused(self, topic: str | None, on: bool) -> None:
+        """The user pauses or resumes a topic, or all: for epochs to come as well."""
+        if topic is None:
+            self.all_paused = on
+            self.exceptions.clear()
+        elif on == self.all_paused:
+            self.exceptions.discard(topic)
+        else:
+            self.exceptions.add(topic)
+
+    @property
+    def paused(self) -> set[str | None]:
+        """The topics that are paused; None stands for all (but those resumed since)."""
+        return {None} if self.all_paused else set(self.exceptions)
+
+    def is_paused(self, topic: str) -> bool:
+        """The user does not want anything of this topic to start."""
+        return self.all_paused != (topic in self.exceptions)
 
     def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
         """End the run; the first reason is the one that is told."""

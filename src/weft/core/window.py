@@ -25,7 +25,8 @@ def measure(partition: Partition) -> None:
     """Set `start_limit` from the map as it is now."""
     limit = partition.map_limit
     frontier = partition.frontier
-    near = frontier + int(always_fits(limit) * PRESSURE)
+    # The frontier itself may always start: only its end makes room again.
+    near = frontier + max(1, int(always_fits(limit) * PRESSURE))
     shot = partition.snapshot()
     if shot.top < near:
         partition.map_chars = 0

@@ -25,13 +25,15 @@ class StoryEvent(NamedTuple):
 class Failure:
     """What is known of a record that has failed at least once."""
 
-    __slots__ = ("attempts", "batch_max", "due", "error", "given_up", "story")
+    __slots__ = ("attempts", "batch_max", "due", "error", "given_up", "left_lane", "story")
 
     def __init__(self) -> None:
         self.attempts = 0
         self.error: ErrorInfo | None = None
         #: "skipped" or "dead_lettered" once its attempts are used up and that is its policy
         self.given_up: str | None = None
+        #: exactly_once: its output was refused after its lane had gone on
+        self.left_lane = False
         #: the size its next batch may have, after one failed whole; 0 is no limit
         self.batch_max = 0
         #: when the next attempt may start, on the engine's clock
