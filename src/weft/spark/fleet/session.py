@@ -68,6 +68,10 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
     """The given session, or a new one; raises ConfigError in one line."""
     from pyspark import SparkContext
 
+    talk = logging.getLogger("py4j")
+    if talk.level == logging.NOTSET:
+        talk.setLevel(logging.WARNING)  # it tells of every connection it closes
+
     if settings.spark is None and SparkContext._active_spark_context is None:  # noqa: SLF001  # PySpark has no public way to ask
         return _new_session(settings, name)
     session = settings.spark if settings.spark is not None else _active_session(settings)
