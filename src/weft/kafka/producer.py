@@ -15,6 +15,9 @@ from weft.types import ErrorInfo, Sent
 _log = logging.getLogger("weft.kafka")
 
 SERVE_S = 0.05
+#: what `poll` and `flush` raise after a fatal error, and after nothing else: confluent-kafka sets
+#: the exception before it calls our callbacks, one of which may have stumbled over it
+FATAL = (KafkaException, SystemError)
 
 
 class KafkaProducer:
@@ -30,7 +33,6 @@ class KafkaProducer:
         self._closed = threading.Event()
         #: messages were refused without being queued: nothing of them comes with a poll
         self._refused = False
-        self._renewing = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="weft-producer", daemon=True)
         self._thread.start()
 
@@ -61,41 +63,57 @@ class KafkaProducer:
 
     def _serve(self) -> None:
         while not self._closed.is_set():
-            served = self._producer.poll(SERVE_S)
+            try:
+                served = self._producer.poll(SERVE_S)
+            except FATAL as error:
+                self._renew(error)
+                continue
             if served or self._refused:
                 self._refused = False  # before it is served: what is refused meanwhile counts anew
                 self._on_served()
-            self._renew_if_fatal()
 
-    def _renew_if_fatal(self) -> None:
+    def _renew(self, error: Exception) -> None:
         """A fatal error is final for a librdkafka producer: make another one."""
-        fatal = getattr(self._producer, "fatal_error", lambda: None)()
-        if fatal is None:
-            return
-        with self._renewing:
-            _log.warning("the producer is made anew after a fatal error: %s", fatal)
-            old, self._producer = self._producer, Producer(self._config)
-            old.purge()
-            old.flush(1.0)
-            self._on_served()
+        _log.warning("the producer is made anew after a fatal error: %s", error)
+        old, self._producer = self._producer, Producer(self._config)
+        old.purge()
+        flushed(old, 1.0)
+        self._on_served()
 
     def flush(self, timeout_s: float) -> int:
         """Wait until the queue is empty; how many messages are left."""
-        return self._producer.flush(timeout_s)
+        return flushed(self._producer, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Stop; what is still queued is failed."""
-        left = self._producer.flush(timeout_s)
+        left = flushed(self._producer, timeout_s)
         self._closed.set()
         self._thread.join(SERVE_S * 4)
         if left:
             self._producer.purge()
-            self._producer.flush(0.2)
+            flushed(self._producer, 0.2)
         self._on_served()
+
+
+def flushed(producer: Producer, timeout_s: float) -> int:
+    """Flush; how many messages are left. 1 when the producer broke over it."""
+    try:
+        return producer.flush(timeout_s)
+    except FATAL:
+        return 1
 
 
 def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
     """librdkafka's report of one message as plain data."""
+    try:
+        return _delivery_of(error, stored)
+    except SystemError:
+        # After a fatal error confluent-kafka runs its callbacks with that exception pending, and
+        # the first call into C stumbles over it; with this it is taken away.
+        return _delivery_of(error, stored)
+
+
+def _delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
     topic, partition, offset = stored.topic(), stored.partition(), stored.offset()
     if error is not None:
         return refused(error, topic)

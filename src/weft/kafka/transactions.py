@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft.kafka import calls
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
-from weft.kafka.producer import delivery_of, refused
+from weft.kafka.producer import delivery_of, flushed, refused
 from weft.kafka.verdicts import delivery_verdict, transaction_verdict
 
 _log = logging.getLogger("weft.kafka")
@@ -96,7 +96,7 @@ class KafkaTransactions:
         producer.begin_transaction()
         for index, message in enumerate(messages):
             self._produce(producer, message, deliveries, index)
-        left = producer.flush(TRANSACTION_TIMEOUT_S)
+        left = flushed(producer, TRANSACTION_TIMEOUT_S)
         if left or any(one is None or one.error is not None for one in deliveries):
             self._abort(producer)
             return False
@@ -207,7 +207,7 @@ class KafkaTransactions:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            producer.flush(0.1)
+            flushed(producer, 0.1)
 
 
 def _again(call: Callable[[float], Any], deadline: float) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weft.testing.consumer import MemoryConsumer
 
 PARTITIONS_MAX = 10_000
-MESSAGE_BYTES_MAX = 1_048_588  # message.max.bytes, the broker's default
+MESSAGE_BYTES_MAX = 1_000_000  # message.max.bytes, the default of librdkafka
 LOOK_S = 0.002
 Request = Literal["commit", "commit_answer", "find", "produce"]
 
