@@ -76,10 +76,12 @@ class Chaos:
         seed: int,
         protocol: str = "eager",
         partitions: int = 4,
+        way_s: float = COMMIT_WAY_S,
         **plan: Any,
     ) -> None:
         self.broker, self.folder, self.seed = broker, folder, seed
         self.dice = random.Random(seed)
+        self._way_s = way_s
         name = uuid.uuid4().hex[:8]
         kafka = {**PROTOCOLS[protocol], **plan.pop("kafka", {})}
         if protocol != "consumer":
@@ -181,6 +183,7 @@ class Chaos:
 
     def start(self, **changes: Any) -> Child:
         """Start a member; returns at once."""
+        self.note("start", len(self.children))
         number = len(self.children)
         plan = replace(self.plan, **changes)
         output = self.folder / f"child-{number}.log"
@@ -206,6 +209,7 @@ class Chaos:
     def kill(self, child: Child) -> Excuse:
         """End it with SIGKILL; the fault explains the last commit interval."""
         at = time.monotonic()
+        self.note("kill", child.number)
         child.process.kill()
         child.process.wait(10)
         self.kills += 1
@@ -215,7 +219,7 @@ class Chaos:
         return excuse
 
     def _window_s(self) -> float:
-        return self.plan.commit_s + COMMIT_WAY_S
+        return self.plan.commit_s + self._way_s
 
     def terminate(
         self, child: Child, sig: int = signal.SIGTERM, timeout_s: float = 30.0, code: int = 0
@@ -224,6 +228,7 @@ class Chaos:
         # Before its own signal handlers are there, a signal ends it as any process.
         self.until(lambda: " starting " in child.said(10**6) or not child.alive, 30, "it starts")
         began = time.monotonic()
+        self.note(signal.Signals(sig).name, child.number)
         child.process.send_signal(sig)
         self.wait_exit(child, timeout_s, code)
         return time.monotonic() - began
@@ -237,6 +242,7 @@ class Chaos:
     def suspend(self, child: Child) -> float:
         """SIGSTOP; when."""
         at = time.monotonic()
+        self.note("stop", child.number)
         child.process.send_signal(signal.SIGSTOP)
         child.stopped = True
         return at
@@ -244,13 +250,20 @@ class Chaos:
     def wake(self, child: Child, since: float) -> Excuse:
         """SIGCONT. Its last commit interval, what ran when it stopped, and whatever it did until
         it heard that it was thrown out, may be repeated elsewhere."""
+        self.note("continue", child.number)
         child.process.send_signal(signal.SIGCONT)
         child.stopped = False
         excuse = Excuse(
-            "stopped", child.pid, since - self._window_s(), time.monotonic() + SESSION_S, overlap=True
+            "stopped", child.pid, since - self._window_s(), time.monotonic() + 1.0, overlap=True
         )
         self.excuses.append(excuse)
         return excuse
+
+    def note(self, what: str, number: int) -> None:
+        """What was done to whom and when, for people who look into a failure."""
+        pid = self.children[number].pid if number < len(self.children) else 0
+        with (self.folder / "actions.log").open("a") as file:
+            file.write(f"{time.monotonic():.3f} {time.time():.3f} {what} child {number} pid {pid}\n")
 
     # -- waiting -----------------------------------------------------------------------------------
 

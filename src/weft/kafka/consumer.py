@@ -50,6 +50,8 @@ class KafkaConsumer:
         self._commits = calls.commit_queue(self._consumer)
         self._commits.signal(self._wakeable)
         self._unanswered = 0
+        #: answers that came while another was waited for
+        self._early: list[ports.CommitAnswer] = []
         self._listener: ports.RebalanceListener | None = None
         self._assigned: set[ports.TopicPartition] = set()
         #: where each of them was begun; those that wait for `begin` are not in it
@@ -168,7 +170,7 @@ class KafkaConsumer:
         polled = ports.Polled()
         if messages:
             self._take(messages, polled)
-        if self._unanswered:
+        if self._unanswered or self._early:
             polled.commits += self._answers(0.0)
         return polled
 
@@ -213,8 +215,9 @@ class KafkaConsumer:
         token = self.commit(offsets)
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
-            mine = [answer for answer in self._answers(left_s) if answer.token == token]
-            if mine:
+            answers = self._answered(left_s)
+            self._early += [answer for answer in answers if answer.token != token]
+            if mine := [answer for answer in answers if answer.token == token]:
                 return mine
         return []
 
@@ -223,6 +226,10 @@ class KafkaConsumer:
         return self._answers(timeout_s)
 
     def _answers(self, timeout_s: float) -> list[ports.CommitAnswer]:
+        early, self._early = self._early, []
+        return early + self._answered(0.0 if early else timeout_s)
+
+    def _answered(self, timeout_s: float) -> list[ports.CommitAnswer]:
         answers: list[ports.CommitAnswer] = []
         for answer in self._commits.poll(timeout_s):
             self._unanswered -= 1

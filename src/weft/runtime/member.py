@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from weft.core import effects as fx
-from weft.core.commits import Answer
 from weft.core.engine import Engine, StopMode
 from weft.core.partition import Partition
 from weft.core.spec import Limits
@@ -25,14 +24,12 @@ from weft.core.work import Work
 from weft.errors import ConfigError
 from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import (
-    CommitAnswer,
     ConsumerPort,
-    KafkaUnavailable,
     Polled,
     ProducerPort,
-    ToCommit,
     TopicPartition,
 )
+from weft.runtime.committing import Committer
 from weft.runtime.door import Door
 from weft.runtime.lease import Lease
 from weft.runtime.logs import event
@@ -111,7 +108,10 @@ class Member:
         self.door.on_earlier = self._wake_for_deadline
         self.partitions: dict[TopicPartition, Partition] = {}
         self.executors: list[Executor] = []
-        self.outputs: Outputs
+        # Here already, for a stop may come before the start: it makes no client before it must.
+        self.outputs = Outputs(
+            lambda: config.make_producer(self.outputs_served), config.group, self._outputs_full
+        )
         self.transactor: Transactor | None = None
         self.consumer: ConsumerPort
         self.ended = threading.Event()
@@ -126,9 +126,9 @@ class Member:
         self.ending = False
         self._stopped_at: float | None = None
         self._rebalance = Rebalance(self)
-        self._lease = Lease(self)
+        self.lease = Lease(self)
+        self.committer = Committer(self)
         self._outbox: deque[Callable[[], None]] = deque()
-        self._commits: dict[int, tuple[int, dict[TopicPartition, Partition]]] = {}
         self._background: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._quit = threading.Event()
         self._full_since: float | None = None
@@ -142,9 +142,6 @@ class Member:
         """Join the group and begin; returns at once."""
         config = self.config
         self.consumer = config.make_consumer()
-        self.outputs = Outputs(
-            lambda: config.make_producer(self.outputs_served), config.group, self._outputs_full
-        )
         if config.make_transactor is not None:
             self.transactor = config.make_transactor(self)
         self.executors = config.make_executors(self)
@@ -213,11 +210,13 @@ class Member:
 
     def _step(self) -> None:
         now = self.now()
-        timeout_s = 0.0 if self._outbox else min(POLL_S, max(0.0, self.door.wakes_at - now))
+        hurry = self._outbox or self.committer.waiting
+        timeout_s = 0.0 if hurry else min(POLL_S, max(0.0, self.door.wakes_at - now))
         if self._wait_for_room():
             polled = self.consumer.poll(timeout_s)
-            self._lease.renew()
+            self.lease.renew()
             self._take(polled)
+        self.committer.send_planned()
         self._empty_outbox()
         after = self.now()
         self.poll_gap_max_s = max(self.poll_gap_max_s, after - now)
@@ -250,7 +249,8 @@ class Member:
 
     def _wait_for_room(self) -> bool:
         """Whether to poll. Full buffers are waited for a little, because pausing a partition
-        throws away what librdkafka has fetched of it."""
+        throws away what librdkafka has fetched of it.
+        """
         limit = self.config.limits.buffer_records * BUSY_SHARE
         held = sum(len(p.incomplete) - p.blocked_records for p in self.partitions.values())
         now = self.now()
@@ -281,7 +281,7 @@ class Member:
             ]
             self.door.call(lambda engine, now: engine.reached(now, ends))
         if polled.commits:
-            self.take_commit_answers(polled.commits)
+            self.committer.take(polled.commits)
         for problem in polled.problems:
             if problem.fatal:
                 # Fenced: somebody has our place, and coming back would push them out.
@@ -302,66 +302,6 @@ class Member:
             partition = self.partitions.get(where)
             if partition is not None:
                 partition.lag_end = end
-
-    # -- commits -----------------------------------------------------------------------------------
-
-    def send_commit(self, sequence: int, items: Sequence[fx.PlanItem]) -> None:
-        """On the polling thread."""
-        known = {(i.partition.topic, i.partition.number): i.partition for i in items}
-        offsets = [
-            ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata) for i in items
-        ]
-        try:
-            token = self.consumer.commit(offsets)
-        except Exception as error:  # refused at once, before it was sent
-            answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
-            self.answer_commits(sequence, known, answers)
-        else:
-            self._commits[token] = (sequence, known)
-
-    def take_commit_answers(self, answers: Sequence[CommitAnswer]) -> None:
-        """Answers to commits sent before, whole requests at a time."""
-        by_token: dict[int, list[CommitAnswer]] = {}
-        for answer in answers:
-            by_token.setdefault(answer.token, []).append(answer)
-        for token, group in by_token.items():
-            sequence, known = self._commits.pop(token, (0, {}))
-            self.answer_commits(sequence, known, group)
-
-    def answer_commits(
-        self,
-        sequence: int,
-        known: dict[TopicPartition, Partition],
-        answers: Sequence[CommitAnswer],
-    ) -> None:
-        """Bring the broker's word to the engine."""
-        told = [
-            Answer(known[one.topic, one.partition], sequence, one.verdict, one.reason)
-            for one in answers
-            if (one.topic, one.partition) in known
-        ]
-        if told:
-            self.door.call(lambda engine, now: engine.commit_answered(now, told))
-            self._lease.answered(sequence, stored=all(one.verdict == "stored" for one in told))
-
-    def read_committed(self, partitions: Sequence[Partition]) -> None:
-        """On the background thread: what the broker holds of commits in doubt."""
-        where = [(p.topic, p.number) for p in partitions]
-        try:
-            found = self.consumer.find(where, 5.0)
-        except KafkaUnavailable:
-            values: list[tuple[Partition, int | None, str]] = [(p, None, "") for p in partitions]
-        else:
-            held = [found.get((p.topic, p.number)) for p in partitions]
-            values = [
-                (
-                    p,
-                    -1 if one is None or one.committed is None else one.committed,
-                    one.metadata if one else "",
-                )
-                for p, one in zip(partitions, held, strict=True)
-            ]
-        self.door.call(lambda engine, now: engine.committed_read(now, values))
 
     # -- outputs -----------------------------------------------------------------------------------
 

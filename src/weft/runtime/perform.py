@@ -65,14 +65,14 @@ class Performer:
         self._member.outputs.send_dead_letter(effect.work, effect.topic, effect.error)
 
     def _commit(self, effect: fx.CommitOffsets) -> None:
-        self._member.on_poll_thread(lambda: self._member.send_commit(effect.sequence, effect.items))
+        self._member.committer.plan(effect)
 
     def _transact(self, effect: fx.Transact) -> None:
         assert self._member.transactor is not None
         self._member.transactor.begin(effect)
 
     def _read_committed(self, effect: fx.ReadCommitted) -> None:
-        self._member.background(lambda: self._member.read_committed(effect.partitions))
+        self._member.background(lambda: self._member.committer.read_back(effect.partitions))
 
     def _pause(self, effect: fx.PauseIntake) -> None:
         where = [(p.topic, p.number) for p in effect.partitions]

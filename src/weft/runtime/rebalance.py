@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from weft.core.epochs import Assignment
 from weft.core.partition import Partition
 from weft.core.spec import EXACTLY_ONCE
-from weft.core.states import IDLE
 from weft.core.starting import Found, OffsetLost, Start, resolve
-from weft.kafka.ports import KafkaUnavailable, ToCommit, TopicPartition
+from weft.core.states import IDLE
+from weft.kafka.ports import KafkaUnavailable, TopicPartition
 from weft.runtime.logs import event
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _log = logging.getLogger("weft")
 
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
-LAST_COMMIT_S = 3.0
 LAST_TRANSACTION_S = 5.0
 CANCEL_GRACE_S = 0.5
 
@@ -139,7 +138,7 @@ class Rebalance:
         if not finished:
             self._cancel(ours)
         ended = self._end_transactions(ours)
-        stored = self._commit(ours) and ended
+        stored = member.committer.send_last(ours) and ended
         member.door.call(lambda engine, now: engine.closed(now, ours))
         event(
             _log,
@@ -176,7 +175,9 @@ class Rebalance:
         while not done():
             if member.now() >= deadline:
                 return False
-            member.take_commit_answers(member.consumer.commit_answers(0.005))
+            member.committer.send_planned()
+            member.committer.take(member.consumer.commit_answers(0.005))
+            member.lease.renew()
             member.door.turn()
         return True
 
@@ -197,21 +198,6 @@ class Rebalance:
             return not any(p.claims or p.commit_state != IDLE for p in ours)
 
         return self._wait(settled, LAST_TRANSACTION_S)
-
-    def _commit(self, partitions: list[Partition]) -> bool:
-        """One last commit from one last snapshot, acknowledged before this returns."""
-        member = self._member
-        plan = member.door.call(lambda engine, now: engine.last_commit(now, partitions))
-        if not plan.items:
-            return True
-        offsets = [
-            ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata)
-            for i in plan.items
-        ]
-        answers = member.consumer.commit_and_wait(offsets, LAST_COMMIT_S)
-        known = {(i.partition.topic, i.partition.number): i.partition for i in plan.items}
-        member.answer_commits(plan.sequence, known, answers)
-        return bool(answers) and all(answer.verdict == "stored" for answer in answers)
 
 
 def quiet(partitions: Sequence[Partition]) -> bool:
