@@ -102,7 +102,12 @@ class Host:
     def _live(self) -> RunReport:
         """One life of the member: from joining the group to having left it."""
         self._stream = ResultStream() if self._results_wanted else None
-        run = MemberRun(self._app, stream=self._stream, instance_id=self._instance_id)
+        run = MemberRun(
+            self._app,
+            stream=self._stream,
+            instance_id=self._instance_id,
+            checked=bool(self._welcome["again"]),
+        )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)
         for topic in self._paused:
             run.pause(topic)

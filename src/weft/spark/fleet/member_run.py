@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft.kafka.connect import AdminPort
 from weft.runtime.member import Member
 from weft.runtime.reports import ResultStream
 from weft.runtime.run import Run
@@ -15,10 +16,25 @@ if TYPE_CHECKING:
 class MemberRun(Run):
     """The runtime of one process, with what its host needs to see and to hurry."""
 
-    def __init__(self, app: App, *, stream: ResultStream | None, instance_id: str | None) -> None:
-        """`instance_id` is the member's static id in the group, None for a dynamic one."""
+    def __init__(
+        self,
+        app: App,
+        *,
+        stream: ResultStream | None,
+        instance_id: str | None,
+        checked: bool,
+    ) -> None:
+        """`instance_id` is the member's static id in the group, None for a dynamic one.
+
+        `checked`: an earlier life on an executor has found the cluster in order.
+        """
         self.instance_id = instance_id
+        self._checked = checked
         super().__init__(app, until=None, stream=stream)
+
+    def _check(self, admin: AdminPort) -> list[str]:
+        # Coming back is a matter of half a second, and asking again would take a part of that.
+        return self._routes.topics if self._checked else super()._check(admin)
 
     @property
     def member(self) -> Member | None:

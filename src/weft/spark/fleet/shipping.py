@@ -9,7 +9,9 @@ compiled code cannot travel like this; executors have them installed.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
+import marshal
 import os
 import sys
 import tempfile
@@ -28,6 +30,16 @@ from weft.spark.fleet.limits import APP_BYTES_MAX, SOURCE_BYTES_MAX, SOURCE_FILE
 
 #: A fixed date, so that the same sources are the same file.
 _DATE = (1980, 1, 1, 0, 0, 0)
+#: Weft's own that a member imports; Python does not compile what comes out of a zip by itself.
+_COMPILED = tuple(
+    f"weft/{part}"
+    for part in (
+        *("__init__", "_version", "app", "errors", "options", "policies", "routing", "types"),
+        *("codec/", "core/", "kafka/", "ledger/", "runtime/", "spark/__init__", "spark/fleet/"),
+    )
+)
+#: Flags of a .pyc that carries its source's hash and is not checked against it.
+_UNCHECKED = (0b01).to_bytes(4, "little")
 #: Sources of these are read by the driver's tools, not by Python.
 _NOT_SHIPPED = {"__pycache__", ".git", ".venv", "venv", "node_modules"}
 
@@ -197,7 +209,20 @@ def _size(path: Path) -> int:
 def _zipped(files: dict[str, Path]) -> bytes:
     """The zip, the same bytes for the same files."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name, _DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            source = path.read_bytes()
+            # Not compressed: a member that was killed reads it again on its way back.
+            archive.writestr(zipfile.ZipInfo(name, _DATE), source)
+            if name.startswith(_COMPILED) and name.endswith(".py"):
+                archive.writestr(zipfile.ZipInfo(f"{name}c", _DATE), compiled(name, source))
     return buffer.getvalue()
+
+
+def compiled(name: str, source: bytes) -> bytes:
+    """The .pyc of a source. An executor with another Python does not take it, and compiles.
+
+    Checked against nothing (PEP 552): it stands beside its source in the same zip.
+    """
+    code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source) + code
