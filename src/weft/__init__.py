@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RetryAfter,
         WeftError,
     )
+    from weft.ledger.policy import SqlLedger
     from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip, Stop
     from weft.runtime.batches import RecordBatch
     from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
@@ -44,6 +45,7 @@ __all__ = [
     "RunReport",
     "Sent",
     "Skip",
+    "SqlLedger",
     "Stop",
     "WeftError",
     "__version__",
@@ -60,6 +62,7 @@ _HOMES = {
         "RetryAfter",
         "WeftError",
     ),
+    "weft.ledger.policy": ("SqlLedger",),
     "weft.policies": ("Batch", "Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
     "weft.runtime.batches": ("RecordBatch",),
     "weft.types": ("Committed", "ErrorInfo", "Produce", "Record", "Result", "RunReport", "Sent"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from weft.errors import ConfigError, NotStarted
+from weft.ledger.policy import SqlLedger
 from weft.options import PARK, RETRY, HandlerOptions, checked, topics_of
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
@@ -90,6 +91,7 @@ class App:
         value: Any = "bytes",
         delivery: str = "at_least_once",
         commit: Commit = Commit(),  # noqa: B008  # frozen
+        ledger: SqlLedger | None = None,
         batch: Batch | None = None,
         prefetch: Callable[..., Any] | None = None,
         rate_limit_per_s: float | None = None,
@@ -112,6 +114,7 @@ class App:
                     value=value,
                     delivery=delivery,
                     commit=commit,
+                    ledger=ledger,
                     batch=batch,
                     prefetch=prefetch,
                     rate_limit_per_s=rate_limit_per_s,

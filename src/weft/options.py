@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import re
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
+from weft.ledger.policy import SqlLedger
 from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
 
 CONCURRENCY_MAX = 10_000
@@ -41,6 +43,7 @@ class HandlerOptions:
     value: Any = "bytes"
     delivery: str = "at_least_once"
     commit: Commit = Commit()
+    ledger: SqlLedger | None = None
     batch: Batch | None = None
     prefetch: Callable[..., Any] | None = None
     rate_limit_per_s: float | None = None
@@ -85,6 +88,7 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     _check_value(where, options.value)
     _check_output(where, options)
     _check_batch(where, options)
+    _check_ledger(where, options)
     return options
 
 
@@ -97,12 +101,14 @@ def _check_function(where: str, options: HandlerOptions) -> None:
             f"{where}: an async generator cannot be a handler: return a list of weft.Produce, or "
             "use a plain generator"
         )
-    wanted = ("batch",) if options.batch is not None else ("record",)
+    wanted: tuple[str, ...] = ("batch",) if options.batch is not None else ("record",)
+    if options.ledger is not None:
+        wanted = (*wanted, "tx")
     try:
         inspect.signature(function).bind(*wanted)
     except TypeError as error:
         raise ConfigError(
-            f"{where}: the handler must take {len(wanted)} argument: def {options.name}"
+            f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: def {options.name}"
             f"({', '.join(wanted)}) ({error})"
         ) from None
     except ValueError:
@@ -246,6 +252,32 @@ def _check_batch(where: str, options: HandlerOptions) -> None:
             f"{where}: prefetch={options.prefetch!r} is not callable: give a function that takes a "
             "list of records"
         )
+
+
+def _check_ledger(where: str, options: HandlerOptions) -> None:
+    ledger = options.ledger
+    if ledger is None:
+        return
+    if not isinstance(ledger, SqlLedger):
+        raise ConfigError(f"{where}: ledger={ledger!r}: give weft.SqlLedger(URL), or None")
+    if options.delivery != "at_least_once":
+        raise ConfigError(
+            f'{where}: a ledger goes with delivery="at_least_once": it makes the handler\'s writes '
+            f"happen once, {options.delivery} promises something else"
+        )
+    if options.output is not None:
+        raise ConfigError(
+            f"{where}: output= cannot go with a ledger: outputs could be lost between the "
+            "database's commit and Kafka's"
+        )
+    if options.batch is not None and options.batch.ack == "explicit":
+        raise ConfigError(
+            f'{where}: Batch(ack="explicit") cannot go with a ledger: the batch is one transaction; '
+            'use Batch(ack="all")'
+        )
+    ledger.url_for(use_async=is_async(options.function))
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise ConfigError(f"{where}: a ledger needs SQLAlchemy: pip install 'weft[sql]'")
 
 
 def topics_of(where: str, topics: Any) -> tuple[str, ...]:

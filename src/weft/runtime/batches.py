@@ -71,6 +71,12 @@ class RecordBatch(Sequence[Record]):
         """This attempt of the record failed; the same as leaving it out, with a reason."""
         self._call.nack(self._find(record), error)
 
+    def only(self, indexes: Sequence[int]) -> RecordBatch:
+        """The same call with fewer records: a ledger leaves out those it knows."""
+        smaller = RecordBatch(self._call, [self._records[index] for index in indexes])
+        smaller.cancel_event = self.cancel_event
+        return smaller
+
     def _find(self, record: Record) -> int:
         try:
             return self._index[record.topic, record.partition, record.offset]

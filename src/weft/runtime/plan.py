@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.core.spec import HandlerSpec
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.policies import Retry
 from weft.runtime.latency import Latency
+
+if TYPE_CHECKING:
+    from weft.ledger.handling import LedgerRun
 
 
 class Call(NamedTuple):
@@ -31,6 +34,8 @@ class HandlerPlan:
     decode: Callable[[bytes], Any] | None = None
     output: str | None = None
     prefetch: Callable[..., Any] | None = None
+    #: set while the app runs, for a handler with a ledger
+    ledger: LedgerRun | None = None
     latency: Latency = field(default_factory=Latency)
     #: calls by record while results are read; None while nobody reads them
     calls: dict[Work, Call] | None = None

@@ -35,6 +35,7 @@ from weft.types import Result, RunReport
 
 if TYPE_CHECKING:
     from weft.app import App
+    from weft.ledger.handling import LedgerRun
 
 _log = logging.getLogger("weft")
 
@@ -73,6 +74,8 @@ class Run:
         self._over = threading.Event()
         self._paused: list[str | None] = []
         self._release_id: Callable[[], None] = lambda: None
+        self._ledgers: list[LedgerRun] = []
+        self._on_commit = self._options.on_commit
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -103,7 +106,8 @@ class Run:
         self._began = time.monotonic()
         self._admin = self._connection.admin()
         try:
-            topics = check_cluster(self._connection, self._admin, self._routes, self._handlers)
+            topics = self._check(self._admin)
+            self._open_ledgers(self._admin)
             if self._until == "drained":
                 self._drain = self._new_drain(topics)
             if loop is None:
@@ -122,6 +126,17 @@ class Run:
         for topic in self._paused:
             self.pause(topic)
         threading.Thread(target=self._watch, name="weft-watch", daemon=True).start()
+
+    def _check(self, admin: AdminPort) -> list[str]:
+        return check_cluster(self._connection, admin, self._routes, self._handlers)
+
+    def _open_ledgers(self, admin: AdminPort) -> None:
+        if any(handler.ledger is not None for handler in self._handlers):
+            from weft.runtime.ledgers import open_ledgers, pruning  # needs SQLAlchemy
+
+            group = self._options.group
+            self._ledgers = open_ledgers(self._handlers, self._plans, group, admin)
+            self._on_commit = pruning(self._ledgers, self._options.on_commit)
 
     def _open_loop(self) -> None:
         if self._options.lifespan is not None or needs_loop(self._handlers):
@@ -162,7 +177,7 @@ class Run:
                 options.revoke_timeout_s, self._connection.max_poll_interval_s() / 3
             ),
             on_offset_lost=options.on_offset_lost,
-            on_commit=options.on_commit,
+            on_commit=self._on_commit,
             on_assign=options.on_assign,
             on_revoke=options.on_revoke,
             on_finished=self._finished,
@@ -279,6 +294,7 @@ class Run:
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the run: see `App.stop`."""
         self._stop_asked = mode  # for `start`, where it has not come so far
+        event(_log, "info", "stop asked", mode=mode)
         if self._member is not None:
             self._member.stop(mode)
 
@@ -331,7 +347,8 @@ class Run:
         member = self._member
         assert member is not None
         # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
-        self._close_loop(LOOP_CLOSE_S if member.patient else 1.0)
+        patient = member.patient and member.engine.state.stop_mode != "now"
+        self._close_loop(LOOP_CLOSE_S if patient else 1.0)
         self._close_clients()
         if self._stream is not None:
             self._stream.end()
@@ -354,6 +371,8 @@ class Run:
             self._loop.close(timeout_s)
 
     def _close_clients(self) -> None:
+        for ledger in self._ledgers:
+            ledger.close()
         if self._admin is not None:
             self._admin.close()
             self._admin = None

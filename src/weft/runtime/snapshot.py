@@ -44,6 +44,8 @@ def snapshot_of(
         row = rows[plan.spec.name]
         row["rate_per_s"] = round(rates.get(plan.spec.name, 0.0), 1)
         row["latency_ms"] = plan.latency.percentiles_ms()
+        if plan.ledger is not None:
+            row["repeats"] = plan.ledger.repeats
     return {
         "state": state_of(member, over=over),
         **shot,

@@ -1,0 +1,246 @@
+"""A handler inside the ledger's transaction: select, handle, insert, commit.
+
+Two members may handle one record at once, while a partition moves. Both find no id, both write,
+and the second insert violates the primary key: its transaction is rolled back and the record
+counts as done, because it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from weft.errors import ConfigError
+from weft.ledger import table
+from weft.ledger.engines import guarded, make_async_engine, make_engine, pool_size
+from weft.ledger.policy import SqlLedger
+from weft.types import Committed, Record
+
+_log = logging.getLogger("weft")
+
+PRUNE_EVERY_S = 60.0
+
+
+class OutputsRefused(Exception):
+    """A handler with a ledger returned outputs."""
+
+
+class LedgerRun:
+    """The ledger of one handler while the app runs."""
+
+    def __init__(
+        self,
+        ledger: SqlLedger,
+        group: str,
+        *,
+        use_async: bool,
+        concurrency: int,
+        topic_id: Callable[[str], str] = str,
+    ) -> None:
+        """`topic_id`: topic -> its id; asked once for each topic, may wait for the network."""
+        self.ledger = ledger
+        #: ids by topic; cleared when a topic was made again
+        self.topic_ids: dict[str, str] = {}
+        self._topic_id = topic_id
+        #: records that were recognised and not handled again
+        self.repeats = 0
+        self._group = group
+        self._async = use_async
+        self._concurrency = concurrency
+        self._prune_at = time.monotonic() + PRUNE_EVERY_S
+        self._lock = threading.Lock()
+        self._engine = None if use_async else make_engine(ledger, concurrency)
+        self._async_engine = make_async_engine(ledger, concurrency) if use_async else None
+
+    @property
+    def concurrency(self) -> int:
+        """Calls at once: what the pool has connections for."""
+        return pool_size(self.ledger, self._concurrency)
+
+    def prepare(self) -> None:
+        """Make or migrate the table; raises ConfigError when the database cannot be used."""
+        engine = make_engine(self.ledger_for_admin(), 1)
+        try:
+            with engine.begin() as connection:
+                table.migrate(connection)
+        except SQLAlchemyError as error:
+            cause = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise ConfigError(
+                f"SqlLedger: the {self.ledger.backend} database cannot be used ({cause}): is it up "
+                "and the URL right?"
+            ) from error
+        finally:
+            engine.dispose()
+
+    def ledger_for_admin(self) -> SqlLedger:
+        """The same database through the plain driver."""
+        scheme, rest = self.ledger.url.split(":", 1)
+        return SqlLedger(f"{scheme.split('+')[0]}:{rest}", None, self.ledger.keep_s)
+
+    # -- ids ---------------------------------------------------------------------------------------
+
+    def _row(self, record: Record) -> tuple[str, str, int | None]:
+        if self.ledger.id is not None:
+            return self._group, _text(self.ledger.id(record)), None
+        scope = self._scope(record.topic, record.partition)
+        return scope, str(record.offset), record.offset
+
+    def _scope(self, topic: str, partition: int) -> str:
+        known = self.topic_ids.get(topic)
+        if known is None:
+            known = self.topic_ids[topic] = self._topic_id(topic)
+        return f"{self._group}/{known}/{partition}"
+
+    def _rows(self, records: Sequence[Record]) -> list[tuple[str, str, int | None]]:
+        return [self._row(record) for record in records]
+
+    # -- handling ----------------------------------------------------------------------------------
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler as the executors call it, without `tx`."""
+        return self._around_async(function) if self._async else self._around_plain(function)
+
+    def _around_plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        engine = self._engine
+        assert engine is not None
+
+        @functools.wraps(function)
+        def handle(argument: Any) -> None:
+            records = _records(argument)
+            rows = self._rows(records)
+            try:
+                with engine.begin() as connection:
+                    left = self._left(rows, connection.execute(table.known(_keys(rows))))
+                    if not left:
+                        return
+                    with guarded(connection) as tx:
+                        _no_outputs(function(_only(argument, left), tx))
+                    connection.execute(*table.remember([rows[i] for i in left]))
+            except IntegrityError as error:
+                self._clash(error, rows, len(records))
+
+        return handle
+
+    def _around_async(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        engine = self._async_engine
+        assert engine is not None
+
+        @functools.wraps(function)
+        async def handle(argument: Any) -> None:
+            records = _records(argument)
+            rows = self._rows(records)
+            try:
+                async with engine.begin() as connection:
+                    found = await connection.execute(table.known(_keys(rows)))
+                    left = self._left(rows, found)
+                    if not left:
+                        return
+                    with guarded(connection) as tx:
+                        _no_outputs(await function(_only(argument, left), tx))
+                    await connection.execute(*table.remember([rows[i] for i in left]))
+            except IntegrityError as error:
+                self._clash(error, rows, len(records))
+
+        return handle
+
+    def _left(self, rows: list[tuple[str, str, int | None]], found: Any) -> list[int]:
+        """Which of the records are not in the ledger yet; a batch's own duplicates count once."""
+        seen = {tuple(row) for row in found}
+        left = []
+        for index, (scope, one, _) in enumerate(rows):
+            if (scope, one) in seen:
+                self._count(1)
+            else:
+                seen.add((scope, one))
+                left.append(index)
+        return left
+
+    def _clash(
+        self, error: IntegrityError, rows: list[tuple[str, str, int | None]], count: int
+    ) -> None:
+        """Was it our id, stored by another member meanwhile, or the handler's own mistake?"""
+        if "weft_ledger" not in str(error.orig) and "weft_ledger" not in str(error.statement):
+            raise error
+        if count > 1:
+            raise error  # the batch is tried again and then finds what is there
+        self._count(1)
+
+    def _count(self, repeats: int) -> None:
+        with self._lock:
+            self.repeats += repeats
+
+    # -- pruning -----------------------------------------------------------------------------------
+
+    def prune(self, committed: Sequence[Committed]) -> None:
+        """Drop what is old: behind the frontier for offsets, by age alone for other ids."""
+        now = time.monotonic()
+        if now < self._prune_at:
+            return
+        self._prune_at = now + PRUNE_EVERY_S
+        self.prune_now(committed)
+
+    def prune_now(self, committed: Sequence[Committed]) -> None:
+        """The same without waiting for a minute to pass."""
+        before = time.time() - self.ledger.keep_s
+        engine = make_engine(self.ledger_for_admin(), 1)
+        try:
+            with engine.begin() as connection:
+                if self.ledger.id is not None:
+                    connection.execute(table.prune_old(self._group, before))
+                for one in committed if self.ledger.id is None else ():
+                    scope = self._scope(one.topic, one.partition)
+                    connection.execute(table.prune_passed(scope, one.frontier, before))
+        except SQLAlchemyError as error:
+            _log.warning("pruning the ledger failed, tried again later: %s", type(error).__name__)
+        finally:
+            engine.dispose()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._async_engine is not None:
+            self._async_engine.sync_engine.dispose(close=False)
+
+
+def _records(argument: Any) -> Sequence[Record]:
+    return [argument] if isinstance(argument, Record) else argument
+
+
+def _only(argument: Any, left: list[int]) -> Any:
+    """The record, or the batch without the records that are known."""
+    if isinstance(argument, Record) or len(left) == len(argument):
+        return argument
+    return argument.only(left)
+
+
+def _keys(rows: list[tuple[str, str, int | None]]) -> list[tuple[str, str]]:
+    return [(scope, one) for scope, one, _ in rows]
+
+
+def _no_outputs(returned: Any) -> None:
+    if returned is not None:
+        raise OutputsRefused(
+            "a handler with a ledger returns None: its outputs could be lost between the database's "
+            "commit and Kafka's"
+        )
+
+
+def _text(one: Any) -> str:
+    """An id of the user's as text; long ones are hashed, types do not collide."""
+    if isinstance(one, bool) or not isinstance(one, str | int | bytes):
+        raise TypeError(
+            f"SqlLedger(id=...) returned {type(one).__name__}: return str, int or bytes"
+        )
+    kind = type(one).__name__[0]
+    text = one.hex() if isinstance(one, bytes) else str(one)
+    if len(text) > table.ID_CHARS - 2:
+        text, kind = hashlib.sha256(text.encode()).hexdigest(), kind.upper()
+    return f"{kind}:{text}"

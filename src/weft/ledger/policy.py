@@ -1,0 +1,67 @@
+"""`weft.SqlLedger`: what the user gives, checked where it is made. Imports no SQLAlchemy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import ConfigError
+from weft.types import Record
+
+BACKENDS = {
+    # backend -> (driver for `def` handlers, driver for `async def` handlers)
+    "sqlite": ("sqlite", "sqlite+aiosqlite"),
+    "postgresql": ("postgresql+psycopg", "postgresql+asyncpg"),
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SqlLedger:
+    """Recognise a repeated record by an id stored with the handler's own writes.
+
+    `url`: "sqlite:///file.db" or "postgresql://user:password@host/database".
+    `id`: record -> str, int or bytes; left out it is where the record stands, (group, topic id,
+    partition, offset). Given, it also recognises what a producer sent twice.
+    `keep_s`: how long an id is kept, in seconds.
+    """
+
+    url: str
+    id: Callable[[Record], Any] | None = None
+    keep_s: float = 7 * 86400.0
+
+    def __post_init__(self) -> None:
+        if type(self.url) is not str or self.backend not in BACKENDS:
+            raise ConfigError(
+                'SqlLedger(url=...): give "sqlite:///FILE" or "postgresql://USER:PASSWORD@HOST/DB"'
+            )
+        if self.id is not None and not callable(self.id):
+            raise ConfigError(f"SqlLedger(id={self.id!r}): give a function record -> id, or None")
+        keep = self.keep_s
+        if type(keep) not in (int, float) or not math.isfinite(keep) or keep <= 0:
+            raise ConfigError(f"SqlLedger(keep_s={keep!r}): give a number of seconds above 0")
+
+    @property
+    def backend(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return re.split(r"[+:]", self.url, maxsplit=1)[0]
+
+    def url_for(self, *, use_async: bool) -> str:
+        """The URL with a driver that fits the handler; raises ConfigError for one that does not."""
+        scheme, rest = self.url.split(":", 1)
+        if "+" not in scheme:
+            return f"{BACKENDS[self.backend][use_async]}:{rest}"
+        is_async = scheme in ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg_async")
+        fits_both = scheme == "postgresql+psycopg"
+        if is_async != use_async and not fits_both:
+            kind = "async def" if use_async else "def"
+            raise ConfigError(
+                f"SqlLedger: the driver {scheme} does not fit a `{kind}` handler: write "
+                f"{self.backend}:… and Weft chooses one"
+            )
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"SqlLedger({self.backend}, keep_s={self.keep_s})"  # the URL holds a password
