@@ -26,6 +26,7 @@ from confluent_kafka import (
 
 from weft.core.starting import Found
 from weft.kafka import calls, ports
+from weft.kafka.failures import root_cause
 from weft.kafka.verdicts import commit_verdict, poll_verdict
 from weft.types import Record
 
@@ -59,6 +60,9 @@ class KafkaConsumer:
         self._paused: set[ports.TopicPartition] = set()
         #: the first error raised inside a callback, which librdkafka would swallow
         self._failure: BaseException | None = None
+        #: held while another thread asks the broker, so that nobody closes the client under it
+        self._asking = threading.Lock()
+        self._left = False
 
     # -- the group -------------------------------------------------------------------------------
 
@@ -195,10 +199,9 @@ class KafkaConsumer:
                 self.pause([(topic, partition)])
                 polled.out_of_range.append((topic, partition))
                 return
-        verdict = poll_verdict(code)
         where = f"{topic}[{partition}]: " if topic else ""
-        fatal = verdict == "stop" or error.fatal()
-        polled.problems.append(ports.Problem(fatal, error.name(), where + error.str()))
+        cause = root_cause(self._consumer, error)
+        polled.problems.append(ports.Problem(_action(cause), cause.name(), where + cause.str()))
 
     # -- commits -----------------------------------------------------------------------------------
 
@@ -248,6 +251,14 @@ class KafkaConsumer:
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
     ) -> dict[ports.TopicPartition, Found]:
         """Committed offsets with metadata, and both ends of the log."""
+        with self._asking:
+            if self._left:
+                raise ports.KafkaUnavailable("the consumer is closed")
+            return self._find(partitions, timeout_s)
+
+    def _find(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> dict[ports.TopicPartition, Found]:
         deadline = time.monotonic() + timeout_s
         found = {}
         try:
@@ -290,6 +301,8 @@ class KafkaConsumer:
 
     def leave(self, timeout_s: float) -> None:
         """Leave the group and close; a member that only closes leaves a ghost if it is static."""
+        if self._left:
+            return
         deadline = time.monotonic() + timeout_s
         try:
             self._consumer.unsubscribe()
@@ -297,14 +310,28 @@ class KafkaConsumer:
                 self.poll(0.05)
         except (KafkaException, RuntimeError) as error:
             _log.warning("leaving the group failed: %s", error)
+        self._left = True
+        self._assigned.clear()
         self._commits.close()
         self._wakeable.close()
         # With the brokers gone, close() may wait for its own time-outs: never on our time.
-        closing = threading.Thread(target=self._consumer.close, name="weft-close", daemon=True)
+        closing = threading.Thread(target=self._close, name="weft-close", daemon=True)
         closing.start()
         closing.join(max(0.5, deadline - time.monotonic()))
         if closing.is_alive():
             _log.warning("the Kafka consumer did not close in time; left behind")
+
+    def _close(self) -> None:
+        with self._asking:
+            self._consumer.close()
+
+
+def _action(error: KafkaError) -> ports.Action:
+    """What a client error asks for. That a place is free again soon outweighs "fatal"."""
+    verdict = poll_verdict(error.code())
+    if verdict == "rejoin":
+        return "recreate"
+    return "stop" if verdict == "stop" or error.fatal() else "log"
 
 
 def _whole(code: int, answer: Any) -> bool:

@@ -14,6 +14,7 @@ from weft.core.starting import Found
 from weft.types import ErrorInfo, Record, Sent
 
 TopicPartition = tuple[str, int]
+Action = Literal["log", "stop", "recreate"]
 Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
 
 
@@ -46,9 +47,9 @@ class CommitAnswer(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A client error that came with a poll: `fatal` ends the run, the others are logged."""
+    """A client error that came with a poll: log it, end the run, or make the consumer anew."""
 
-    fatal: bool
+    action: Action
     code: str
     reason: str
 

@@ -1,11 +1,20 @@
-"""The idempotent producer behind outputs and dead letters, as the runtime's ProducerPort."""
+"""The idempotent producer behind outputs and dead letters, as the runtime's ProducerPort.
+
+A fatal error is the end of a librdkafka producer. confluent-kafka then raises from the next `poll`
+or `flush`, once, and the delivery callbacks that run in that same call find the exception set: any
+C function they call may end in SystemError. So each message stays here until it is answered, and
+what a broken producer has not answered goes on with the next one, in the same order.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -15,9 +24,31 @@ from weft.types import ErrorInfo, Sent
 _log = logging.getLogger("weft.kafka")
 
 SERVE_S = 0.05
-#: what `poll` and `flush` raise after a fatal error, and after nothing else: confluent-kafka sets
-#: the exception before it calls our callbacks, one of which may have stumbled over it
+RENEW_S = 1.0  # the least time between two producers: one that breaks at once must not spin
+PURGE_S = 0.5
+LIVES = 3  # a message that meets so many broken producers has failed
+#: what `poll` and `flush` raise after a fatal error, and after nothing else
 FATAL = (KafkaException, SystemError)
+_NOTHING: tuple[tuple[()]] = ((),)
+
+
+class _Waiting(NamedTuple):
+    """A message that is not answered yet."""
+
+    message: OutMessage
+    on_delivery: Callable[[Delivery], None]
+    lives: int
+
+
+class _Life:
+    """One librdkafka producer, and what it has not answered."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.producer = Producer(dict(config))
+        self.numbers = itertools.count()
+        self.waiting: dict[int, _Waiting] = {}
+        #: what is answered with an error from now on goes on with the next producer
+        self.over = False
 
 
 class KafkaProducer:
@@ -28,71 +59,140 @@ class KafkaProducer:
     ) -> None:
         """`on_served` is called after each round of acknowledgements, on the producer's thread."""
         self._config = dict(config)
-        self._producer = Producer(self._config)
+        self._life = _Life(self._config)
         self._on_served = on_served
         self._closed = threading.Event()
         #: messages were refused without being queued: nothing of them comes with a poll
         self._refused = False
+        self._broken = threading.Event()
+        self._reason: Exception | None = None
+        self._renewed_at = float("-inf")
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="weft-producer", daemon=True)
         self._thread.start()
 
     def send(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
         """Queue one message. Raises BufferError when the queue is full."""
+        with self._lock:
+            self._queue(_Waiting(message, on_delivery, LIVES))
 
-        def delivered(error: KafkaError | None, stored: Message) -> None:
-            on_delivery(delivery_of(error, stored))
-
-        options: dict[str, Any] = {}
-        if message.partition is not None:
-            options["partition"] = message.partition
-        if message.timestamp_ms is not None and message.timestamp_ms >= 0:
-            options["timestamp"] = message.timestamp_ms
+    def _queue(self, one: _Waiting) -> None:
+        life = self._life
+        number = next(life.numbers)
+        life.waiting[number] = one
         try:
-            self._producer.produce(
-                message.topic,
-                value=message.value,
-                key=message.key,
-                headers=list(message.headers) if message.headers else None,
-                on_delivery=delivered,
-                **options,
-            )
+            produce(life.producer, one.message, partial(self._delivered, life, number))
+        except BufferError:
+            del life.waiting[number]
+            raise
         except KafkaException as error:
+            del life.waiting[number]
+            if _is_fatal(error):
+                self._broken.set()
+                raise BufferError("the producer is being made anew") from None
             # Refused at once, as a message that is too large: the same answer, only sooner.
-            on_delivery(refused(error.args[0], message.topic))
             self._refused = True
+            one.on_delivery(refused(error.args[0], one.message.topic))
+
+    def _delivered(
+        self, life: _Life, number: int, error: KafkaError | None, stored: Message
+    ) -> None:
+        delivery = delivery_of(error, stored)
+        if life.over and delivery.error is not None:
+            return
+        one = life.waiting.pop(number, None)
+        if one is not None:
+            one.on_delivery(delivery)
+
+    # -- on the producer's thread ------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._closed.is_set():
             try:
-                served = self._producer.poll(SERVE_S)
+                served = self._life.producer.poll(SERVE_S)
             except FATAL as error:
-                self._renew(error)
-                continue
+                served, self._reason = 0, error
+                self._broken.set()
             if served or self._refused:
                 self._refused = False  # before it is served: what is refused meanwhile counts anew
                 self._on_served()
+            if self._broken.is_set():
+                self._renew()
 
-    def _renew(self, error: Exception) -> None:
-        """A fatal error is final for a librdkafka producer: make another one."""
-        _log.warning("the producer is made anew after a fatal error: %s", error)
-        old, self._producer = self._producer, Producer(self._config)
-        old.purge()
-        flushed(old, 1.0)
+    def _renew(self) -> None:
+        """Make another producer and go on with what the old one has not answered."""
+        self._closed.wait(self._renewed_at + RENEW_S - time.monotonic())
+        with self._lock:
+            self._renewed_at = time.monotonic()
+            self._broken.clear()
+            old = self._life
+            old.over = True
+            purge(old.producer, PURGE_S)
+            self._life = _Life(self._config)
+            _log.warning(
+                "the producer is made anew, with %d messages: %s", len(old.waiting), self._reason
+            )
+            for one in old.waiting.values():
+                self._again(one)
         self._on_served()
+
+    def _again(self, one: _Waiting) -> None:
+        if one.lives > 1:
+            try:
+                self._queue(one._replace(lives=one.lives - 1))
+            except BufferError:
+                pass
+            else:
+                return
+        error = KafkaError(KafkaError._FATAL, str(self._reason))  # noqa: SLF001  # a public constant
+        one.on_delivery(refused(error, one.message.topic))
+
+    # -- the end -----------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float) -> int:
         """Wait until the queue is empty; how many messages are left."""
-        return flushed(self._producer, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                self._life.producer.flush(left_s)
+            except FATAL as error:
+                self._reason = error
+                self._broken.set()
+            if not self._life.waiting or time.monotonic() >= deadline:
+                return len(self._life.waiting)
+            self._closed.wait(min(SERVE_S, left_s))
 
     def close(self, timeout_s: float) -> None:
         """Stop; what is still queued is failed."""
-        left = flushed(self._producer, timeout_s)
+        self.flush(timeout_s)
         self._closed.set()
         self._thread.join(SERVE_S * 4)
-        if left:
-            self._producer.purge()
-            flushed(self._producer, 0.2)
+        with self._lock:
+            if self._life.waiting:
+                purge(self._life.producer, PURGE_S)
         self._on_served()
+
+
+def produce(
+    producer: Producer,
+    message: OutMessage,
+    on_delivery: Callable[[KafkaError | None, Message], None],
+) -> None:
+    """Queue one message. Raises BufferError or KafkaException."""
+    options: dict[str, Any] = {}
+    if message.partition is not None:
+        options["partition"] = message.partition
+    if message.timestamp_ms is not None and message.timestamp_ms >= 0:
+        options["timestamp"] = message.timestamp_ms
+    producer.produce(
+        message.topic,
+        value=message.value,
+        key=message.key,
+        headers=list(message.headers) if message.headers else None,
+        on_delivery=on_delivery,
+        **options,
+    )
 
 
 def flushed(producer: Producer, timeout_s: float) -> int:
@@ -103,17 +203,28 @@ def flushed(producer: Producer, timeout_s: float) -> int:
         return 1
 
 
+def purge(producer: Producer, timeout_s: float) -> None:
+    """Have everything unanswered answered as failed."""
+    deadline = time.monotonic() + timeout_s
+    producer.purge()
+    # The first flush of a broken producer raises before it has told all.
+    while flushed(producer, max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline:
+        pass
+
+
+def _is_fatal(error: KafkaException) -> bool:
+    inner = error.args[0]
+    return bool(inner.fatal()) or inner.code() == KafkaError._FATAL  # noqa: SLF001  # a public constant
+
+
 def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
     """librdkafka's report of one message as plain data."""
     try:
-        return _delivery_of(error, stored)
+        # Called through a tuple, Python looks whether a C function left an exception behind, and
+        # so finds one that was there before. Raised and caught, it is gone.
+        len(*_NOTHING)
     except SystemError:
-        # After a fatal error confluent-kafka runs its callbacks with that exception pending, and
-        # the first call into C stumbles over it; with this it is taken away.
-        return _delivery_of(error, stored)
-
-
-def _delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
+        return delivery_of(error, stored)
     topic, partition, offset = stored.topic(), stored.partition(), stored.offset()
     if error is not None:
         return refused(error, topic)

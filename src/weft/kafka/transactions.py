@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft.kafka import calls
+from weft.kafka.failures import root_cause
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
-from weft.kafka.producer import delivery_of, flushed, refused
+from weft.kafka.producer import FATAL, delivery_of, flushed, produce, refused
 from weft.kafka.verdicts import delivery_verdict, transaction_verdict
 
 _log = logging.getLogger("weft.kafka")
@@ -80,8 +81,10 @@ class KafkaTransactions:
             if self._producer is None:
                 self.open()
             committed = self._attempt(messages, offsets, membership, deliveries)
-        except KafkaException as error:
-            return self._broken(error.args[0], offsets, deliveries, began, read_back)
+        except FATAL as error:
+            cause = self._cause(error)
+            timed_out = time.monotonic() - began >= TRANSACTION_TIMEOUT_S
+            return self._broken(cause, offsets, deliveries, read_back, timed_out=timed_out)
         return TransactionEnd("committed" if committed else "aborted", deliveries)
 
     def _attempt(
@@ -96,9 +99,12 @@ class KafkaTransactions:
         producer.begin_transaction()
         for index, message in enumerate(messages):
             self._produce(producer, message, deliveries, index)
-        left = flushed(producer, TRANSACTION_TIMEOUT_S)
+        left = producer.flush(TRANSACTION_TIMEOUT_S)
         if left or any(one is None or one.error is not None for one in deliveries):
             self._abort(producer)
+            # What was refused has left a hole in the sequence: this producer's next message for
+            # that partition would fail. The next transaction begins with another one.
+            self._discard()
             return False
         deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
         _again(
@@ -120,26 +126,13 @@ class KafkaTransactions:
         def delivered(error: KafkaError | None, stored: Message) -> None:
             deliveries[index] = delivery_of(error, stored)
 
-        options: dict[str, Any] = {}
-        if message.partition is not None:
-            options["partition"] = message.partition
-        if message.timestamp_ms is not None and message.timestamp_ms >= 0:
-            options["timestamp"] = message.timestamp_ms
-        headers: Any = list(message.headers) or None
         while True:
             try:
-                producer.produce(
-                    message.topic,
-                    value=message.value,
-                    key=message.key,
-                    headers=headers,
-                    on_delivery=delivered,
-                    **options,
-                )
+                produce(producer, message, delivered)
             except BufferError:
                 producer.poll(0.05)
             except KafkaException as error:
-                deliveries[index] = refused(error.args[0])
+                deliveries[index] = refused(error.args[0], message.topic)
                 return
             else:
                 return
@@ -148,16 +141,23 @@ class KafkaTransactions:
         producer.purge(in_queue=True, in_flight=False)
         producer.abort_transaction(TRANSACTION_TIMEOUT_S)
 
+    def _cause(self, error: Exception) -> KafkaError:
+        """Why a call raised; behind "_FATAL" stands the error that a client broke from."""
+        inner = error.args[0] if isinstance(error, KafkaException) else None
+        if not isinstance(inner, KafkaError):
+            inner = KafkaError(KafkaError._FATAL, str(error))  # noqa: SLF001  # a public constant
+        return inner if self._producer is None else root_cause(self._producer, inner)
+
     def _broken(
         self,
         error: KafkaError,
         offsets: Sequence[ToCommit],
         deliveries: list[Delivery | None],
-        began: float,
         read_back: ReadBack,
+        *,
+        timed_out: bool,
     ) -> TransactionEnd:
         """The transaction failed; find out, without guessing, which way it went."""
-        timed_out = time.monotonic() - began >= TRANSACTION_TIMEOUT_S
         verdict = transaction_verdict(error, timed_out=timed_out)
         _log.warning("transaction: %s (%s)", error.str(), verdict)
         if verdict in ("fenced", "fatal"):
@@ -165,11 +165,11 @@ class KafkaTransactions:
         if verdict == "abort" and self._producer is not None:
             try:
                 self._abort(self._producer)
-            except KafkaException as worse:
-                error = worse.args[0]
+            except FATAL as worse:
+                error = self._cause(worse)
             else:
                 return TransactionEnd("aborted", deliveries, error.str())
-        return self._renew(error, offsets, deliveries, read_back)
+        return self._renew(error, offsets, deliveries, read_back, timed_out=timed_out)
 
     def _renew(
         self,
@@ -177,16 +177,21 @@ class KafkaTransactions:
         offsets: Sequence[ToCommit],
         deliveries: list[Delivery | None],
         read_back: ReadBack,
+        *,
+        timed_out: bool,
     ) -> TransactionEnd:
         """A new producer settles the open transaction; the group's offsets tell how."""
+        if transaction_verdict(error, timed_out=timed_out) == "fenced":  # heard by the abort
+            return TransactionEnd("fenced", deliveries, error.str())
         try:
             self.open()
         except KafkaException as worse:
-            verdict = transaction_verdict(worse.args[0])
-            self._producer = None
-            if verdict == "fenced":
-                return TransactionEnd("fenced", deliveries, worse.args[0].str())
-            return TransactionEnd("unknown", deliveries, worse.args[0].str())
+            cause = worse.args[0]
+            verdict = transaction_verdict(cause, timed_out=timed_out)
+            outcome: Literal["fenced", "unknown"] = (
+                "fenced" if verdict in ("fenced", "fatal") else "unknown"
+            )
+            return TransactionEnd(outcome, deliveries, cause.str())
         held = read_back(offsets)
         if held is None:
             return TransactionEnd("unknown", deliveries, error.str())

@@ -37,6 +37,7 @@ from weft.runtime.outputs import Outputs
 from weft.runtime.perform import Performer
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.rebalance import Rebalance
+from weft.runtime.rejoining import Rejoining
 from weft.runtime.reports import Callbacks
 from weft.runtime.transactions import Transactor
 from weft.types import ErrorInfo
@@ -126,6 +127,7 @@ class Member:
         self.ending = False
         self._stopped_at: float | None = None
         self._rebalance = Rebalance(self)
+        self._rejoining = Rejoining(self)
         self.lease = Lease(self)
         self.committer = Committer(self)
         self._outbox: deque[Callable[[], None]] = deque()
@@ -212,7 +214,10 @@ class Member:
         now = self.now()
         hurry = self._outbox or self.committer.waiting
         timeout_s = 0.0 if hurry else min(POLL_S, max(0.0, self.door.wakes_at - now))
-        if self._wait_for_room():
+        if self._rejoining.waiting:
+            self._rejoining.step()
+            self.lease.renew()
+        elif self._wait_for_room():
             polled = self.consumer.poll(timeout_s)
             self.lease.renew()
             self._take(polled)
@@ -283,7 +288,10 @@ class Member:
         if polled.commits:
             self.committer.take(polled.commits)
         for problem in polled.problems:
-            if problem.fatal:
+            if problem.action == "recreate":
+                self._rejoining.begin(problem)
+                return
+            if problem.action == "stop":
                 # Fenced: somebody has our place, and coming back would push them out.
                 fenced = "FENCED_INSTANCE" in problem.code
                 self.fail(f"{problem.code}: {problem.reason}", may_restart=not fenced)
@@ -296,6 +304,15 @@ class Member:
         """The log no longer holds our position: begin anew where the policy says."""
         self._rebalance.on_lost(partitions)
         self._rebalance.find_later(partitions)
+
+    def lose_all(self) -> None:
+        """The consumer has no place in the group: every epoch has ended."""
+        self._rebalance.on_lost([*self.partitions, *self._rebalance.waiting])
+
+    def join(self) -> None:
+        """Join the group with a new consumer."""
+        self.consumer = self.config.make_consumer()
+        self.consumer.subscribe(self.config.topics, self._rebalance)
 
     def _note_log_ends(self) -> None:
         for where, end in self.consumer.log_ends().items():

@@ -136,6 +136,8 @@ class Transactor:
     ) -> None:
         if end.outcome == "fenced":
             self._member.fail(f"another member took over this transactional id: {end.reason}")
+            # Nothing can be committed any more: there is nothing to finish for.
+            self._member.door.post(lambda engine, now: engine.stop(now, "now"))
         sent, refused = [], []
         answers = iter(end.deliveries)
         for work, count in zip(works, counts, strict=True):

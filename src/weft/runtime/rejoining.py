@@ -1,0 +1,69 @@
+"""Making the consumer anew, where librdkafka has given up for good but the place will be free.
+
+A static member that was killed under KIP-848 is the case: until its session runs out, its successor
+hears that the instance id is still in use, and for librdkafka that is the end of that client.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from weft.kafka.ports import Problem
+from weft.runtime.logs import event
+
+if TYPE_CHECKING:
+    from weft.runtime.member import Member
+
+_log = logging.getLogger("weft")
+
+FIRST_S = 0.5
+MOST_S = 5.0
+CALM_S = 60.0  # without trouble for so long, the waits begin anew
+LEAVE_S = 2.0
+LOOK_S = 0.05
+
+
+class Rejoining:
+    """The polling thread's time without a consumer."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._wait_s = FIRST_S
+        self._began_at = float("-inf")
+        #: when the next consumer is made; None while there is one
+        self._again_at: float | None = None
+        self._pause = threading.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """There is no consumer now."""
+        return self._again_at is not None
+
+    def begin(self, problem: Problem) -> None:
+        """Give up the consumer and every partition; the next one is made after a wait."""
+        member, now = self._member, self._member.now()
+        calm = now - self._began_at > CALM_S
+        self._wait_s = FIRST_S if calm else min(MOST_S, 2 * self._wait_s)
+        self._began_at = now
+        event(
+            _log,
+            "warning",
+            "the consumer is made anew",
+            code=problem.code,
+            reason=problem.reason,
+            wait_s=self._wait_s,
+        )
+        member.lose_all()
+        member.consumer.leave(LEAVE_S)
+        self._again_at = member.now() + self._wait_s
+
+    def step(self) -> None:
+        """In place of a poll: wait a moment, or join again."""
+        assert self._again_at is not None
+        if self._member.now() < self._again_at:
+            self._pause.wait(LOOK_S)
+            return
+        self._again_at = None
+        self._member.join()

@@ -1,0 +1,16 @@
+"""The real broker of the app tests, for the ways of delivery."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.app.conftest import _kafka, kafka
+
+__all__ = ["_kafka", "kafka"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these need the real broker."""
+    for item in items:
+        if "delivery" in item.path.parts:
+            item.add_marker(pytest.mark.broker)
