@@ -281,7 +281,7 @@ class Endings:
             if failure.left_lane:
                 failure.left_lane = False
                 partition.rejoin(work)
-            else:
+            elif work not in partition.predecessors:  # else it is next when that one is done
                 partition.ready.append(work)
             partition.handler.enlist(partition)
 

@@ -385,6 +385,8 @@ class Partition:
             while member is not None:
                 left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
                 if member is work or not left:
+                    if member.charge is not None:  # one behind it in its batch failed first
+                        self._leave_charge(member, member.charge)
                     member.charge = charge
                     charge.records += 1
                     charge.bytes += member.size

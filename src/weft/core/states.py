@@ -1,8 +1,8 @@
 """What a record, a partition epoch and a commit can be, and how each may change.
 
-The tables are the law: a change that is not in them is a bug of Weft and raises InternalError
-wherever the engine runs with `validate=True` (the simulator and the tests do). The diagrams in
-docs/architecture.md are generated from them (`python -m weft.core.states`).
+The tables are the law: a change that is not in them is a bug of Weft. The records of the
+simulator watch every change (weft.testing.sim.watched) and raise InternalError. The diagrams in
+docs/architecture.md are generated from the tables (`python -m weft.core.states`).
 
 The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and
 one is stored three times for every record.
@@ -41,7 +41,7 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (QUEUED, RUNNING): "a slot is free",
     (QUEUED, MARKING): "a slot is free (at_most_once)",
     (MARKING, RUNNING): "mark acknowledged",
-    (MARKING, QUEUED): "mark not stored",
+    (MARKING, QUEUED): "mark withdrawn: no room in the map, or the epoch ends",
     (RUNNING, DONE): "returned, nothing to send",
     (RUNNING, SENDING): "returned outputs; or exhausted, DeadLetter",
     (RUNNING, COMMITTING): "returned (Commit each)",
@@ -61,7 +61,6 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (PENDING, PARKED): "output refused and exhausted, Park",
     (RETRYING, QUEUED): "due",
     (QUEUED, SUPERSEDED): "epoch ended",
-    (MARKING, SUPERSEDED): "epoch ended",
     (RUNNING, SUPERSEDED): "epoch ended",
     (SENDING, SUPERSEDED): "epoch ended",
     (COMMITTING, SUPERSEDED): "epoch ended",
@@ -92,7 +91,8 @@ COMMIT_TABLE: Final[dict[tuple[int, int], str]] = {
     (IDLE, SENT): "due and something is new",
     (SENT, IDLE): "acknowledged or refused",
     (SENT, IN_DOUBT): "no answer in time",
-    (IN_DOUBT, IDLE): "value read back",
+    (IN_DOUBT, IDLE): "value read back, or a late answer",
+    (IN_DOUBT, SENT): "could not be read: asked again later",
 }
 
 

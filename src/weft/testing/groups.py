@@ -59,6 +59,7 @@ class Group:
         self.members: dict[str, Member] = {}
         self.target: dict[str, set[TopicPartition]] = {}
         self.committed: dict[TopicPartition, Committed] = {}
+        self.metadata_chars_max = METADATA_CHARS_MAX
         #: owned when the last change came and not given back since (eager: all of it must be)
         self._to_release: dict[str, set[TopicPartition]] = {}
 
@@ -153,7 +154,11 @@ class Group:
 
     def store(self, tp: TopicPartition, value: Committed) -> str:
         """Store without asking who it is: an admin, or a transaction that was checked before."""
-        if len(value.metadata) > METADATA_CHARS_MAX:
+        if not self.fits(value):
             return METADATA_TOO_LARGE
         self.committed[tp] = value
         return OK
+
+    def fits(self, value: Committed) -> bool:
+        """The broker stores metadata of this length."""
+        return len(value.metadata) <= self.metadata_chars_max

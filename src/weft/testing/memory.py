@@ -247,7 +247,7 @@ class MemoryBroker:
             return dict.fromkeys(offsets, error)
         answers = {}
         for tp, value in offsets.items():
-            fits = len(value.metadata) <= METADATA_CHARS_MAX
+            fits = self.group(group).fits(value)
             answers[tp] = OK if fits else METADATA_TOO_LARGE
             if fits:
                 transaction.offsets[group, tp] = value

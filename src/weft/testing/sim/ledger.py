@@ -1,0 +1,124 @@
+"""What the oracle knows: every record of every partition, and every epoch's own history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable
+from typing import TYPE_CHECKING
+
+from weft.codec import decode
+from weft.core.partition import Partition
+from weft.core.spec import KEY, PARTITION, HandlerSpec
+from weft.testing.groups import Committed, TopicPartition
+
+if TYPE_CHECKING:
+    from weft.testing.memory import Log
+
+
+class Source:
+    """One source partition: which records there are, and what became of them in the whole run."""
+
+    def __init__(self, tp: TopicPartition, log: Log, spec: HandlerSpec) -> None:
+        self.tp = tp
+        self.log = log
+        self.spec = spec
+        self.keys: dict[int, bytes | None] = {}
+        self.alive: set[int] = set()
+        #: lane -> its offsets, ascending
+        self.lanes: dict[Hashable, list[int]] = {}
+        #: completed, dead-lettered or skipped by an attempt whose epoch was still open
+        self.finished: set[int] = set()
+        self.starts: Counter[int] = Counter()
+        #: at_most_once: marked in a commit, then its member died before the start
+        self.excused: set[int] = set()
+
+    def add(self, offset: int, key: bytes | None) -> None:
+        """A producer wrote this record and has the broker's acknowledgement."""
+        self.keys[offset] = key
+        self.alive.add(offset)
+        self.lanes.setdefault(self.lane(offset), []).append(offset)
+
+    def remove(self, offsets: set[int]) -> None:
+        """Compaction or retention took these."""
+        self.alive -= offsets
+
+    def lane(self, offset: int) -> Hashable:
+        """What is handled one at a time, by the contract's words."""
+        key = self.keys[offset]
+        if self.spec.ordering == PARTITION:
+            return "*"
+        return key if self.spec.ordering == KEY and key is not None else offset
+
+
+class Claimed:
+    """What a commit says is done."""
+
+    def __init__(self, offset: int, metadata: str) -> None:
+        found = decode(offset, metadata)
+        self.offset = offset
+        self.top = found.highest_seen
+        self.holes = frozenset(found.not_done)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset < self.offset or (offset <= self.top and offset not in self.holes)
+
+
+class Life:
+    """One partition epoch of one member, as seen from outside."""
+
+    def __init__(
+        self, member: str, partition: Partition, source: Source, committed: Committed | None
+    ) -> None:
+        self.member = member
+        self.partition = partition
+        self.source = source
+        self.spec = source.spec
+        self.state = "open"
+        #: what was done before, by the broker's word
+        self.known = Claimed(*(committed or (source.log.start, "")))
+        self.polled: set[int] = set()
+        #: the lane may go on past these
+        self.passed: set[int] = set()
+        #: done, and acknowledged where that is asked for
+        self.finished: set[int] = set()
+        #: exactly_once: handled, to be in a transaction; Commit(each): done, not committed
+        self.claimable: set[int] = set()
+        #: at_most_once: handed to the handler
+        self.started: set[int] = set()
+        #: at_most_once: in the claims of some commit
+        self.marked: set[int] = set()
+        self.running: set[int] = set()
+        self.sending: set[int] = set()
+        self.dead_letters: set[int] = set()
+        self.parked: set[int] = set()
+        self.refused: set[int] = set()
+        self.attempts: Counter[int] = Counter()
+        #: not before this time (retry delays)
+        self.not_before: dict[int, float] = {}
+        #: since when it could have started, at the latest
+        self.startable: dict[int, float] = {}
+        self.cursor: dict[Hashable, int] = {}
+        self.base = -1
+        #: something has been done since this time and no commit has said so
+        self.uncovered_since: float | None = None
+
+    def needs_handling(self, offset: int) -> bool:
+        """The lane waits for this record in this epoch."""
+        if offset in self.passed or offset in self.known:
+            return False
+        return offset in self.source.alive or offset in self.polled
+
+    def next_of(
+        self, lane: Hashable, inside: Collection[tuple[TopicPartition, int]] = ()
+    ) -> int:
+        """The first record of the lane that must be handled now; `inside`: in the same call."""
+        offsets = self.source.lanes[lane]
+        place = self.cursor.get(lane, 0)
+        while place < len(offsets) and not self.needs_handling(offsets[place]):
+            place += 1
+        self.cursor[lane] = place
+        while place < len(offsets) and (
+            (self.source.tp, offsets[place]) in inside or not self.needs_handling(offsets[place])
+        ):
+            place += 1
+        return offsets[place] if place < len(offsets) else -1
