@@ -122,6 +122,7 @@ class App:
             )
             Routes([*self._handlers, options])  # refuses a topic that has a handler already
             self._handlers.append(options)
+            _APPS[id(function)] = (function, self)
             return function
 
         return decorate
@@ -281,3 +282,13 @@ class App:
         if self._run is None:
             raise NotStarted("the app is not running: call app.run(), app.start() or app.serve()")
         return self._run.snapshot()
+
+
+#: handler -> its app, for worker processes, which are told the function alone
+_APPS: dict[int, tuple[Any, App]] = {}
+
+
+def app_of(function: Any) -> App | None:
+    """The app that decorated this function last, in this process."""
+    known = _APPS.get(id(function))
+    return None if known is None else known[1]

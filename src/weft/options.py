@@ -16,8 +16,9 @@ from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, S
 
 CONCURRENCY_MAX = 10_000
 THREADS_MAX = 1_000
+PROCESSES_MAX = 64
 ORDERINGS = ("key", "partition", "unordered")
-EXECUTORS = ("auto", "async", "threads")
+EXECUTORS = ("auto", "async", "threads", "processes")
 DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
 VALUES = ("bytes", "str", "json")
 
@@ -55,7 +56,7 @@ class HandlerOptions:
 
     @property
     def kind(self) -> str:
-        """Which executor calls it: "async" or "threads"."""
+        """Which executor calls it: "async", "threads" or "processes"."""
         if self.executor != "auto":
             return self.executor
         return "async" if is_async(self.function) else "threads"
@@ -152,12 +153,13 @@ def _check_executor(where: str, options: HandlerOptions) -> None:
 
 
 def _check_numbers(where: str, options: HandlerOptions) -> None:
-    limit = THREADS_MAX if options.kind == "threads" else CONCURRENCY_MAX
+    limits = {"threads": THREADS_MAX, "processes": PROCESSES_MAX}
+    limit = limits.get(options.kind, CONCURRENCY_MAX)
     count = options.concurrency
     if type(count) is not int or not 1 <= count <= limit:
         raise ConfigError(
             f"{where}: concurrency={count!r}: give a whole number from 1 to {limit} for "
-            f"{options.kind}"
+            f"{options.kind}{': it is the number of worker processes' * (options.kind == 'processes')}"
         )
     _positive(where, "timeout_s", options.timeout_s)
     _positive(where, "rate_limit_per_s", options.rate_limit_per_s)

@@ -93,10 +93,14 @@ class LedgerRun:
         return scope, str(record.offset), record.offset
 
     def _scope(self, topic: str, partition: int) -> str:
+        return f"{self._group}/{self.topic_id_of(topic)}/{partition}"
+
+    def topic_id_of(self, topic: str) -> str:
+        """The topic's id, asked for once."""
         known = self.topic_ids.get(topic)
         if known is None:
             known = self.topic_ids[topic] = self._topic_id(topic)
-        return f"{self._group}/{known}/{partition}"
+        return known
 
     def _rows(self, records: Sequence[Record]) -> list[tuple[str, str, int | None]]:
         return [self._row(record) for record in records]

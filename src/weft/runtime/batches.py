@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from weft.core.endings import Ended, GivenBack, Returned
 from weft.core.partition import LaneKey, Partition
@@ -17,82 +17,15 @@ from weft.errors import OutOfOrder
 from weft.runtime.aio import AttemptTimeout
 from weft.runtime.door import Door
 from weft.runtime.invoke import BadReturn, Undecodable, decoded, failed, outputs_of
+from weft.runtime.record_batch import Nacked, RecordBatch
 from weft.runtime.plan import HandlerPlan, call_of, may_call
 from weft.runtime.shared import SharedOutputs
 from weft.runtime.threads import WorkerThreads
-from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.kafka.ports import OutMessage
 
 FLUSH_S = 0.02  # acknowledgements of a running batch reach the engine at least this often
-
-
-class Nacked(Exception):
-    """The record was not acknowledged by its batch handler."""
-
-
-class RecordBatch(Sequence[Record]):
-    """Records of one call, in order within each lane; acknowledged together or one by one."""
-
-    def __init__(self, call: BatchCall, records: Sequence[Record]) -> None:
-        """Made by Weft; `records` are the decoded ones."""
-        self._call = call
-        self._records = records
-        self._index = {(r.topic, r.partition, r.offset): i for i, r in enumerate(records)}
-        #: set once a partition of the batch is being taken away, or the app stops
-        self.cancel_event = threading.Event()
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
-        return self._records[index]
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._records)
-
-    def __repr__(self) -> str:
-        return f"<RecordBatch of {len(self)}>"
-
-    def ack(self, record: Record, outputs: Any = None) -> None:
-        """The record is done, whatever happens to the rest of the batch.
-
-        `outputs` is what a single handler would return. Raises OutOfOrder while an earlier record
-        of its lane in this batch is not acknowledged, ValueError for a record of another batch.
-        """
-        self._call.ack(self._find(record), outputs)
-
-    def nack(self, record: Record, error: BaseException | str | None = None) -> None:
-        """This attempt of the record failed; the same as leaving it out, with a reason."""
-        self._call.nack(self._find(record), error)
-
-    def only(self, indexes: Sequence[int]) -> RecordBatch:
-        """The same call with fewer records: a ledger leaves out those it knows."""
-        smaller = RecordBatch(self._call, [self._records[index] for index in indexes])
-        smaller.cancel_event = self.cancel_event
-        return smaller
-
-    def _find(self, record: Record) -> int:
-        try:
-            return self._index[record.topic, record.partition, record.offset]
-        except KeyError:
-            raise ValueError(f"{record!r} is not in this batch") from None
-
-    @property
-    def cancelled(self) -> bool:
-        """A partition of the batch is being taken away, or the app stops."""
-        return self.cancel_event.is_set()
-
-    async def wait_cancelled(self) -> None:
-        """Return once `cancelled` is true."""
-        while not self.cancel_event.is_set():
-            # Set from other threads: a look every so often needs no future of each waiter.
-            await asyncio.sleep(0.01)
 
 
 class BatchCall:
@@ -151,8 +84,6 @@ class BatchCall:
 
     def ack(self, index: int, outputs: Any) -> None:
         """See RecordBatch.ack."""
-        if not self.explicit:
-            raise TypeError('this batch is acknowledged as a whole: use Batch(ack="explicit")')
         before = self._before[index]
         if before is not None and not self._acked[before]:
             raise OutOfOrder(
@@ -174,8 +105,6 @@ class BatchCall:
 
     def nack(self, index: int, error: BaseException | str | None) -> None:
         """See RecordBatch.nack."""
-        if not self.explicit:
-            raise TypeError('this batch is acknowledged as a whole: use Batch(ack="explicit")')
         if self._acked[index]:
             raise ValueError(f"{self.works[index].record!r} is acknowledged already")
         self._nacks[index] = Nacked(error) if isinstance(error, str) else error

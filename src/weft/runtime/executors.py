@@ -11,6 +11,8 @@ from weft.runtime.aio import AsyncExecutor
 from weft.runtime.batches import BatchTasks, BatchThreads
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.prefetch import Prefetcher
+from weft.runtime.processes.executor import ProcessExecutor
+from weft.runtime.processes.protocol import WorkerSpec
 from weft.runtime.threads import ThreadExecutor
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def _with_prefetch(
 
 
 def _plain(member: Member, handler: HandlerOptions, plan: HandlerPlan, loop: Loop) -> Executor:
+    if handler.kind == "processes":
+        return _processes(member, handler, plan)
     if handler.kind == "threads":
         if plan.spec.batch is not None:
             return BatchThreads(plan, member.door)
@@ -53,3 +57,19 @@ def _plain(member: Member, handler: HandlerOptions, plan: HandlerPlan, loop: Loo
     if plan.spec.batch is not None:
         return BatchTasks(plan, member.door, loop)
     return AsyncExecutor(plan, member.door, loop)
+
+
+def _processes(member: Member, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
+    batch = plan.spec.batch
+    spec = WorkerSpec(
+        function=handler.function,
+        lifespan=member.config.lifespan,
+        value=handler.value,
+        output=handler.output,
+        retry=handler.retry,
+        ordering=handler.ordering,
+        explicit=batch is not None and batch.ack == "explicit",
+        group=member.config.group,
+        ledger=handler.ledger,
+    )
+    return ProcessExecutor(plan, member.door, spec, member.fail)

@@ -45,19 +45,24 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
     """A failed attempt, with what the policy's types and callables say of this error."""
-    final = isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
-    return Failed(
-        work, error_info(error), final, None if final else _asked_delay(work, error, retry)
-    )
+    final = is_final(error, retry)
+    delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
+    return Failed(work, error_info(error), final, delay_s)
 
 
-def _asked_delay(work: Work, error: BaseException, retry: Retry) -> float | None:
+def is_final(error: BaseException, retry: Retry) -> bool:
+    """No further attempt can help."""
+    return isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
+
+
+def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | None:
+    """Seconds that RetryAfter or the policy's callable ask for; None leaves it to the policy."""
     if isinstance(error, RetryAfter):
         return error.delay_s
     if not callable(retry.delay_s):
         return None
     try:
-        delay_s = float(retry.delay_s(work.attempts + 1, error))
+        delay_s = float(retry.delay_s(attempt, error))
     except Exception:
         return None  # the engine falls back to one second: a broken policy must not lose a record
     return delay_s if delay_s == delay_s else None
@@ -86,13 +91,18 @@ def decoded(record: Record, decode: Callable[[bytes], Any]) -> Record:
 
 
 def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage]:
+    """What to produce for a returned value of this record's handler."""
+    return messages_of(work.record, returned, output)
+
+
+def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMessage]:
     """What to produce for a returned value that is not None; BadReturn where it cannot be sent."""
     if isinstance(returned, Produce):
-        return [_message(work.record, returned, output)]
+        return [_message(record, returned, output)]
     if isinstance(returned, list | tuple | GeneratorType):
         items = list(_bounded(returned))
         if all(isinstance(item, Produce) for item in items):
-            return [_message(work.record, item, output) for item in items]
+            return [_message(record, item, output) for item in items]
         if isinstance(returned, GeneratorType):
             raise BadReturn(
                 "the handler yielded something that is not weft.Produce: yield Produce(...)"
@@ -102,7 +112,7 @@ def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage
             f"the handler returned {type(returned).__name__}: return None or weft.Produce(...), or "
             "give @app.consume(output=TOPIC) for plain values"
         )
-    return [_message(work.record, Produce(returned), output)]
+    return [_message(record, Produce(returned), output)]
 
 
 def _bounded(items: Iterable[Any]) -> Iterable[Any]:

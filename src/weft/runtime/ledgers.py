@@ -41,9 +41,10 @@ def open_ledgers(
             topic_id=topic_ids(admin),
         )
         ledger.prepare()
-        plan.function = ledger.around(plan.function)
         plan.ledger = ledger
-        _cap(plan, ledger)
+        if handler.kind != "processes":  # a worker process opens the ledger itself
+            plan.function = ledger.around(plan.function)
+            _cap(plan, ledger)
         ledgers.append(ledger)
     return ledgers
 

@@ -12,6 +12,8 @@ from weft.policies import Commit
 from weft.runtime.invoke import decoder
 from weft.runtime.plan import HandlerPlan
 
+PROCESS_AHEAD = 32
+
 Function = Callable[..., Any]
 
 
@@ -41,6 +43,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
             name=name,
             ordering=handler.ordering,
             concurrency=handler.concurrency,
+            ahead=ahead_of(handler),
             retry=handler.retry,
             on_exhausted=handler.on_exhausted,
             timeout_s=handler.timeout_s,
@@ -63,3 +66,13 @@ def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
         interval_s=min(handler.commit.interval_s for handler in handlers),
         max_records=min(counts, default=None),
     )
+
+
+def ahead_of(handler: HandlerOptions) -> int:
+    """Calls granted beyond the concurrency, so that a worker process never waits for its next.
+
+    None with a time-out: it counts from the grant, so a granted record must be running.
+    """
+    if handler.kind != "processes" or handler.timeout_s is not None:
+        return 0
+    return handler.concurrency * (1 if handler.batch is not None else PROCESS_AHEAD)

@@ -1,0 +1,362 @@
+"""Gives records to worker processes and brings back what became of them.
+
+One lane has at most one record outside the engine, so giving records to whichever worker is free
+keeps every lane in order. When a worker dies only the record it was running is charged with a
+failed attempt; what it had not started goes to its successor.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+from weft.core.endings import Ended, Failed, GivenBack, Returned
+from weft.core.partition import Partition
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.work import Work
+from weft.errors import ConfigError
+from weft.runtime.door import Door
+from weft.runtime.logs import event
+from weft.runtime.plan import Call, HandlerPlan, may_call
+from weft.runtime.processes.link import Item, Link
+from weft.runtime.processes.protocol import (
+    BatchReply,
+    Drop,
+    Job,
+    Opened,
+    Reply,
+    Warn,
+    WorkerSpec,
+)
+from weft.runtime.shared import SharedOutputs
+from weft.types import ErrorInfo
+
+_log = logging.getLogger("weft")
+
+DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
+STARTS_MAX = 3  # workers that die before they open, one after another
+CLOSE_S = 1.0
+
+
+class ProcessExecutor:
+    """Runs one handler in `concurrency` worker processes."""
+
+    def __init__(
+        self, plan: HandlerPlan, door: Door, spec: WorkerSpec, fail: Callable[[str], None]
+    ) -> None:
+        """`fail` ends the run: the workers cannot be started."""
+        self._plan = plan
+        self._door = door
+        self._spec = spec
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._waiting: deque[Item] = deque()
+        self._links: list[Link] = []
+        self._numbers = count(1)
+        self._deaths: dict[tuple[str, int, int], int] = {}
+        self._failed_starts = 0
+        self._closed = False
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(plan.spec.concurrency):
+            self._hire()
+        threading.Thread(target=self._dispatch, name="weft-dispatch", daemon=True).start()
+
+    def _hire(self) -> None:
+        name = f"weft-{self._plan.spec.name}"
+        self._links.append(Link(name, self._spec, self._heard, self._died))
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Handle each of these; never blocks."""
+        with self._lock:
+            self._waiting.extend(Item([work], batch=False) for work in works)
+        self._tokens.put(True)
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Handle these in one call; never blocks."""
+        with self._lock:
+            self._waiting.append(Item(works, batch=True))
+        self._tokens.put(True)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A time-out kills the worker; a partition that goes away does not."""
+        if not expired:
+            return
+        with self._lock:
+            for link in self._links:
+                item = link.given.get(link.at_hand)
+                if item is not None and work in item.works:
+                    item.timed_out = True
+                    link.kill()
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Take back what has not started of these; tell running batches."""
+        if partitions is None:
+            with self._lock:
+                for link in self._links:
+                    if any(item.batch for item in link.given.values()):
+                        link.send(Warn())
+            return
+        gone = set(partitions)
+        with self._lock:
+            taken = [i for i in self._waiting if any(w.partition in gone for w in i.works)]
+            for item in taken:
+                self._waiting.remove(item)
+            for link in self._links:
+                self._recall(link, gone)
+        self._give_back(taken)
+
+    def _recall(self, link: Link, gone: set[Partition]) -> None:
+        numbers = [n for n, i in link.given.items() if any(w.partition in gone for w in i.works)]
+        if numbers:
+            link.send(Drop(numbers))
+            if any(link.given[number].batch for number in numbers):
+                link.send(Warn())
+
+    def close(self) -> None:
+        """End all workers; none is left when this returns."""
+        with self._lock:
+            self._closed = True
+            links = list(self._links)
+        self._tokens.put(False)
+        for link in links:
+            link.close()
+        for link in links:
+            link.process.join(CLOSE_S)
+            link.kill()
+            link.process.join(CLOSE_S)
+
+    # -- giving out --------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """On a thread of its own: a pipe may be full, and the door may not wait for it."""
+        while self._tokens.get():
+            while not self._tokens.empty() and not self._closed:
+                self._tokens.get()
+            if self._closed:
+                return
+            with self._lock:
+                back = self._give_out()
+            self._give_back(back)
+
+    def _give_out(self) -> list[Item]:
+        """Fill the workers' windows, the emptiest first; what may not be called any more."""
+        back: list[Item] = []
+        at_most_once = self._plan.spec.delivery == AT_MOST_ONCE
+        while self._waiting:
+            link = max(self._links, key=lambda one: one.room, default=None)
+            if link is None or link.room == 0:
+                break
+            chunk = []
+            for _ in range(max(1, link.room // 2)):
+                if not self._waiting:
+                    break
+                item = self._waiting.popleft()
+                if not all(may_call(work, at_most_once=at_most_once) for work in item.works):
+                    back.append(item)
+                    continue
+                chunk.append(item)
+                if item.batch:
+                    break
+            if chunk:
+                self._send(link, chunk)
+        return back
+
+    def _send(self, link: Link, items: list[Item]) -> None:
+        records = []
+        for item in items:
+            for work in item.works:
+                number = next(self._numbers)
+                link.given[number] = item
+                records.append((number, work.record))
+        topics = {record.topic for _, record in records} if self._plan.ledger is not None else ()
+        ids = {topic: self._plan.ledger.topic_id_of(topic) for topic in topics if self._plan.ledger}
+        link.send(Job(records, items[0].batch, self._plan.calls is not None, ids))
+
+    def _give_back(self, items: Sequence[Item]) -> None:
+        for item in items:
+            ends: list[Ended] = [GivenBack(work) for work in item.works]
+            if item.batch:
+                self._batch_ended(item, [], ends, whole=False)
+            else:
+                self._door.ended.extend(ends)
+        if items:
+            self._door.turn()
+
+    # -- on a reader's thread ----------------------------------------------------------------------
+
+    def _heard(self, link: Link, message: Any) -> None:
+        if isinstance(message, Reply):
+            self._replied(link, message)
+        elif isinstance(message, BatchReply):
+            self._batch_replied(link, message)
+        elif isinstance(message, Opened):
+            self._opened(link, message)
+        if not link.more_to_read():
+            self._door.turn()
+            self._tokens.put(True)
+
+    def _opened(self, link: Link, message: Opened) -> None:
+        if message.error is None:
+            link.opened = True
+            self._failed_starts = 0
+            return
+        _log.error("worker process: %s", message.error.traceback)
+        self._fail(
+            f"handler {self._plan.spec.name}: its worker process cannot open: "
+            f"{message.error.type}: {message.error.message}"
+        )
+
+    def _replied(self, link: Link, reply: Reply) -> None:
+        with self._lock:
+            item = link.given.get(reply.number)
+            if item is None:
+                return
+            if reply.outcome == "acked":
+                work = self._work_of(link, item, reply.number)
+                item.acked.add(work)
+            else:
+                del link.given[reply.number]
+                work = item.works[0]
+        if reply.outcome == "acked":
+            self._acked(work, reply)
+            return
+        if reply.ended:
+            self._remember(link, [work], reply.began, reply.ended, reply.returned)
+        if self._plan.ledger is not None:
+            self._plan.ledger.repeats += reply.repeats
+        end = end_of(work, reply)
+        if end is None:
+            self._door.done.append(work)
+        else:
+            self._door.ended.append(end)
+
+    def _work_of(self, link: Link, item: Item, number: int) -> Work:
+        first = min(n for n, one in link.given.items() if one is item)
+        return item.works[number - first]
+
+    def _acked(self, work: Work, reply: Reply) -> None:
+        done = [] if reply.outputs else [work]
+        ended: list[Ended] = [Returned(work, reply.outputs)] if reply.outputs else []
+        self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
+
+    def _batch_replied(self, link: Link, message: BatchReply) -> None:
+        numbers = [reply.number for reply in message.replies]
+        with self._lock:
+            item = next((i for i in link.given.values() if i.batch), None)
+            if item is None:
+                return
+            first = min(n for n, one in link.given.items() if one is item)
+            for number in [n for n, one in link.given.items() if one is item]:
+                del link.given[number]
+        works = [item.works[number - first] for number in numbers]
+        if self._plan.ledger is not None:
+            self._plan.ledger.repeats += message.repeats
+        shared = SharedOutputs(message.shared) if message.shared else None
+        done, ended = [], []
+        for work, reply in zip(works, message.replies, strict=True):
+            end = Returned(work, shared) if shared is not None else end_of(work, reply)
+            (done.append(work) if end is None else ended.append(end))
+        self._batch_ended(item, done, ended, whole=message.whole)
+
+    def _batch_ended(
+        self, item: Item, done: list[Work], ended: list[Ended], *, whole: bool
+    ) -> None:
+        handler = item.works[0].partition.handler.index
+        self._door.post(
+            lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
+        )
+
+    def _remember(
+        self, link: Link, works: list[Work], began: float, ended: float, returned: Any
+    ) -> None:
+        link.took(ended - began)
+        self._plan.latency.add(ended - began)
+        if self._plan.calls is not None:
+            call = Call(began, ended, returned)
+            self._plan.calls.update(dict.fromkeys(works, call))
+
+    # -- death -------------------------------------------------------------------------------------
+
+    def _died(self, link: Link) -> None:
+        with self._lock:
+            if self._closed or link not in self._links:
+                return
+            self._links.remove(link)
+            at_hand = link.given.get(link.at_hand)
+            rest = {id(item): item for item in link.given.values() if item is not at_hand}
+            link.given.clear()
+            # Not started: to the front, in the order in which they were given.
+            self._waiting.extendleft(reversed(list(rest.values())))
+            self._failed_starts += not link.opened
+            hopeless = self._failed_starts >= STARTS_MAX
+            if not hopeless:
+                self._hire()
+        link.close()
+        event(
+            _log,
+            "warning",
+            "worker process ended",
+            handler=self._plan.spec.name,
+            how=link.how_it_died(),
+        )
+        if at_hand is not None:
+            self._charge(link, at_hand)
+        if hopeless:
+            self._fail(
+                f"handler {self._plan.spec.name}: {STARTS_MAX} worker processes ended before they "
+                f"were ready; the last {link.how_it_died()}"
+            )
+        self._door.turn()
+        self._tokens.put(True)
+
+    def _charge(self, link: Link, item: Item) -> None:
+        """The call that ran when its worker ended has failed."""
+        left = [work for work in item.works if work not in item.acked]
+        ends: list[Ended] = [Failed(work, *self._verdict(link, item, work)) for work in left]
+        if item.batch:
+            self._batch_ended(item, [], ends, whole=not self._spec.explicit)
+        else:
+            self._door.ended.extend(ends)
+
+    def _verdict(self, link: Link, item: Item, work: Work) -> tuple[ErrorInfo, bool]:
+        if item.timed_out:
+            limit = self._plan.spec.timeout_s
+            return ErrorInfo("AttemptTimeout", f"no answer within timeout_s={limit}"), False
+        where = (work.record.topic, work.record.partition, work.record.offset)
+        deaths = self._deaths.get(where, 0) + 1
+        self._deaths[where] = deaths
+        final = deaths >= DEATHS_MAX and len(item.works) == 1
+        if final:
+            del self._deaths[where]
+        message = f"its worker process {link.how_it_died()}, {deaths} of {DEATHS_MAX} times"
+        return ErrorInfo("WorkerDied", message), final
+
+
+def end_of(work: Work, reply: Reply) -> Ended | None:
+    """How a record's call ended, for the engine; None when it is simply done."""
+    if reply.outcome == "given_back":
+        return GivenBack(work)
+    if reply.outcome == "failed":
+        assert reply.error is not None
+        return Failed(work, reply.error, reply.final, reply.delay_s)
+    return Returned(work, reply.outputs) if reply.outputs else None
+
+
+def check_spawnable(function: Any, lifespan: Any, name: str) -> None:
+    """Raises ConfigError for what a new process could not import."""
+    for what, one in ((f"the handler {name}", function), ("the lifespan", lifespan)):
+        try:
+            pickle.dumps(one)
+        except Exception as error:
+            raise ConfigError(
+                f'executor="processes": {what} cannot be found by a new process: define it at the '
+                f"top level of a module ({error})"
+            ) from error

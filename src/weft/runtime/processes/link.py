@@ -1,0 +1,120 @@
+"""The parent's end of one worker process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from weft.core.work import Work
+from weft.runtime.processes.protocol import IDLE, Drop, Job, Warn, WorkerSpec
+from weft.runtime.processes.worker import main
+
+SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
+
+WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency, delays nobody for long
+WINDOW_MAX = 64
+LATENCY_SHARE = 0.2
+
+
+class Item:
+    """One call that was given to a worker: a record, or a batch."""
+
+    __slots__ = ("acked", "batch", "timed_out", "works")
+
+    def __init__(self, works: list[Work], *, batch: bool) -> None:
+        self.works = works
+        self.batch = batch
+        #: of a batch, those that were acknowledged while it ran
+        self.acked: set[Work] = set()
+        #: its worker is being killed because its time is over
+        self.timed_out = False
+
+
+class Link:
+    """One child, its pipe, and what it has been given."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: WorkerSpec,
+        on_message: Callable[[Link, Any], None],
+        on_death: Callable[[Link], None],
+    ) -> None:
+        self._pipe, childs = SPAWN.Pipe(duplex=True)
+        self._running = SPAWN.RawValue("q", IDLE)
+        self.process = SPAWN.Process(
+            target=main, args=(childs, self._running, spec), name=name, daemon=True
+        )
+        self.process.start()
+        childs.close()  # or the pipe would not close when the child dies
+        self.opened = False
+        #: number -> call; of a batch under the numbers of all its records
+        self.given: dict[int, Item] = {}
+        self._latency_s = 0.01
+        self._on_message = on_message
+        self._on_death = on_death
+        threading.Thread(target=self._read, name=f"{name}-pipe", daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = pickle.loads(self._pipe.recv_bytes())  # noqa: S301  # from our own child
+            except (EOFError, OSError):
+                break
+            self._on_message(self, message)
+        self.process.join(1.0)
+        self._on_death(self)
+
+    def more_to_read(self) -> bool:
+        """Another message is there already."""
+        try:
+            return self._pipe.poll(0)
+        except (EOFError, OSError):
+            return False
+
+    def send(self, message: Job | Drop | Warn) -> bool:
+        """Send; False when the child is gone, which the reader has then seen or will see."""
+        try:
+            self._pipe.send_bytes(pickle.dumps(message, protocol=5))
+        except (OSError, ValueError):
+            return False
+        return True
+
+    @property
+    def room(self) -> int:
+        """How many more calls it may be given now."""
+        window = 1 + min(WINDOW_MAX, int(WINDOW_S / max(self._latency_s, 1e-5)))
+        return max(0, window - len(self.given)) if self.opened else 0
+
+    def took(self, seconds: float) -> None:
+        """One call took so long; the window follows."""
+        self._latency_s += LATENCY_SHARE * (seconds - self._latency_s)
+
+    @property
+    def at_hand(self) -> int:
+        """Number of the record that runs now, or ran when the child died; -1 for none."""
+        return int(self._running.value)
+
+    def how_it_died(self) -> str:
+        """For the error of the record that was at hand."""
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            try:
+                return f"was killed by {signal.Signals(-code).name}"
+            except ValueError:
+                return f"was killed by signal {-code}"
+        return f"exited with code {code}"
+
+    def kill(self) -> None:
+        """End the child at once."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """The child exits when its pipe closes."""
+        self._pipe.close()
