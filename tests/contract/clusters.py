@@ -112,9 +112,16 @@ class InMemory(Cluster):
 
     in_memory = True
 
-    def produce(self, topic, value, key=None, *, partition=0, headers=(), timestamp_ms=0, flush=True):
+    def produce(
+        self, topic, value, key=None, *, partition=0, headers=(), timestamp_ms=0, flush=True
+    ):
         self.broker.produce(
-            topic, value, key, partition=partition, headers=headers, timestamp_ms=timestamp_ms or None
+            topic,
+            value,
+            key,
+            partition=partition,
+            headers=headers,
+            timestamp_ms=timestamp_ms or None,
         )
 
     def records(self, topic, count):
@@ -135,7 +142,9 @@ class Real(Cluster):
         super().__init__(broker)
         self._producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
 
-    def produce(self, topic, value, key=None, *, partition=0, headers=(), timestamp_ms=0, flush=True):
+    def produce(
+        self, topic, value, key=None, *, partition=0, headers=(), timestamp_ms=0, flush=True
+    ):
         self._producer.produce(
             topic, value, key, partition, timestamp=timestamp_ms, headers=list(headers) or None
         )

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-
 from tests.contract.clusters import LIMIT_S, PROTOCOLS, Cluster, Joined
+
 from weft.kafka.ports import ToCommit
 
 METADATA_CHARS_MAX = 4096

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.contract.clusters import FAST, LIMIT_S, PROTOCOLS, Cluster
 
 import weft
-from tests.contract.clusters import FAST, LIMIT_S, PROTOCOLS, Cluster
 from weft.codec import OffsetMap, decode
 
 SEED = 11
@@ -351,7 +351,7 @@ def test_exactly_once_shows_every_result_once(cluster: Cluster) -> None:
 def test_a_topic_that_is_missing_is_bad_input(cluster: Cluster) -> None:
     """One line that names it, before anything is consumed."""
     app = app_on(cluster, "g")
-    app.consume("no-such-topic")(lambda record: None)
+    app.consume("no-such-topic")(lambda _: None)
     with pytest.raises(weft.ConfigError, match="no-such-topic"):
         app.run(until="drained")
 
@@ -360,11 +360,11 @@ def test_a_missing_dead_letter_topic_is_bad_input_or_made(cluster: Cluster) -> N
     """`on_missing="error"` refuses to start, "create" makes it."""
     topic = cluster.topic()
     app = app_on(cluster, topic)
-    app.consume(topic, on_exhausted=weft.DeadLetter("{topic}.dlq"))(lambda record: None)
+    app.consume(topic, on_exhausted=weft.DeadLetter("{topic}.dlq"))(lambda _: None)
     with pytest.raises(weft.ConfigError, match=f"{topic}.dlq"):
         app.run(until="drained")
     app = app_on(cluster, topic)
     letters = weft.DeadLetter("{topic}.dlq", on_missing="create")
-    app.consume(topic, on_exhausted=letters)(lambda record: None)
+    app.consume(topic, on_exhausted=letters)(lambda _: None)
     assert app.run(until="drained").exit_code == 0
     assert cluster.records(f"{topic}.dlq", 0) == []

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from tests.contract.clusters import LIMIT_S, Cluster, Deliveries, Joined
+
 from weft.kafka.connect import AdminPort
 from weft.kafka.ports import OutMessage, ProducerPort, ToCommit, TransactionEnd, TransactionsPort
 
@@ -75,9 +75,7 @@ def test_a_key_always_goes_to_the_same_partition(cluster: Cluster, producer: Pro
         assert sent.partition == zlib.crc32(sent.key or b"") % 5
 
 
-@pytest.mark.parametrize(
-    ("size", "error"), [(990_000, None), (1_000_001, "MSG_SIZE_TOO_LARGE")]
-)
+@pytest.mark.parametrize(("size", "error"), [(990_000, None), (1_000_001, "MSG_SIZE_TOO_LARGE")])
 def test_a_message_that_is_too_large_is_refused(
     cluster: Cluster, producer: ProducerPort, size: int, error: str | None
 ) -> None:

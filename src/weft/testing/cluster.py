@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
+from confluent_kafka import KafkaError
+
 from weft.codec import OffsetMap, decode
 from weft.errors import ConfigError
 from weft.kafka.clock import REAL_CLOCK
@@ -258,6 +260,8 @@ class MemoryKafka:
         """
         if request not in self._faults:
             raise ConfigError(f"fail_next({request!r}): one of {', '.join(self._faults)}")
+        if not isinstance(getattr(KafkaError, error, None), int):
+            raise ConfigError(f"fail_next(error={error!r}) is no error of Kafka's: see KafkaError")
         with self.changed:
             self._faults[request].extend([error] * times)
 

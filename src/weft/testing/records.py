@@ -18,7 +18,8 @@ def put(kafka: MemoryKafka, records: Iterable[Any], topics: Sequence[str], parti
     A `weft.Record` goes to its own topic, partition and offset (offsets ascend, and what they
     leave out is a gap). A pair is (key, value). Anything else is a value: bytes, str, None, a
     pydantic model, or what JSON can hold. Pairs and values go to the one topic of the app, to the
-    partition that Kafka's own producers would choose.
+    partition that Kafka's own producers would choose. A topic has at least the partitions that
+    its Records name.
     """
     for record in records:
         if isinstance(record, Record):
@@ -31,9 +32,9 @@ def put(kafka: MemoryKafka, records: Iterable[Any], topics: Sequence[str], parti
 def _put_record(kafka: MemoryKafka, record: Record, partitions: int) -> None:
     ensure_topic(kafka, record.topic, max(partitions, record.partition + 1))
     with kafka.changed:
-        log = kafka.broker.logs.get((record.topic, record.partition))
-        if log is None:
-            raise ConfigError(f"{record!r}: {record.topic} has no partition {record.partition}")
+        if record.partition >= kafka.broker.partition_counts[record.topic]:
+            kafka.add_partitions(record.topic, record.partition + 1)
+        log = kafka.broker.logs[record.topic, record.partition]
         if record.offset < log.end:
             raise ConfigError(
                 f"{record!r}: offset {record.offset} is taken, the next is {log.end}: give "
