@@ -140,19 +140,28 @@ class Handler:
         running = state == states.RUNNING
         measured: set[Partition] = set()
         while allowed > 0 and rotation:
+            # An equal share of the free slots each, so that no partition waits for another's
+            # backlog; what a short one leaves goes round again.
+            share = allowed // len(rotation) or 1
             partition = rotation.popleft()
             ready = partition.ready
             if not partition.startable or not ready:
                 partition.listed = False
                 continue
-            work = ready.popleft()
-            if work.record[2] >= partition.start_limit and not may_start(work, measured):
-                partition.far.append(work)
-            else:
+            limit, popleft, had = partition.start_limit, ready.popleft, len(works)
+            for _ in range(min(share, len(ready))):
+                work = popleft()
+                if work.record[2] >= limit:
+                    if not may_start(work, measured):
+                        partition.far.append(work)
+                        continue
+                    limit = partition.start_limit
                 work.state = state
-                partition.in_flight += running
                 works.append(work)
-                allowed -= 1
+            taken = len(works) - had
+            allowed -= taken
+            if running:
+                partition.in_flight += taken
             if ready:
                 rotation.append(partition)
             else:

@@ -33,6 +33,20 @@ class AttemptTimeout(TimeoutError):
 
 
 @types.coroutine
+def resumed(call: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
+    """Go on with a coroutine that has waited once, within the awaiting task."""
+    try:
+        yield waits_for
+    except BaseException as error:  # a cancellation: the handler's to see first
+        try:
+            waits_for = call.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        return (yield from resumed(call, waits_for))
+    return (yield from call)
+
+
+@types.coroutine
 def drive(
     call: Coroutine[Any, Any, Any], on_suspend: Callable[[], None]
 ) -> Generator[Any, Any, Any]:
@@ -202,7 +216,14 @@ class AsyncExecutor:
                 continue
             try:
                 record = work.record if decode is None else decoded(work.record, decode)
-                returned = await drive(function(record), suspend)
+                call = function(record)
+                try:  # its first step here: most handlers that do not wait never need more
+                    waits_for = call.send(None)
+                except StopIteration as stop:
+                    returned = stop.value
+                else:
+                    suspend()
+                    returned = await resumed(call, waits_for)
             except BaseException as error:
                 returned = None
                 self._failed(worker, work, error)

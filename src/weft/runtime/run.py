@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,18 @@ from weft.errors import ConfigError
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.secrets import redacted
-from weft.options import HandlerOptions
 from weft.routing import Routes
+from weft.runtime import gc_pace
 from weft.runtime.drain import Drain
 from weft.runtime.executors import make_executors, needs_loop
 from weft.runtime.logs import event
 from weft.runtime.loops import HandlerLoop
 from weft.runtime.member import Executor, Member, MemberConfig
-from weft.runtime.plan import HandlerPlan
 from weft.runtime.plans import commit_of, plans_of
 from weft.runtime.preflight import ANSWER_S, check_cluster
 from weft.runtime.reports import ResultStream, forward
 from weft.runtime.snapshot import RunCounts, snapshot_of, under_way
+from weft.runtime.topic_ids import TopicIds
 from weft.runtime.transactions import Transactor, transactional_id
 from weft.types import Result, RunReport
 
@@ -42,6 +42,7 @@ _log = logging.getLogger("weft")
 WATCH_S = 0.1
 LOOK_FIRST_S = 0.005  # a short run is not made to wait
 LOOP_CLOSE_S = 5.0
+TOPIC_IDS_S = 1.0  # the watch has other things to look at
 
 
 class Run:
@@ -76,6 +77,7 @@ class Run:
         self._release_id: Callable[[], None] = lambda: None
         self._ledgers: list[LedgerRun] = []
         self._on_commit = self._options.on_commit
+        self._topic_ids = TopicIds(self._ask_topic_ids, self._made_again)
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -120,6 +122,7 @@ class Run:
             raise
         self._log_start(topics)
         self._begin_reports()
+        gc_pace.slow_down()
         self._member.start()
         if self._stop_asked is not None:
             self._member.stop(self._stop_asked)
@@ -171,6 +174,7 @@ class Run:
             make_consumer=self._connection.consumer,
             make_producer=self._connection.producer,
             make_executors=self._make_executors,
+            lifespan=options.lifespan,
             make_transactor=self._make_transactor if self._transactional else None,
             drain_timeout_s=options.drain_timeout_s,
             revoke_timeout_s=min(
@@ -181,6 +185,7 @@ class Run:
             on_assign=options.on_assign,
             on_revoke=options.on_revoke,
             on_finished=self._finished,
+            topic_ids=self._topic_ids,
             clock=self._connection.clock,
         )
 
@@ -272,6 +277,7 @@ class Run:
             look_s = min(2 * look_s, WATCH_S)
             if self._drain is not None:
                 self._drain.look_at_others(member.partitions)
+            self._topic_ids.look(member)
             self._look_at_drain(member)
         self._finish()
 
@@ -283,6 +289,15 @@ class Run:
         if member.door.call(lambda engine, _: drain.finished(engine, ours)):
             self._drained = True
             member.stop("in_flight")
+
+    def _ask_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        admin = self._admin
+        found = {} if admin is None else admin.describe(topics, TOPIC_IDS_S)
+        return {topic: facts.topic_id for topic, facts in found.items()}
+
+    def _made_again(self, topic: str) -> None:
+        for ledger in self._ledgers:
+            ledger.topic_ids.pop(topic, None)
 
     def _under_way(self, member: Member) -> int:
         """Asked by a test's clock before it skips time, when the run may be over already."""
@@ -350,6 +365,7 @@ class Run:
         patient = member.patient and member.engine.state.stop_mode != "now"
         self._close_loop(LOOP_CLOSE_S if patient else 1.0)
         self._close_clients()
+        gc_pace.restore()
         if self._stream is not None:
             self._stream.end()
         self._report = self._make_report(member)
