@@ -17,10 +17,12 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(logging.getLogger(NAME), {})
         self._config = config
+        #: set when its client was left behind
+        self.muted = False
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Called by librdkafka with a level of Python's and %-arguments."""
-        if not self.isEnabledFor(level):
+        if self.muted or not self.isEnabledFor(level):
             return
         text = str(msg) % args if args else str(msg)
         self.logger.log(level, "%s", scrub(text, self._config))

@@ -26,6 +26,7 @@ from confluent_kafka import (
 
 from weft.core.starting import Found
 from weft.kafka import calls, ports
+from weft.kafka.clientlog import ClientLog
 from weft.kafka.failures import root_cause
 from weft.kafka.verdicts import commit_verdict, poll_verdict
 from weft.types import Record
@@ -47,6 +48,8 @@ class KafkaConsumer:
         # out of the log must be heard of, not silently moved.
         self._consumer = Consumer({**config, "auto.offset.reset": "error"})
         self._incremental = _is_incremental(config)
+        self._instance_id = config.get("group.instance.id")
+        self._log = config.get("logger")
         self._wakeable = calls.wakeable_queue(self._consumer)
         self._commits = calls.commit_queue(self._consumer)
         self._commits.signal(self._wakeable)
@@ -201,7 +204,17 @@ class KafkaConsumer:
                 return
         where = f"{topic}[{partition}]: " if topic else ""
         cause = root_cause(self._consumer, error)
-        polled.problems.append(ports.Problem(_action(cause), cause.name(), where + cause.str()))
+        text = where + self._reason(cause)
+        polled.problems.append(ports.Problem(_action(cause), cause.name(), text))
+
+    def _reason(self, error: KafkaError) -> str:
+        """What an error says, with the id where it is about that."""
+        if error.code() != KafkaError.FENCED_INSTANCE_ID:
+            return error.str()
+        return (
+            f"group.instance.id={self._instance_id!r} is in use by another member: give each "
+            f"member its own ({error.str()})"
+        )
 
     # -- commits -----------------------------------------------------------------------------------
 
@@ -239,7 +252,7 @@ class KafkaConsumer:
             for one in answer.partitions:
                 code = one.error or answer.error if _whole(answer.error, answer) else one.error
                 verdict = commit_verdict(code)
-                reason = "" if verdict == "stored" else KafkaError(code).str()
+                reason = "" if verdict == "stored" else self._reason(KafkaError(code))
                 answers.append(
                     ports.CommitAnswer(answer.token, one.topic, one.partition, verdict, reason)
                 )
@@ -320,6 +333,8 @@ class KafkaConsumer:
         closing.join(max(0.5, deadline - time.monotonic()))
         if closing.is_alive():
             _log.warning("the Kafka consumer did not close in time; left behind")
+            if isinstance(self._log, ClientLog):
+                self._log.muted = True  # it would tell of its lost connections for ever
 
     def _close(self) -> None:
         with self._asking:

@@ -57,12 +57,16 @@ class Drain:
             return
         try:
             committed = self._admin.group_offsets(self._group, elsewhere, ANSWER_S)
+            past = [tp for tp in elsewhere if (committed.get(tp) or 0) > self._left[tp]]
+            topics = sorted({topic for topic, _ in past})
+            ends = self._admin.ends(topics, committed=False, timeout_s=ANSWER_S) if past else {}
         except KafkaUnavailable as error:
             _log.debug("the group's offsets cannot be read now: %s", error)
             return
         for where in elsewhere:
             offset = committed.get(where)
-            if offset is not None and offset >= self._left.get(where, offset + 1):
+            # Past the log's own end it is of another log, and says nothing of this one.
+            if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
                 del self._left[where]
 
 

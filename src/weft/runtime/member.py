@@ -39,6 +39,7 @@ from weft.runtime.plan import HandlerPlan
 from weft.runtime.rebalance import Rebalance
 from weft.runtime.rejoining import Rejoining
 from weft.runtime.reports import Callbacks
+from weft.runtime.topic_ids import TopicIds
 from weft.runtime.transactions import Transactor
 from weft.types import ErrorInfo
 
@@ -49,6 +50,7 @@ IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
 SOFT_WAIT_S = 0.1  # and in all, before partitions are paused; far below max.poll.interval.ms
 BUSY_SHARE = 0.8
 LEAVE_S = 10.0
+LEAVE_LEAST_S = 2.0  # also when a drain has used its time: for the last commit
 ENDS_EVERY_S = 1.0
 
 
@@ -86,6 +88,8 @@ class MemberConfig:
     make_executors: Callable[[Member], list[Executor]]
     #: with exactly_once: the transactions of this member and the id they go under
     make_transactor: Callable[[Member], Transactor] | None = None
+    #: opened again in each worker process
+    lifespan: Callable[..., Any] | None = None
     drain_timeout_s: float = 20.0
     revoke_timeout_s: float = 5.0
     on_offset_lost: OnLost = "stop"
@@ -94,6 +98,7 @@ class MemberConfig:
     on_revoke: Callable[..., Any] | None = None
     #: called with every batch of finished records, on whatever thread is inside the door
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
+    topic_ids: TopicIds = field(default_factory=lambda: TopicIds(lambda _: {}))
     clock: Clock = REAL_CLOCK
 
 
@@ -298,10 +303,10 @@ class Member:
             else:
                 event(_log, "warning", "kafka", code=problem.code, reason=problem.reason)
         if polled.out_of_range:
-            self._reread(polled.out_of_range)
+            self.reread(polled.out_of_range)
 
-    def _reread(self, partitions: list[TopicPartition]) -> None:
-        """The log no longer holds our position: begin anew where the policy says."""
+    def reread(self, partitions: list[TopicPartition]) -> None:
+        """The log is not what we think it is: begin anew where the policy says."""
         self._rebalance.on_lost(partitions)
         self._rebalance.find_later(partitions)
 
@@ -377,7 +382,8 @@ class Member:
         """Give the partitions back, committed, and stop every thread."""
         self.leaving = self.ending = True
         try:
-            self.consumer.leave(LEAVE_S if self.patient else 2.0)
+            left_s = LEAVE_S if self._stopped_at is None else self._left_s()
+            self.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
         except Exception as error:
             # A revoke that broke half-way: its last commit is missing, so it is no clean end.
             self.fail(f"{type(error).__name__}: {error}")

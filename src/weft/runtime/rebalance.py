@@ -91,6 +91,7 @@ class Rebalance:
     def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
         """Begin an epoch for each; where to fetch from."""
         member = self._member
+        found = member.config.topic_ids.fresh(found)
         assignments = []
         for where, one in found.items():
             start = resolve(one, member.config.on_offset_lost)
@@ -140,6 +141,7 @@ class Rebalance:
         ended = self._end_transactions(ours)
         stored = member.committer.send_last(ours) and ended
         member.door.call(lambda engine, now: engine.closed(now, ours))
+        member.config.topic_ids.closed(ours)
         event(
             _log,
             "info",
@@ -157,6 +159,7 @@ class Rebalance:
         ours = self._take(partitions)
         running = member.door.call(lambda engine, _: engine.running(ours))
         member.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
+        member.config.topic_ids.closed(ours)
         for work in running:  # another member is at them already
             member.executors[work.partition.handler.index].cancel(work, expired=False)
         event(_log, "warning", "lost", partitions=names(partitions))

@@ -13,7 +13,7 @@ from tests.integration.app.conftest import wait_for
 
 
 def counting(kafka, source, group=None, **options):
-    app = kafka.app(group=group)
+    app = kafka.app(group=group, kafka={"heartbeat.interval.ms": 200})
     seen = []
 
     @app.consume(source, **options)

@@ -1,0 +1,217 @@
+"""Stopping in bad moments: bounded, whatever hangs, and with the right exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from tests.integration.app.conftest import wait_for
+from weft.broker import LocalBroker
+
+HANGS = {
+    "async waits": "async def handler(record): print('in', flush=True); await asyncio.sleep(600)",
+    "async blocks": "async def handler(record): print('in', flush=True); time.sleep(600)",
+    "threads": "def handler(record): print('in', flush=True); time.sleep(600)",
+    "to_thread": (
+        "async def handler(record):\n"
+        "    print('in', flush=True); await asyncio.to_thread(time.sleep, 600)"
+    ),
+}
+
+
+@pytest.fixture
+def started(kafka, tmp_path):
+    """Run `weft run` on a module of this text in a process of its own."""
+    processes = []
+
+    def start(text, *arguments):
+        (tmp_path / "geofence.py").write_text(
+            f"import asyncio, sys, time, weft\nBROKERS = {kafka.bootstrap!r}\n"
+            + textwrap.dedent(text)
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft.cli.main", "run", "geofence:app", *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=20)
+
+
+def app_with(handler, source, group, **options):
+    extra = "".join(f", {name}={value!r}" for name, value in options.items())
+    return (
+        f"app = weft.App(group={group!r}, kafka={{'bootstrap.servers': BROKERS}}{extra})\n"
+        f"@app.consume({source!r})\n{handler}\n"
+    )
+
+
+def wait_until_in(process):
+    assert process.stdout.readline() == "in\n", process.stderr.read()
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_second_signal_ends_a_process_whose_handler_hangs(kafka, started, kind):
+    """SIGTERM asks for a drain; a second one ends it within seconds: exit code 143."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    process = started(app_with(HANGS[kind], source, group, drain_timeout_s=60.0))
+    wait_until_in(process)
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "stop asked" in process.stderr.readline())
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in process.stderr.read()
+    assert kafka.committed(group, source) == 0
+
+
+def test_one_signal_drains_and_is_a_clean_end(kafka, started):
+    """What runs is finished and committed; exit code 0."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    handler = "async def handler(record): print('in', flush=True); await asyncio.sleep(0.5)"
+    process = started(app_with(handler, source, group))
+    wait_until_in(process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert kafka.committed(group, source) == 1
+
+
+@pytest.mark.parametrize("kind", ["async waits", "async blocks", "threads"])
+def test_a_stop_with_a_hanging_handler_is_bounded_by_the_drain_timeout(kafka, started, kind):
+    """One signal; after `drain_timeout_s` the member leaves, whatever the handler does."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    process = started(app_with(HANGS[kind], source, group, drain_timeout_s=0.5))
+    wait_until_in(process)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert time.monotonic() - began < 10
+    assert kafka.committed(group, source) == 0
+
+
+def test_membership_is_kept_while_an_async_handler_blocks_the_loop(kafka):
+    """Polling goes on: no rebalance for as long as `time.sleep` holds the loop."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    events = []
+    app = kafka.app(
+        group=group,
+        kafka={"session.timeout.ms": 1000, "heartbeat.interval.ms": 200, "max.poll.interval.ms": 1500},
+        on_assign=lambda _: events.append("assigned"),
+        on_revoke=lambda _: events.append("revoked"),
+    )
+
+    @app.consume(source)
+    async def handler(record):
+        time.sleep(3)
+
+    run = kafka.start(app, until="drained")
+    report = run.wait(30)
+    assert (report.exit_code, report.done) == (0, 1)
+    assert events == ["assigned", "revoked"]
+    assert app.snapshot()["poll_gap_max_s"] < 1.0
+    assert kafka.committed(group, source) == 1
+
+
+def test_a_stop_in_the_middle_of_a_rebalance_is_bounded(kafka):
+    """A second member joins while a handler runs; then the first is told to stop."""
+    source, group = kafka.topic(partitions=2), kafka.name("g")
+    for number in range(2):
+        kafka.fill(source, [b"x"], partition=number)
+    gate, started_calls = threading.Event(), []
+
+    def make(**options):
+        app = kafka.app(group=group, kafka={"heartbeat.interval.ms": 200}, **options)
+
+        @app.consume(source)
+        def handler(record):
+            started_calls.append(record.partition)
+            gate.wait(30)
+
+        return app
+
+    first = kafka.start(make(revoke_timeout_s=30.0, drain_timeout_s=1.0))
+    wait_for(lambda: len(started_calls) == 2)
+    second = kafka.start(make(drain_timeout_s=1.0))
+    # The first member is inside its revoke callback now, waiting for its two calls.
+    wait_for(lambda: all(p["buffered"] == 1 for p in first.snapshot()["partitions"]))
+    began = time.monotonic()
+    first.stop()
+    assert first.wait(20).exit_code == 0
+    assert time.monotonic() - began < 8
+    gate.set()
+    second.stop()
+    assert second.wait(20).exit_code == 0
+
+
+def test_a_stop_with_the_brokers_gone_is_bounded():
+    """Nothing can be committed any more: the run ends all the same, and says so."""
+    with LocalBroker() as broker:
+        from tests.integration.app.conftest import Kafka
+
+        kafka = Kafka(broker.bootstrap)
+        source = kafka.topic()
+        kafka.fill(source, [b"x"] * 10)
+        app = kafka.app(drain_timeout_s=1.0)
+        seen = []
+
+        @app.consume(source)
+        async def handler(record):
+            seen.append(record)
+
+        run = kafka.start(app)
+        wait_for(lambda: len(seen) == 10)
+        broker.kill()
+        kafka.producer.produce(source, b"never")
+        began = time.monotonic()
+        run.stop()
+        report = run.wait(30)
+        assert time.monotonic() - began < 15
+        assert report.exit_code == 0
+        kafka.producer.purge()
+
+
+def test_stopping_while_an_async_handler_is_cancelled_keeps_the_record(kafka):
+    """A cancelled attempt is no failed attempt: its record is for the next owner."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"])
+    calls = []
+
+    def make():
+        app = kafka.app(group=group, drain_timeout_s=0.3)
+
+        @app.consume(source)
+        async def handler(record):
+            calls.append(record.attempt)
+            if len(calls) == 1:
+                await asyncio.sleep(60)
+
+        return app
+
+    run = kafka.start(make())
+    wait_for(lambda: calls)
+    run.stop()
+    assert run.wait(20).failed_attempts == 0
+    assert kafka.drain(make()).done == 1
+    assert calls == [1, 1]
