@@ -57,7 +57,9 @@ class Commits:
         many = limits.commit.max_records
         if state.now >= self._next_at or (many and state.finished_since_commit >= many):
             self._next_at = state.now + limits.commit.interval_s
-            state.finished_since_commit = 0
+            # While a commit is on the way, what finished since is not in it: `many` is still due.
+            waits = any(p.dirty and p.commit_state == states.SENT for p in state.partitions.values())
+            state.finished_since_commit = many if many and waits else 0
             self._commit(list(state.partitions.values()))
         elif state.claiming:
             self._commit(list(state.claiming))

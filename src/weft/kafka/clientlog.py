@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from weft.kafka.secrets import scrub
 
 NAME = "weft.kafka.librdkafka"
+#: With a broker gone, librdkafka says so twenty times a second.
+ALIKE_EVERY_S = 10.0
+_KINDS_MAX = 100
+_CHANGES = re.compile(r"\d+")
 
 
 class ClientLog(logging.LoggerAdapter[logging.Logger]):
-    """What a client is given as its `logger`; no secret of its configuration passes."""
+    """What a client is given as its `logger`; no secret of its configuration passes.
+
+    Lines that differ in numbers alone come once in ten seconds, then with their count.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(logging.getLogger(NAME), {})
         self._config = config
+        #: kind of line -> when it was last logged, and how many were left out since
+        self._alike: dict[str, tuple[float, int]] = {}
         #: set when its client was left behind
         self.muted = False
 
@@ -25,7 +36,25 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
         if self.muted or not self.isEnabledFor(level):
             return
         text = str(msg) % args if args else str(msg)
-        self.logger.log(level, "%s", scrub(text, self._config))
+        if level <= logging.DEBUG:
+            self.logger.log(level, "%s", scrub(text, self._config))
+            return
+        left_out = self._left_out(_CHANGES.sub("", text))
+        if left_out is not None:
+            more = f" ({left_out} alike left out)" if left_out else ""
+            self.logger.log(level, "%s%s", scrub(text, self._config), more)
+
+    def _left_out(self, kind: str) -> int | None:
+        """How many like this were left out before it; None when it is to be left out, too."""
+        now = time.monotonic()
+        at, count = self._alike.get(kind, (0.0, 0))
+        if kind in self._alike and now - at < ALIKE_EVERY_S:
+            self._alike[kind] = at, count + 1
+            return None
+        if len(self._alike) >= _KINDS_MAX:
+            self._alike.clear()
+        self._alike[kind] = now, 0
+        return count
 
 
 def with_client_log(config: Mapping[str, Any]) -> dict[str, Any]:
