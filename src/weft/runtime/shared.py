@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, overload
 
 from weft.kafka.ports import OutMessage
 
 
+_numbers = itertools.count()
+
+
 class SharedOutputs(Sequence[OutMessage]):
     """The outputs of a batch that is acknowledged as a whole."""
 
-    __slots__ = ("_messages", "pending")
+    __slots__ = ("_messages", "number", "pending")
 
     def __init__(self, messages: Sequence[OutMessage]) -> None:
         self._messages = messages
+        #: ascending with the batches' ends; of two batches with one lane the earlier has the lower
+        self.number = next(_numbers)
         #: how far they are, once the first of their records has asked for them to be sent
         self.pending: Any = None
 

@@ -82,7 +82,10 @@ class Transactor:
         self._port.close()
 
     def _transact(self, effect: fx.Transact, membership: Any) -> None:
+        # Claims stand by partition, each in the order of completion. Batches reach over partitions:
+        # sent where their first record stands, a later one could overtake an earlier one.
         works = [work for item in effect.items for work in item.claims]
+        works.sort(key=_batch_number)
         self._shared_seen.clear()
         mine = [self._messages(work) for work in works]
         messages = [message for one in mine for message in one]
@@ -164,6 +167,10 @@ class Transactor:
             )
         )
         self._member.wake()
+
+
+def _batch_number(work: Work) -> int:
+    return work.extra.number if isinstance(work.extra, SharedOutputs) else -1
 
 
 def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable[[], None]]:

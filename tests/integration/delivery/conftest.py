@@ -1,12 +1,13 @@
-"""The real broker of the app tests, for the ways of delivery."""
+"""The real brokers of the app tests and of the process tests, for the ways of delivery."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.integration.app.conftest import _kafka, kafka
+from tests.integration.processes.conftest import chaos, chaos_broker
 
-__all__ = ["_kafka", "kafka"]
+__all__ = ["_kafka", "chaos", "chaos_broker", "kafka"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
