@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.charge import block_lane
 from weft.core.failing import record_failure, retry_delay_s
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.state import EngineState
@@ -268,7 +269,7 @@ class Endings:
         work.move(states.RETRYING)
         work.partition.retrying += 1
         work.partition.handler.retries += 1
-        work.partition.block_lane(work)
+        block_lane(work.partition, work)
         self._state.retries.add(failure.due, work)
 
     def retry_due(self) -> None:
@@ -304,7 +305,7 @@ class Endings:
 
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
         partition = work.partition
-        partition.block_lane(work)
+        block_lane(partition, work)
         assert work.charge is not None
         work.charge.parked = True
         work.move(states.PARKED)
@@ -330,7 +331,7 @@ class Endings:
             work.extra = fx.SendDeadLetter(work, topic, error)
             self._finish(work)
             return
-        work.partition.block_lane(work)
+        block_lane(work.partition, work)
         work.move(states.SENDING)
         work.partition.sending += 1
         self._state.emit(fx.SendDeadLetter(work, topic, error))

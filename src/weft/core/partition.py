@@ -16,18 +16,16 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.core import states
+from weft.core import charge, intake, states
+from weft.core.intake import WHOLE
 from weft.core.spec import KEY, UNORDERED
-from weft.core.work import LaneCharge, Work
+from weft.core.work import LaneKey as LaneKey
+from weft.core.work import Work
 from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.effects import PlanItem
     from weft.core.handler import Handler
-
-_WHOLE = "*"  # the one lane of ordering="partition"
-
-LaneKey = bytes | int | str
 
 
 class Snapshot(NamedTuple):
@@ -68,6 +66,8 @@ class Partition:
         "map_chars",
         "map_limit",
         "map_stored",
+        "measure_at_top",
+        "measured_frontier",
         "number",
         "parked",
         "position",
@@ -103,13 +103,17 @@ class Partition:
         self.epoch = epoch
         self.handler = handler
         self.state = states.OPEN
+        self._begin_ledger(start, restored_top, restored_not_done)
+        self._begin_lanes()
+        self._begin_counts()
+        self._begin_commit(start)
 
-        # -- the ledger
+    def _begin_ledger(self, start: int, restored_top: int | None, not_done: Sequence[int]) -> None:
         #: received and not done: offset -> Work; None for one the restored map says is not done
         #: and that has not been fetched again yet
-        self.incomplete: dict[int, Work | None] = dict.fromkeys(restored_not_done)
+        self.incomplete: dict[int, Work | None] = dict.fromkeys(not_done)
         #: those None entries, ascending; pruned as the polls pass them
-        self.expected: deque[int] = deque(restored_not_done)
+        self.expected: deque[int] = deque(not_done)
         #: the highest offset that is done
         self.top = start - 1 if restored_top is None else restored_top
         #: up to here the restored map knows what is done
@@ -117,13 +121,13 @@ class Partition:
         #: the offset after the last one polled (or known to be a gap)
         self.position = start
 
-        # -- the lanes
+    def _begin_lanes(self) -> None:
         #: lane key -> the last record of that lane
         self.lanes: dict[LaneKey, Work] = {}
         #: heads of lanes that may start, oldest first
         self.ready: deque[Work] = deque()
-        #: ready, but past `start_limit`
-        self.far: list[Work] = []
+        #: ready, but past `start_limit`: a heap by offset
+        self.far: list[tuple[int, Work]] = []
         #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
         self.held: dict[LaneKey, Work | None] = {}
         #: running in one batch with the record before it in its lane -> that record
@@ -134,7 +138,7 @@ class Partition:
         self.startable = True
         self.user_paused = False
 
-        # -- counts
+    def _begin_counts(self) -> None:
         self.in_flight = 0
         self.sending = 0
         self.retrying = 0
@@ -147,7 +151,7 @@ class Partition:
         #: end of the log, as last heard of; -1 when not known
         self.lag_end = -1
 
-        # -- the commit
+    def _begin_commit(self, start: int) -> None:
         #: what the broker holds for the group, as far as we know
         self.committed = -1
         #: something was done since the last commit was built
@@ -168,6 +172,9 @@ class Partition:
         self.running_marked: dict[int, Work] = {}
         #: records at or past this offset do not start before the map has been measured again
         self.start_limit = start
+        #: measuring again is worth while once this is done, or `top` gets to that
+        self.measured_frontier = -1
+        self.measure_at_top = -1
         self.map_chars = 0
         #: what the broker stores; lower when it refused a map of the usual size
         self.map_limit = -1
@@ -178,102 +185,12 @@ class Partition:
 
     def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> int:
         """Take in records of one poll, ascending; how many of them are new."""
-        if records[0].offset < self.position or records[0].offset <= self.restored_top or self.held:
-            return self._admit_carefully(records, sizes)
-        self._prune_expected(records[0].offset)
-        self._admit_all(records, sizes)
-        return len(records)
-
-    def _admit_all(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
-        ordering = self.handler.spec.ordering
-        if ordering == KEY:
-            self._admit_keys(records, sizes)
-        elif ordering == UNORDERED:
-            self._admit_unordered(records, sizes)
-        else:
-            for record, size in zip(records, sizes, strict=True):
-                self._append(_WHOLE, record, size)
-        self.bytes += sum(sizes)
-        self.position = records[-1].offset + 1
-
-    def _admit_keys(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
-        # The hottest loop of the core: one Work, two dictionary stores, one link.
-        incomplete, lanes, ready = self.incomplete, self.lanes, self.ready
-        for record, size in zip(records, sizes, strict=True):
-            work = Work(record, self, size)
-            incomplete[record[2]] = work
-            key = record[4]
-            if key is None:  # orders with nothing
-                ready.append(work)
-                continue
-            tail = lanes.get(key)
-            lanes[key] = work
-            if tail is None:
-                ready.append(work)
-            else:
-                tail.next = work
-                if tail.charge is not None:
-                    self._join_charge(work, tail.charge)
-
-    def _admit_unordered(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
-        works = [Work(record, self, size) for record, size in zip(records, sizes, strict=True)]
-        self.incomplete.update(zip([record[2] for record in records], works, strict=True))
-        self.ready.extend(works)
-
-    def _append(self, key: LaneKey, record: Record, size: int) -> None:
-        work = Work(record, self, size)
-        self.incomplete[record.offset] = work
-        tail = self.lanes.get(key)
-        self.lanes[key] = work
-        if tail is not None:
-            tail.next = work
-            if tail.charge is not None:
-                self._join_charge(work, tail.charge)
-        elif key in self.held:
-            self.held[key] = work
-        else:
-            self.ready.append(work)
-
-    def _admit_carefully(self, records: Sequence[Record], sizes: Sequence[int]) -> int:
-        """Intake where some records are done already, were seen before, or have a held lane."""
-        new = 0
-        for record, size in zip(records, sizes, strict=True):
-            offset = record.offset
-            if offset < self.position:
-                continue  # fetched twice, as after a pause
-            self._prune_expected(offset)
-            self.position = offset + 1
-            if offset <= self.restored_top and offset not in self.incomplete:
-                continue  # done before the restart
-            if self.expected and self.expected[0] == offset:
-                self.expected.popleft()
-            self._admit_one(record, size)
-            new += 1
-        return new
-
-    def _admit_one(self, record: Record, size: int) -> None:
-        self.bytes += size
-        key = self.lane_key(record)
-        if isinstance(key, int):  # a lane of its own: not in `lanes`
-            work = Work(record, self, size)
-            self.incomplete[record.offset] = work
-            if key in self.held:
-                self.held[key] = work
-            else:
-                self.ready.append(work)
-        else:
-            self._append(key, record, size)
-
-    def _prune_expected(self, offset: int) -> None:
-        # The map said "not done" and the log no longer has it: compacted or deleted since.
-        while self.expected and self.expected[0] < offset:
-            del self.incomplete[self.expected.popleft()]
-            self.dirty = True
+        return intake.admit(self, records, sizes)
 
     def advance(self, position: int) -> None:
         """The log has nothing between the last record polled and `position` (markers, gaps)."""
         if position > self.position:
-            self._prune_expected(position)
+            intake.prune_expected(self, position)
             self.position = position
             self.dirty = True
 
@@ -282,7 +199,7 @@ class Partition:
         ordering = self.handler.spec.ordering
         if ordering == KEY and record.key is not None:
             return record.key
-        return record.offset if ordering in (UNORDERED, KEY) else _WHOLE
+        return record.offset if ordering in (UNORDERED, KEY) else WHOLE
 
     # -- done ------------------------------------------------------------------------------------
 
@@ -328,7 +245,7 @@ class Partition:
     def rejoin(self, work: Work) -> None:
         """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
         if work.charge is not None:
-            self._leave_charge(work, work.charge)
+            charge.leave(self, work, work.charge)
             work.charge = None
         work.next = None
         key = self.lane_key(work.record)
@@ -340,12 +257,12 @@ class Partition:
             return
         tail.next = work
         if tail.charge is not None:
-            self._join_charge(work, tail.charge)
+            charge.join(self, work, tail.charge)
 
     def release(self, work: Work) -> None:
         """The record leaves the head of its lane; the next one of the lane is ready."""
         if work.charge is not None:
-            self._leave_charge(work, work.charge)
+            charge.leave(self, work, work.charge)
         following = work.next
         if self.predecessors:
             if work in self.predecessors:
@@ -359,7 +276,7 @@ class Partition:
             return
         lanes = self.lanes
         if lanes:
-            key = work.record[4] if self.handler.spec.ordering == KEY else _WHOLE
+            key = work.record[4] if self.handler.spec.ordering == KEY else WHOLE
             # A null key has no lane to remove; with charge gone the lane is forgotten whole.
             if key is not None and lanes.get(key) is work:
                 del lanes[key]
@@ -373,44 +290,6 @@ class Partition:
                 break
             work, following = following, following.next
         return work, following
-
-    # -- the charge of failing lanes ---------------------------------------------------------------
-
-    def block_lane(self, work: Work) -> None:
-        """The lane's head failed: what the lane holds moves to the budget of failing records."""
-        charge = work.charge
-        if charge is None:
-            charge = LaneCharge()
-            member: Work | None = work
-            while member is not None:
-                left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
-                if member is work or not left:
-                    if member.charge is not None:  # one behind it in its batch failed first
-                        self._leave_charge(member, member.charge)
-                    member.charge = charge
-                    charge.records += 1
-                    charge.bytes += member.size
-                member = member.next
-        if not charge.blocked:
-            charge.blocked = True
-            self.blocked_records += charge.records
-            self.blocked_bytes += charge.bytes
-
-    def _join_charge(self, work: Work, charge: LaneCharge) -> None:
-        work.charge = charge
-        charge.records += 1
-        charge.bytes += work.size
-        if charge.blocked:
-            self.blocked_records += 1
-            self.blocked_bytes += work.size
-
-    def _leave_charge(self, work: Work, charge: LaneCharge) -> None:
-        if charge.blocked:  # its head is done, so the rest of the lane is healthy again
-            charge.blocked = False
-            self.blocked_records -= charge.records
-            self.blocked_bytes -= charge.bytes
-        charge.records -= 1
-        charge.bytes -= work.size
 
     # -- what is known ---------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from weft.types import ErrorInfo, Record
 if TYPE_CHECKING:
     from weft.core.partition import Partition
 
+LaneKey = bytes | int | str
+
 STORY_EVENTS_MAX = 32
 RECORD_OVERHEAD_BYTES = 512  # what Python's objects around one record cost, measured
 
