@@ -77,6 +77,7 @@ class Chaos:
         protocol: str = "eager",
         partitions: int = 4,
         way_s: float = COMMIT_WAY_S,
+        session_s: float = SESSION_S,
         **plan: Any,
     ) -> None:
         self.broker, self.folder, self.seed = broker, folder, seed
@@ -85,7 +86,7 @@ class Chaos:
         name = uuid.uuid4().hex[:8]
         kafka = {**PROTOCOLS[protocol], **plan.pop("kafka", {})}
         if protocol != "consumer":
-            kafka |= {"session.timeout.ms": int(SESSION_S * 1000), "heartbeat.interval.ms": 300}
+            kafka |= {"session.timeout.ms": int(session_s * 1000), "heartbeat.interval.ms": 300}
         self.plan = Plan(
             bootstrap=broker.bootstrap,
             group=f"chaos-{name}",
@@ -122,20 +123,20 @@ class Chaos:
         if kind is not None:
             self.dump()
         for child in self.children:
-            if child.alive:
-                child.process.kill()
-                child.process.wait(10)
+            child.process.kill()
+            child.process.wait(10)
         self.watch.__exit__()
 
     # -- records -----------------------------------------------------------------------------------
 
-    def produce(self, count: int, keys: int = 40, *, stuck_first: bool = False) -> None:
-        """Records with the next sequence numbers, acknowledged when this returns."""
+    def produce(self, count: int, keys: int = 40, *, stuck: str = "none") -> None:
+        """Records that are acknowledged when this returns; "first" or "all" of them are held by
+        their handler until the release file is there."""
         producer = Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5})
         for place in range(count):
-            stuck = stuck_first and place == 0
-            key = "stuck" if stuck else f"k{self.dice.randrange(keys)}"
-            value = b"stuck" if stuck else b"v"
+            held = stuck == "all" or (stuck == "first" and place == 0)
+            key = f"stuck{place}" if held else f"k{self.dice.randrange(keys)}"
+            value = b"stuck" if held else b"v"
             producer.produce(
                 self.plan.topic, value, key.encode(), on_delivery=self._remember(key)
             )
@@ -214,11 +215,13 @@ class Chaos:
         child.process.wait(10)
         self.kills += 1
         self.ended[child.pid] = time.monotonic()
-        excuse = Excuse("kill", child.pid, at - self._window_s(), self.ended[child.pid])
+        excuse = Excuse("kill", child.pid, at - self.window_s, self.ended[child.pid])
         self.excuses.append(excuse)
         return excuse
 
-    def _window_s(self) -> float:
+    @property
+    def window_s(self) -> float:
+        """How long before a fault what was done may not have been committed."""
         return self.plan.commit_s + self._way_s
 
     def terminate(
@@ -254,7 +257,7 @@ class Chaos:
         child.process.send_signal(signal.SIGCONT)
         child.stopped = False
         excuse = Excuse(
-            "stopped", child.pid, since - self._window_s(), time.monotonic() + 1.0, overlap=True
+            "stopped", child.pid, since - self.window_s, time.monotonic() + 1.0, overlap=True
         )
         self.excuses.append(excuse)
         return excuse
@@ -332,22 +335,19 @@ class Chaos:
         for child in self.children[-8:]:
             print(child.said())
 
+    def problems(self, verdict: Verdict) -> list[str]:
+        """What handlers and commits got wrong."""
+        seen = judge_commits(self.watch.seen, self.entries, self.produced)
+        return verdict.problems() + seen
+
     # -- the end -----------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict:
         """The judge's word on everything so far; prints its summary, fails on any problem."""
         self.look()
         self.watch.__exit__()
-        verdict = judge(
-            self.entries,
-            self.produced,
-            self.excuses,
-            self.ended,
-            ordered=self.plan.ordering != "unordered",
-        )
-        problems = verdict.problems() + judge_commits(
-            self.watch.seen, self.entries, self.produced
-        )
+        verdict = judge(self.entries, self.produced, self.excuses, self.ended)
+        problems = self.problems(verdict)
         print(f"{verdict.summary()} kills={self.kills} commits seen={len(self.watch.seen)}")
         assert self.watch.looks, "unknown: nobody saw a commit"
         assert not problems, f"seed {self.seed}: " + "\n".join(problems)

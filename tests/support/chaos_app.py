@@ -14,14 +14,19 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import weft
+from weft.core.commits import Commits
+from weft.core.partition import Partition, Snapshot
+from weft.runtime import door
 from tests.support.handler_log import Writer
 
 VARIABLE = "WEFT_CHAOS"
+FOREVER_S = 1e9
 
 
 @dataclass
@@ -49,6 +54,11 @@ class Plan:
     revoke_timeout_s: float = 5.0
     drain_timeout_s: float = 20.0
     seed: int = 0
+    #: a way of delivery other than the default, and where its outputs go; see delivery_app
+    mode: str = ""
+    output: str = ""
+    #: break the library in one way, to show that the judge would see it; see `MUTANTS`
+    mutant: str = ""
 
     def text(self) -> str:
         """As the child gets it."""
@@ -144,8 +154,37 @@ class Handlers:
             raise ValueError("the first attempt fails, as planned")
 
 
+def forget_the_map() -> None:
+    """Commit the frontier alone."""
+    plan = Commits.plan
+    Commits.plan = lambda self, partition: plan(self, partition)._replace(metadata="")  # type: ignore[method-assign]  # a mutant
+
+
+def commit_what_was_seen() -> None:
+    """Commit the end of what was fetched, done or not (the Java library's issue 826)."""
+
+    def snapshot(self: Partition, claims: Any = None) -> Snapshot:
+        return Snapshot(self.position, self.position - 1, [])
+
+    Partition.snapshot = snapshot  # type: ignore[method-assign]  # a mutant
+
+
+def trust_yourself() -> None:
+    """Never doubt the membership after standing still."""
+    door.STOOD_STILL_S = FOREVER_S
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "no map": forget_the_map,
+    "seen": commit_what_was_seen,
+    "trusting": trust_yourself,
+}
+
+
 def make(plan: Plan) -> weft.App:
     """The app of this plan."""
+    MUTANTS[plan.mutant]()
     app = weft.App(
         plan.group,
         {"bootstrap.servers": plan.bootstrap, **plan.kafka},
@@ -153,6 +192,11 @@ def make(plan: Plan) -> weft.App:
         drain_timeout_s=plan.drain_timeout_s,
     )
     handlers = Handlers(plan, app)
+    if plan.mode:
+        from tests.support.delivery_app import consume
+
+        consume(app, plan, handlers)
+        return app
     app.consume(
         plan.topic,
         ordering=plan.ordering,

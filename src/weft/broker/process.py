@@ -20,6 +20,7 @@ STOP_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
 FORMAT_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+_EXEC_S = 2.0
 _LOGGING_NOTE = "SLF4J:"  # Kafka's jars come without a logging back end, and say so each time.
 
 # It waits for the end of its input, which is the end of the process that holds the other end of
@@ -111,6 +112,8 @@ def _arguments(pid: int) -> list[str]:
     entry = Path(f"/proc/{pid}/cmdline")
     if Path("/proc/self/cmdline").exists():
         try:
+            # Empty while a program replaces itself, as Java's launcher does when it starts.
+            wait_until(lambda: bool(entry.read_bytes()) or _is_dead(pid), _EXEC_S)
             return entry.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return []
@@ -120,6 +123,12 @@ def _arguments(pid: int) -> list[str]:
     # `ps` joins with spaces: the properties path is the last argument, and may hold spaces.
     head, found, path = shown.stdout.strip().partition("kafka.Kafka ")
     return [head, path] if found else []
+
+
+def _is_dead(pid: int) -> bool:
+    """Ended and not reaped yet; raises OSError when it is gone altogether."""
+    state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return state in "ZX"
 
 
 def send_signal(pid: int, number: int) -> None:

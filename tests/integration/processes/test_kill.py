@@ -53,7 +53,7 @@ def test_one_stuck_record_at_the_base_does_not_widen_the_repeats(
 ) -> None:
     """S5 with the frontier standing still: the offset map alone bounds what a kill repeats."""
     with chaos(seed=102, kafka=STATIC, partitions=1, concurrency=16, work_s=0.01) as run:
-        run.produce(4000, stuck_first=True)
+        run.produce(4000, stuck="first")
         kill_and_restart(run, 3)
         last = run.start()
         run.all_done(60, but=1)

@@ -9,38 +9,62 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.chaos import SESSION_S, Chaos
+from tests.support.verdict import Excuse
 
 
-@pytest.mark.parametrize("protocol", ["eager", "cooperative", "consumer"])
-def test_a_zombie_commits_nothing_and_starts_nothing(
-    chaos: Callable[..., Chaos], protocol: str
-) -> None:
-    """S7: stopped with SIGSTOP until another member has its partitions, then continued."""
-    with chaos(seed=301, protocol=protocol, concurrency=16, work_s=0.02, kind="threads") as run:
-        first, second = run.start(), run.start()
-        run.feed(600)
-        run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
-        since = run.suspend(first)
-        before = run.starts_of(second)
-        run.until(lambda: taken_over(run, second.pid, since), 30, "the second takes all over")
-        threading.Event().wait(0.5)
-        excuse = run.wake(first, since)
-        threading.Event().wait(SESSION_S)
-        run.stop_feeding()
-        run.all_done(30)
-        run.until(run.committed, 10, "everything committed")
-        for child in (first, second):
-            run.terminate(child)
-        verdict = run.verdict()
-        assert run.starts_of(second) > before
-        late = [e for e in run.entries if e.pid == first.pid and e.kind == "E" and e.at > since]
-        assert late, "nothing was in flight when it was stopped"
-        assert verdict.bounds[excuse]
+def stand_still(run: Chaos) -> tuple[Excuse, float]:
+    """Two members; one is stopped until the other has all its partitions, then continued."""
+    first, second = run.start(), run.start()
+    run.feed(600)
+    run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
+    threading.Event().wait(2.0)  # a cooperative group's second round is over
+    since = run.suspend(first)
+    run.until(lambda: taken_over(run, second.pid, since), 30, "the second takes all over")
+    threading.Event().wait(0.5)
+    excuse = run.wake(first, since)
+    threading.Event().wait(SESSION_S)
+    run.stop_feeding()
+    run.all_done(30)
+    run.until(run.committed, 10, "everything committed")
+    for child in (first, second):
+        run.terminate(child)
+    return excuse, since
 
 
 def taken_over(run: Chaos, pid: int, since: float) -> bool:
     """This process has begun records of every partition since then."""
     run.look()
-    return {e.partition for e in run.entries if e.pid == pid and e.kind == "S" and e.at > since} == {
-        0, 1, 2, 3,
-    }  # fmt: skip
+    later = [e for e in run.entries if e.kind == "S" and e.pid == pid and e.at > since]
+    return {entry.partition for entry in later} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", ["threads", pytest.param("async", marks=pytest.mark.long)])
+@pytest.mark.parametrize("protocol", ["eager", "cooperative", "consumer"])
+def test_a_zombie_commits_nothing_and_starts_nothing(
+    chaos: Callable[..., Chaos], protocol: str, kind: str
+) -> None:
+    """S7: stopped with SIGSTOP until another member has its partitions, then continued."""
+    with chaos(seed=301, protocol=protocol, concurrency=16, work_s=0.02, kind=kind) as run:
+        excuse, since = stand_still(run)
+        verdict = run.verdict()
+        late = [e for e in run.entries if e.pid == excuse.pid and e.kind != "S" and e.at > since]
+        assert late, "nothing was in flight when it was stopped"
+        assert verdict.bounds[excuse]
+
+
+def test_a_short_stop_costs_nothing(chaos: Callable[..., Chaos]) -> None:
+    """Standing still within the session: no record is repeated, and work goes on."""
+    with chaos(seed=302, concurrency=16, work_s=0.02) as run:
+        child = run.start()
+        run.feed(400)
+        run.let_work(child, 0.5)
+        since = run.suspend(child)
+        threading.Event().wait(SESSION_S / 2)
+        run.wake(child, since)
+        woken = run.completed
+        run.until(lambda: run.completed > woken + 100, 5, "it goes on")
+        run.stop_feeding()
+        run.all_done(20)
+        run.terminate(child)
+        assert "stood still" in child.said()
+        assert run.verdict().repeated == 0

@@ -49,7 +49,7 @@ def test_a_second_signal_ends_at_once(chaos: Callable[..., Chaos], kind: str) ->
     """SIGINT twice: exit 130 within two seconds though a handler never ends; what was done is
     committed."""
     with chaos(seed=203, kind=kind, partitions=1, work_s=0.01) as run:
-        run.produce(600, stuck_first=True)
+        run.produce(600, stuck="first")
         child = run.start()
         run.all_done(30, but=1)
         child.process.send_signal(signal.SIGINT)

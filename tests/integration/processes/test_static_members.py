@@ -1,0 +1,70 @@
+"""Static members: a restart gets its partitions back at once, and a clean end leaves no ghost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.support.chaos import SESSION_S, Chaos, Child
+
+PROCESS_START_S = 2.0  # Python, imports and the look at the cluster, on a busy machine
+
+
+def named(run: Chaos, name: str) -> Child:
+    """A member with this group.instance.id."""
+    return run.start(kafka={**run.plan.kafka, "group.instance.id": name})
+
+
+def assigned_after(child: Child) -> float:
+    """Seconds from its first line, "starting", to its first assignment."""
+    lines = child.said(10**6).splitlines()
+    times = {
+        word: float(line.split()[0])
+        for word in ("assigned", "starting")
+        for line in lines
+        if f" {word} " in line
+    }
+    return times["assigned"] - times["starting"]
+
+
+def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> None:
+    """kill -9 and a restart under the same id: partitions in 0.3 s and no rebalance for others."""
+    with chaos(seed=501, concurrency=16, work_s=0.01) as run:
+        run.feed(300)
+        other, killed = named(run, "other"), named(run, "killed")
+        run.until(lambda: min(map(run.starts_of, (other, killed))) > 50, 30, "both work")
+        rebalances = other.said(10**6).count("assigned")
+        run.kill(killed)
+        again = named(run, "killed")
+        run.until(lambda: run.starts_of(again) > 20, 10, "it works again")
+        assert assigned_after(again) < 1.5
+        assert other.said(10**6).count("assigned") == rebalances
+        run.stop_feeding()
+        run.all_done(20)
+        for child in (other, again):
+            run.terminate(child)
+        assert run.verdict().bounds[run.excuses[0]]
+
+
+def test_a_static_member_that_ends_leaves_no_ghost(chaos: Callable[..., Chaos]) -> None:
+    """After SIGTERM another member has all partitions long before the session would be over."""
+    with chaos(seed=502, concurrency=16, work_s=0.01) as run:
+        run.feed(300)
+        leaving, staying = named(run, "leaving"), named(run, "staying")
+        run.until(lambda: min(map(run.starts_of, (leaving, staying))) > 50, 30, "both work")
+        took_s = run.terminate(leaving)
+        at = time.monotonic()
+        run.until(lambda: covers(run, staying, at), SESSION_S, "the other has all partitions")
+        assert took_s < 3.0
+        run.stop_feeding()
+        run.all_done(20)
+        run.terminate(staying)
+        verdict = run.verdict()
+        assert (verdict.repeated, verdict.restarts) == (0, 0)
+
+
+def covers(run: Chaos, child: Child, since: float) -> bool:
+    """It has begun records of every partition since then."""
+    run.look()
+    later = [e for e in run.entries if e.kind == "S" and e.pid == child.pid and e.at > since]
+    return {entry.partition for entry in later} == {0, 1, 2, 3}
