@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 ROOT = Path(__file__).parents[3]
 
 #: Logs each call as it begins and ends, in one file that members append to.
-APP = '''
+APP = """
 import asyncio, json, os, time
 from contextlib import asynccontextmanager
 import weft
@@ -47,13 +47,13 @@ async def handle(record):
     note(what="begin", p=record.partition, o=record.offset, k=str(record.key))
     await asyncio.sleep({seconds})
     note(what="end", p=record.partition, o=record.offset, k=str(record.key))
-'''
-NEIGHBOUR = '''
+"""
+NEIGHBOUR = """
 import json
 
 def line(fields):
     return json.dumps(fields).encode() + b"\\n"
-'''
+"""
 
 
 @dataclass
@@ -100,10 +100,11 @@ class Fleet:
 def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
     """Write fleetapp.py, and the module beside it that it imports."""
     options = "".join(f", {name}={text}" for name, text in more.pop("options", {}).items())
+    # The new group protocol leaves these to the broker.
+    times = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     kafka = {
         "bootstrap.servers": bootstrap,
-        "session.timeout.ms": 6000,
-        "heartbeat.interval.ms": 500,
+        **(times if more.pop("own_times", True) else {}),
         **more.pop("kafka", {}),
     }
     values = {
@@ -121,14 +122,17 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Fleet]:
-    """`weft run fleetapp:app --engine spark …` in that folder; killed at the end, with its kin."""
-    command = [sys.executable, "-m", "weft.cli.main", "run", "fleetapp:app", "--engine", "spark"]
-    quiet = ["--conf", "spark.ui.enabled=false"]
+def running(
+    folder: Path, *arguments: str, engine: str = "spark", env: dict[str, str] | None = None
+) -> Iterator[Fleet]:
+    """`weft run fleetapp:app …` in that folder; killed at the end, with its kin."""
+    command = [sys.executable, "-m", "weft.cli.main", "run", "fleetapp:app"]
+    on_spark = ["--engine", "spark", "--conf", "spark.ui.enabled=false"]
+    how = [] if engine == "local" else on_spark
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
     with (folder / "stderr").open("wb") as errors:
         process = subprocess.Popen(
-            [*command, *quiet, *arguments], cwd=folder, stderr=errors, stdout=errors,
+            [*command, *how, *arguments], cwd=folder, stderr=errors, stdout=errors,
             env={**environment, **(env or {})},
         )  # fmt: skip
     try:

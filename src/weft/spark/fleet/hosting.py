@@ -17,7 +17,7 @@ from typing import Any
 from weft.app import App
 from weft.app_options import AppOptions
 from weft.core.engine import Engine, StopMode
-from weft.errors import ConfigError
+from weft.errors import ConfigError, WeftError
 from weft.runtime.drain import passed
 from weft.runtime.reports import ResultStream
 from weft.spark.fleet.handle import MemberHandle
@@ -89,7 +89,8 @@ class Host:
             except Exception as error:
                 _log.debug("the member did not start", exc_info=True)
                 bad = isinstance(error, ConfigError)
-                reason = str(error) if bad else f"{type(error).__name__}: {error}"
+                ours = isinstance(error, WeftError)  # whose messages stand by themselves
+                reason = str(error) if ours else f"{type(error).__name__}: {error}"
                 if fresh:
                     return {"why": "refused" if bad else "failed", "reason": reason}
             fresh = False

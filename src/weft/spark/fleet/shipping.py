@@ -46,7 +46,7 @@ _NOT_SHIPPED = {"__pycache__", ".git", ".venv", "venv", "node_modules"}
 
 def packed(app: App) -> bytes:
     """The app as executors load it; raises ConfigError that names what cannot travel."""
-    with _by_value(modules_of(app)):
+    with by_value(modules_of(app)):
         try:
             data = pickles.dumps(app)
         except Exception as error:
@@ -68,6 +68,11 @@ def modules_of(app: App) -> list[types.ModuleType]:
     values = [app.options.lifespan]
     for handler in app.handlers:
         values += [handler.function, handler.value, getattr(handler, "prefetch", None)]
+    return modules_behind(values)
+
+
+def modules_behind(values: Iterable[Any]) -> list[types.ModuleType]:
+    """The user's modules in which these functions and classes are written."""
     found = {module.__name__: module for value in values if (module := _module_of(value))}
     return [module for module in found.values() if _is_the_users(module)]
 
@@ -95,7 +100,8 @@ def _installed(source: Path) -> bool:
 
 
 @contextmanager
-def _by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
+def by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
+    """While this lasts, what stands in these modules is pickled by value."""
     with ExitStack() as stack:
         for module in modules:
             if pickles.by_value(module):
@@ -106,14 +112,22 @@ def _by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
 def _culprit(app: App, error: Exception) -> str:
     """Which global of which function it is, if that can be found; else Python's own words."""
     functions = [*(handler.function for handler in app.handlers), app.options.lifespan]
-    for function in functions:
-        for name, value in _names_used(function):
-            if value is not app and not _travels(value):
-                return f"{_name(function)} uses {name!r}, a {type(value).__name__}"
+    named = unpicklable_name(functions, app)
+    if named is not None:
+        return named
     for name, value in {"kafka": app.options.kafka, "producer": app.options.producer}.items():
         if not _travels(value):
             return f"{name}= holds what cannot be pickled"
     return f"{type(error).__name__}: {error}"
+
+
+def unpicklable_name(functions: Iterable[Any], app: App | None) -> str | None:
+    """Which function uses what that cannot be pickled, in words; None where that is not it."""
+    for function in functions:
+        for name, value in _names_used(function):
+            if not isinstance(value, types.ModuleType) and value is not app and not _travels(value):
+                return f"{_name(function)} uses {name!r}, a {type(value).__name__}"
+    return None
 
 
 def _names_used(function: Any) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,134 @@
+"""A fleet as its own process tree: members, driver and signals, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.spark.fleet_kit import (
+    Fleet,
+    all_gone,
+    fill,
+    kill,
+    order_breaks,
+    running,
+    wait_until,
+    write_app,
+)
+
+pytestmark = pytest.mark.spark
+
+RECORDS, PARTITIONS = 6_000, 4
+#: The session time-out in the apps is 6 s: sooner than that only a static id can be.
+BACK_S = 4.0
+
+
+@pytest.fixture
+def folder(tmp_path, topic, kafka_broker) -> Any:
+    """A folder with an app for a topic with records in it."""
+    name = topic(PARTITIONS, "kills")
+    fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS)
+    write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=5)
+    return tmp_path
+
+
+def two_at_work(fleet: Fleet) -> set[int]:
+    """Wait until two members handle records."""
+    return wait_until(lambda: len(fleet.members()) == 2 and fleet.members(), 60, "two at work")
+
+
+def test_a_killed_member_is_back_at_once(folder) -> None:
+    """kill -9 of a member: its static id brings its partitions back long before the session
+    time-out, the other member goes on, nothing is lost, keys stay in order; the drain ends it."""
+    with running(folder, "--members", "2", "--until", "drained") as fleet:
+        before = two_at_work(fleet)
+        victim = min(before)
+        held = {one["p"] for one in fleet.events("begin") if one["pid"] == victim}
+        at = time.time()
+        kill(victim)
+
+        def back() -> Any:
+            return [
+                one
+                for one in fleet.events("begin")
+                if one["pid"] not in before and one["at"] > at and one["p"] in held
+            ]
+
+        first = wait_until(back, 20, "the member's return")[0]
+        kin = fleet.descendants()
+        assert fleet.wait(60) == 0, fleet.text
+        others = sorted(
+            one["at"]
+            for one in fleet.events("begin")
+            if one["pid"] == max(before) and at - 1 < one["at"] < at + 3
+        )
+        assert first["at"] - at < BACK_S
+        assert max(b - a for a, b in zip(others, others[1:], strict=False)) < 1.0
+        assert len(fleet.done()) == RECORDS
+        assert order_breaks(fleet.events()) == []
+        assert "member died member=" in fleet.text and "reason=drained" in fleet.text
+        assert all_gone(kin, 5) == []
+
+
+def test_ctrl_c_drains_all_members(folder) -> None:
+    """SIGINT to the driver: what runs is finished, committed, the lifespans closed; exit code 0
+    and no process is left."""
+    with running(folder, "--members", "2") as fleet:
+        two_at_work(fleet)
+        kin = fleet.descendants()
+        at = time.time()
+        fleet.signal(signal.SIGINT)
+        assert fleet.wait(20) == 0, fleet.text
+        assert time.time() - at < 12
+        begun = {(one["p"], one["o"]) for one in fleet.events("begin")}
+        assert begun == fleet.done()
+        assert len(fleet.events("open")) == len(fleet.events("close")) == 2
+        assert all_gone(kin, 5) == []
+
+
+def test_a_second_signal_ends_it_now(tmp_path, topic, kafka_broker) -> None:
+    """Two SIGTERMs while a handler takes long: exit code 143, soon."""
+    name = topic(PARTITIONS, "slow")
+    fill(kafka_broker.bootstrap, name, 100, PARTITIONS)
+    write_app(tmp_path, kafka_broker.bootstrap, name, seconds=60)
+    with running(tmp_path, "--members", "1") as fleet:
+        wait_until(lambda: fleet.events("begin"), 60, "the first call")
+        fleet.signal(signal.SIGTERM)
+        wait_until(lambda: "mode=in_flight" in fleet.text, 10, "the first stop")
+        at = time.time()
+        fleet.signal(signal.SIGTERM)
+        assert fleet.wait(20) == 143, fleet.text
+        assert time.time() - at < 8
+
+
+def test_members_leave_when_the_driver_is_killed(folder, kafka_broker) -> None:
+    """kill -9 of the driver: within 10 s the members have committed and left, and every process
+    is gone; the next run repeats nothing that was finished."""
+    with running(folder, "--members", "2") as fleet:
+        two_at_work(fleet)
+        kin = fleet.descendants()
+        at = time.time()
+        fleet.signal(signal.SIGKILL)
+        fleet.process.wait(5)
+        assert all_gone(kin, 12) == []
+        assert max(one["at"] for one in fleet.events("close")) - at < 10
+        assert len(fleet.events("close")) == 2
+        first = len(fleet.events("end"))
+    with running(folder, "--until", "drained", engine="local") as fleet:
+        assert fleet.wait(90) == 0, fleet.text
+        assert len(fleet.events("end")) == len(fleet.done()) == RECORDS > first
+
+
+@pytest.mark.long
+def test_sigterm_to_one_member_moves_it(folder) -> None:
+    """SIGTERM to a member's own process: it drains and leaves, and another takes its place."""
+    with running(folder, "--members", "2", "--until", "drained") as fleet:
+        before = two_at_work(fleet)
+        os.kill(min(before), signal.SIGTERM)
+        wait_until(lambda: "why=terminated" in fleet.text, 20, "its goodbye")
+        assert fleet.wait(60) == 0, fleet.text
+        assert len(fleet.events("end")) == len(fleet.done()) == RECORDS
