@@ -64,6 +64,10 @@ class Commits:
         elif state.claiming:
             self._commit(list(state.claiming))
 
+    def soon(self) -> None:
+        """Do not wait for the interval this time."""
+        self._next_at = self._state.now
+
     def next_due(self) -> float | None:
         """When there is something to do for the commits, as far as is known now."""
         due = [self._next_at]

@@ -194,6 +194,12 @@ class Engine:
         self._since_resume = _RESUME_EVERY
         self._turn()
 
+    def commit_soon(self, now: float) -> None:
+        """Commit what is done without waiting for the interval."""
+        self.state.now = now
+        self._commits.soon()
+        self._turn()
+
     def next_deadline(self) -> float:
         """When `tick` has something to do next, as far as is known now."""
         due = [self._commits.next_due(), self.state.retries.next_due()]

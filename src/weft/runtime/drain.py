@@ -38,14 +38,27 @@ class Drain:
         self._group = group
         self._starts = starts
         self._others_due = 0.0
+        #: all is done here, and the last commit is on its way
+        self.acknowledging = False
         self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
 
-    def finished(self, engine: Engine, ours: Mapping[TopicPartition, Partition]) -> bool:
-        """Whether nothing is left; called inside the door for what is ours."""
-        for where in [where for where in self._left if where in ours]:
-            if passed(ours[where], self._left[where]):
-                del self._left[where]
-        return not self._left
+    def finished(
+        self, engine: Engine, now: float, ours: Mapping[TopicPartition, Partition]
+    ) -> bool:
+        """Whether nothing is left, and the broker knows; called inside the door for what is ours.
+
+        Nothing of ours is struck off: a partition that is lost before its last commit has its end
+        before it again, with whoever gets it.
+        """
+        self.acknowledging = False
+        if not all(where in ours and passed(ours[where], end) for where, end in self._left.items()):
+            return False
+        self.acknowledging = any(
+            ours[where].dirty or ours[where].commit_state != states.IDLE for where in self._left
+        )
+        if self.acknowledging:
+            engine.commit_soon(now)
+        return not self.acknowledging
 
     def look_at_others(self, ours: Iterable[TopicPartition]) -> None:
         """Ask, now and then, what the group has committed for others' partitions; may wait."""
@@ -72,6 +85,8 @@ class Drain:
 
 def passed(partition: Partition, end: int) -> bool:
     """Whether nothing before this end moves any more: done, or parked."""
+    if partition.state == states.CLOSED:
+        return False  # lost since it was looked up; what it held is forgotten, not done
     if partition.frontier >= end:
         return True
     if partition.position < end:

@@ -279,6 +279,8 @@ class Run:
                 self._drain.look_at_others(member.partitions)
             self._topic_ids.look(member)
             self._look_at_drain(member)
+            if self._drain is not None and self._drain.acknowledging:
+                look_s = LOOK_FIRST_S
         self._finish()
 
     def _look_at_drain(self, member: Member) -> None:
@@ -286,7 +288,7 @@ class Run:
         if drain is None or self._drained or member.ended.is_set():
             return
         ours = dict(member.partitions)
-        if member.door.call(lambda engine, _: drain.finished(engine, ours)):
+        if member.door.call(lambda engine, now: drain.finished(engine, now, ours)):
             self._drained = True
             member.stop("in_flight")
 
