@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ class Orders:
     def __init__(self, broker: MemoryKafka, kind: str, **options: Any) -> None:
         self.broker = broker
         self.calls: list[tuple[int, int]] = []
+        #: what happens at the nth call
+        self.at_call: dict[int, Callable[[], None]] = {}
         self.lanes: defaultdict[bytes | None, list[int]] = defaultdict(list)
         self.app = weft.App(group="g", kafka={"bootstrap.servers": broker.bootstrap})
         broker.create_topic("orders", 3)
@@ -35,6 +38,7 @@ class Orders:
 
     def _note(self, record: weft.Record) -> bytes:
         self.calls.append((record.partition, record.offset))
+        self.at_call.pop(len(self.calls), lambda: None)()
         self.lanes[record.key].append(int(record.value))
         return record.value
 
@@ -54,7 +58,9 @@ class Orders:
 def test_nothing_is_lost_at_any_point(memory_broker: MemoryKafka, point: Any, kind: str) -> None:
     """Killed there and started again: every record is handled, and its output is there."""
     orders = Orders(memory_broker, kind)
-    memory_broker.crash_at(point, {"assigned": 1, "revoked": 1, "before_output": 9}.get(point, 3))
+    when = 0 if point == "assigned" else 30
+    orders.at_call[when] = lambda: memory_broker.crash_at(point)
+    orders.at_call.pop(0, lambda: None)()
     first = orders.run()
     assert (first.exit_code, memory_broker.crashes) == (1, [point])
     assert point in first.reason
@@ -83,7 +89,7 @@ def test_order_holds_across_a_crash(memory_broker: MemoryKafka, kind: str) -> No
 def test_what_was_committed_is_not_repeated(memory_broker: MemoryKafka) -> None:
     """After a commit that the broker stored but could not answer, its records stay done."""
     orders = Orders(memory_broker, "async")
-    memory_broker.crash_at("commit_stored", 3)
+    orders.at_call[30] = lambda: memory_broker.crash_at("commit_stored")
     assert orders.run().exit_code == 1
     done: set[tuple[int, int]] = set()
     for partition in range(3):
@@ -121,7 +127,7 @@ def test_only_in_flight_records_repeat_with_commit_each(memory_broker: MemoryKaf
 def test_exactly_once_survives_every_point(memory_broker: MemoryKafka, point: Any) -> None:
     """A transaction cut off anywhere: its reader sees every result once, in order."""
     orders = Orders(memory_broker, "async", delivery="exactly_once")
-    memory_broker.crash_at(point, 3)
+    orders.at_call[30] = lambda: memory_broker.crash_at(point)
     assert orders.run().exit_code == 1
     assert orders.run().exit_code == 0
     values = [int(record.value) for record in memory_broker.records("out")]
