@@ -58,7 +58,9 @@ class Commits:
         if state.now >= self._next_at or (many and state.finished_since_commit >= many):
             self._next_at = state.now + limits.commit.interval_s
             # While a commit is on the way, what finished since is not in it: `many` is still due.
-            waits = any(p.dirty and p.commit_state == states.SENT for p in state.partitions.values())
+            waits = any(
+                p.dirty and p.commit_state == states.SENT for p in state.partitions.values()
+            )
             state.finished_since_commit = many if many and waits else 0
             self._commit(list(state.partitions.values()))
         elif state.claiming:
@@ -239,7 +241,8 @@ class Commits:
             self._state.claiming.pop(partition, None)
         for work in left:
             work.move(states.QUEUED)
-        partition.far += self._let_go(partition, left)
+        for head in self._let_go(partition, left):
+            partition.handler.put_far(head)
 
     def _let_go(self, partition: Partition, works: list[Work]) -> list[Work]:
         """Give their slots back; which of them are the heads of their lanes."""

@@ -188,8 +188,8 @@ class Engine:
         self._endings.retry_due()
         self._commits.in_doubt()
         self._expire()
-        for partition in self.state.partitions.values():
-            if partition.far:
+        for handler in self.state.handlers:
+            for partition in list(handler.crowded):
                 reopen(partition)
         self._since_resume = _RESUME_EVERY
         self._turn()
@@ -248,6 +248,8 @@ class Engine:
         state = self.state
         if not state.holds and state.stop_mode in (None, "buffered"):
             for handler in state.handlers:
+                if handler.crowded:
+                    self._look_again(handler)
                 if handler.free > 0 and (handler.rotation or handler.spec.batch is not None):
                     self._fill(handler)
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:
@@ -258,6 +260,15 @@ class Engine:
         self._commits.run()
         if state.stop_mode is not None and not state.drained:
             self._check_drained()
+
+    def _look_again(self, handler: Handler) -> None:
+        """Records past the reach of the map: so much was done that there may be room."""
+        for partition in list(handler.crowded):
+            if (
+                partition.top >= partition.measure_at_top
+                or partition.measured_frontier not in partition.incomplete
+            ):
+                reopen(partition)
 
     def _fill(self, handler: Handler) -> None:
         state = self.state

@@ -146,6 +146,7 @@ class Epochs:
         partition.lanes.clear()
         partition.ready.clear()
         partition.far.clear()
+        partition.handler.crowded.pop(partition, None)
         partition.claims.clear()
         partition.running_marked.clear()
         partition.held.clear()

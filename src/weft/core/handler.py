@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappush
 
 from weft.core import states
 from weft.core.partition import Partition
@@ -33,6 +34,7 @@ class Handler:
 
     __slots__ = (
         "calls",
+        "crowded",
         "dead_lettered",
         "done",
         "failures",
@@ -59,6 +61,8 @@ class Handler:
         self.free = spec.concurrency + spec.ahead
         #: partitions with something ready, each once (`Partition.listed`)
         self.rotation: deque[Partition] = deque()
+        #: partitions with records past the reach of their map
+        self.crowded: dict[Partition, None] = {}
         #: running attempts -> when their time is over, in that order; only with `timeout_s`.
         #: A batch stands here once, as its first record
         self.running: dict[Work, float] = {}
@@ -153,7 +157,7 @@ class Handler:
                 work = popleft()
                 if work.record[2] >= limit:
                     if not may_start(work, measured):
-                        partition.far.append(work)
+                        self.put_far(work)
                         continue
                     limit = partition.start_limit
                 work.state = state
@@ -167,6 +171,11 @@ class Handler:
             else:
                 partition.listed = False
         return works
+
+    def put_far(self, work: Work) -> None:
+        """It waits until the map has room for its offset."""
+        heappush(work.partition.far, (work.record[2], work))
+        self.crowded[work.partition] = None
 
     def _affordable(self, now: float, allowed: int) -> int:
         """Refill the bucket; how many of `allowed` starts it pays for."""

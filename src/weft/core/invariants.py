@@ -95,7 +95,7 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
 
 def _check_lanes(partition: Partition, works: list[Work]) -> None:
     """Each lane is one chain, and only its head may be anywhere but in the chain."""
-    heads = list(partition.ready) + partition.far
+    heads = list(partition.ready) + [work for _, work in partition.far]
     heads += [work for work in partition.held.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
@@ -116,7 +116,7 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
 def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
     exact = partition.handler.spec.delivery == EXACTLY_ONCE
     lanes: Counter[LaneKey] = Counter()
-    waiting = {id(work) for work in (*partition.ready, *partition.far)}
+    waiting = {id(work) for work in (*partition.ready, *(far for _, far in partition.far))}
     waiting |= {id(work) for work in partition.held.values()}
     for work in works:
         if work.state == states.QUEUED:
@@ -166,6 +166,9 @@ def _check_retries(state: EngineState) -> None:
 def _check_rotation(state: EngineState, handler: Handler) -> None:
     standing = list(handler.rotation)
     _need(len(standing) == len(set(map(id, standing))), handler.name, "a partition stands twice")
+    for partition in state.partitions.values():
+        if partition.handler is handler and partition.far:
+            _need(partition in handler.crowded, partition, "has records far out, forgotten")
     for partition in standing:
         _need(partition.listed, partition, "stands in the rotation and does not know")
     for partition in state.partitions.values():
@@ -187,7 +190,9 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
         else:  # a batch waits as one call until all its marks are stored
             used += len({id(work.extra) for work in works if work.extra is not None})
     whole = spec.concurrency + spec.ahead
-    _need(handler.free + used == whole, handler.name, f"{handler.free} free, {used} used of {whole}")
+    _need(
+        handler.free + used == whole, handler.name, f"{handler.free} free, {used} used of {whole}"
+    )
     timed = len(handler.running) + len(handler.overdue)
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
 

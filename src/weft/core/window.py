@@ -8,6 +8,8 @@ splits at most one run in two: eight bytes, which base64 writes as `CHARS_PER_DO
 
 from __future__ import annotations
 
+from heapq import heappop
+
 from weft.codec import measure as measure_map
 from weft.core.partition import Partition
 
@@ -24,28 +26,30 @@ def always_fits(limit_chars: int) -> int:
 def measure(partition: Partition) -> None:
     """Set `start_limit` from the map as it is now."""
     limit = partition.map_limit
-    frontier = partition.frontier
-    # The frontier itself may always start: only its end makes room again.
-    near = frontier + max(1, int(always_fits(limit) * PRESSURE))
     shot = partition.snapshot()
+    # The frontier itself may always start: only its end makes room again.
+    near = shot.frontier + max(1, int(always_fits(limit) * PRESSURE))
+    partition.measured_frontier = shot.frontier
     if shot.top < near:
         partition.map_chars = 0
-        partition.start_limit = near
+        partition.start_limit = partition.measure_at_top = near
         return
     partition.map_chars = measure_map(shot.frontier, shot.top, shot.not_done)
     room = int(limit * PRESSURE) - partition.map_chars
     allowed = max(0, room // CHARS_PER_DONE)
-    partition.start_limit = max(near, shot.top + 1 + allowed) if allowed else max(near, shot.top)
+    partition.start_limit = max(near, shot.top + 1 + allowed if allowed else shot.top)
+    # Not at every step: a measurement walks over what is not done.
+    partition.measure_at_top = shot.top + 1 + allowed // 2
 
 
 def reopen(partition: Partition) -> None:
-    """Records that waited for room are looked at again; the nearest ones come first."""
-    if not partition.far:
-        return
-    measure(partition)
-    near = [work for work in partition.far if work.record[2] < partition.start_limit]
-    if near:
-        partition.far = [work for work in partition.far if work.record[2] >= partition.start_limit]
-        near.sort(key=lambda work: work.record[2])
-        partition.ready.extend(near)
-        partition.handler.enlist(partition)
+    """Records that waited for room are looked at again, the nearest first."""
+    far = partition.far
+    if far:
+        measure(partition)
+        if far[0][0] < partition.start_limit:
+            while far and far[0][0] < partition.start_limit:
+                partition.ready.append(heappop(far)[1])
+            partition.handler.enlist(partition)
+    if not far:
+        partition.handler.crowded.pop(partition, None)

@@ -13,6 +13,7 @@ from weft.core.work import Work
 from weft.kafka.ports import Verdict
 from weft.testing.sim.dice import Dice
 from weft.testing.sim.member import GROUP, Call, Member
+from weft.testing.sim.violation import Violation
 from weft.types import ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
@@ -58,9 +59,18 @@ def poll(world: World, member: Member, dice: Dice) -> None:
     if batches:
         member.engine.polled(world.now, batches)
         member.perform()
+        _check_memory(world, member)
     if ends:
         member.engine.reached(world.now, ends)
         member.perform()
+
+
+def _check_memory(world: World, member: Member) -> None:
+    """S9: healthy records up to one and a half budgets, failing ones one, and one poll more."""
+    setup = world.setup
+    limit = 2.5 * setup.limits.buffer_records + setup.poll_max * len(member.parts)
+    if setup.limits.buffer_records < 1_000 and world.oracle.held_records(member.name) > limit:
+        raise Violation("S9", f"{member.name} holds more than {limit} records")
 
 
 # -- handlers ------------------------------------------------------------------------------------
@@ -280,7 +290,9 @@ def commits(world: World, member: Member, dice: Dice) -> None:
             member.late_answers.append(answers)
         return
     for answer in answers:
-        world.oracle.heard(answer.partition, world.now, stored=answer.verdict == "stored")
+        partition = answer.partition
+        if partition.commit_state and partition.commit_sequence == answer.sequence:
+            world.oracle.heard(partition, world.now, stored=answer.verdict == "stored")
     member.engine.commit_answered(world.now, answers)
     member.perform()
 
@@ -485,6 +497,8 @@ def _close_with_commit(
         answers = deliver(world, member, effect, member.generation)
         clean = all(answer.verdict == "stored" for answer in answers)
         world.oracle.stats["last commits"] += 1
+        if clean:
+            member.check_clean(tps)
         if not dice.chance(world.odds.answer_lost):
             member.engine.commit_answered(world.now, answers)
             member.perform()

@@ -74,7 +74,8 @@ def _until(world: World, finished: object, name: str) -> None:
 def _progress(world: World) -> object:
     done = sum(len(source.finished) for source in world.oracle.sources.values())
     committed = world.broker.group(GROUP).committed.values()
-    return done, sum(value.offset for value in committed), len(world.members)
+    read = sum(sum(member.positions.values()) for member in world.members.values())
+    return done, read, sum(value.offset for value in committed), len(world.members)
 
 
 def _round(world: World, seconds: float, *, may_start: bool) -> None:

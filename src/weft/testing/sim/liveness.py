@@ -73,11 +73,11 @@ def _may_start(world: World, member: Member, life: Life) -> bool:
 def _starts_in_time(world: World, member: Member, life: Life) -> None:
     linger = 0.0 if life.spec.batch is None else life.spec.batch.linger_s
     before = world.now - START_WITHIN_S - linger
-    if member.freed_at > before:
+    if max(member.freed_at, world.ticked_before) > before:
         return
     for offset, since in life.startable.items():
-        # A delay that ended since the last look at the clock was only seen now.
-        if max(since, world.ticked_before) > before or offset in life.running or offset in life.sending:
+        # A delay that ended after the look at the clock before this one was only seen now.
+        if since > world.ticked_before or offset in life.running or offset in life.sending:
             continue
         if offset in life.passed or offset in life.parked or offset in life.known:
             continue

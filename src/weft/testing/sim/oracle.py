@@ -71,6 +71,14 @@ class Oracle:
             lane: call for lane, call in self.lanes_running.items() if lane[0] != member
         }
 
+    def held_records(self, member: str) -> int:
+        """How many records the process must have in memory."""
+        return sum(
+            len(life.polled - life.passed)
+            for life in self.lives.values()
+            if life.member == member and life.state != "closed"
+        )
+
     def polled(self, partition: Partition, offsets: Sequence[int], now: float) -> None:
         """The member has fetched these."""
         life = self.lives[partition]
@@ -231,7 +239,10 @@ class Oracle:
     def sending(self, work: Work, *, dead_letter: bool) -> None:
         """The engine asks for outputs or a dead letter to be produced."""
         life, offset = self.lives[work.partition], work.record.offset
-        require(life.state != "closed", "S7", f"{work!r} sends after its epoch")
+        if life.state == "closed":
+            raise Violation("S7", f"{work!r} sends after its epoch")
+        if life.spec.delivery == EXACTLY_ONCE:
+            raise Violation("S8", f"{work!r} sends outside a transaction")
         if dead_letter:
             require(offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted")
         life.sending.add(offset)
@@ -252,9 +263,11 @@ class Oracle:
 
     # -- commits -----------------------------------------------------------------------------------
 
-    def planned(self, item: fx.PlanItem) -> None:
+    def planned(self, item: fx.PlanItem, *, transaction: bool = False) -> None:
         """The engine asks for this to be committed (or is about to close with it)."""
         life = self.lives[item.partition]
+        exact = life.spec.delivery == EXACTLY_ONCE
+        require(exact == transaction, "S8", "offsets and outputs are not in one transaction")
         source, says = life.source, Claimed(item.frontier, item.metadata)
         tp = source.tp
         require(life.state != "closed", "S7", f"{tp}: a commit of a closed epoch")
@@ -329,6 +342,13 @@ class Oracle:
         life = self.lives.get(partition)
         if life is not None and (not stored or life.uncovered_since is not None):
             life.uncovered_since = now
+
+    def clean(self, partition: Partition, held: Claimed) -> None:
+        """The epoch ended and the broker stored all: nothing that was finished may repeat."""
+        life = self.lives[partition]
+        lost = [offset for offset in life.finished if offset not in held]
+        if lost:
+            raise Violation("S6", f"{life.source.tp}: {lost} repeat after a clean end")
 
     def refused(self, work: Work, now: float) -> None:
         """exactly_once: the broker does not take an output of this record."""

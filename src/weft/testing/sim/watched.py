@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from weft.core import partition
+from weft.core import intake
 from weft.core.states import RECORD_NAMES, RECORD_TABLE, InternalError
 from weft.core.work import Work
 
@@ -45,10 +45,10 @@ class WatchedWork(Work):
 @contextmanager
 def watched() -> Iterator[set[tuple[int, int]]]:
     """Records made inside check themselves; gives the changes seen so far."""
-    before = vars(partition)["Work"]
-    vars(partition)["Work"] = WatchedWork
+    before = vars(intake)["Work"]
+    vars(intake)["Work"] = WatchedWork
     WatchedWork.seen = set()
     try:
         yield WatchedWork.seen
     finally:
-        vars(partition)["Work"] = before
+        vars(intake)["Work"] = before

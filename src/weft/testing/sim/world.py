@@ -87,7 +87,10 @@ class World:
 
     def held(self, work: Work) -> Claimed:
         """What the broker holds for the record's partition."""
-        tp = (work.record.topic, work.record.partition)
+        return self.held_of((work.record.topic, work.record.partition))
+
+    def held_of(self, tp: TopicPartition) -> Claimed:
+        """What the broker holds for this partition."""
         value = self.broker.group(GROUP).committed.get(tp)
         known = self._held.get(tp)
         if known is None or known[0] is not value:

@@ -1,0 +1,268 @@
+"""What the core costs as what it holds grows: the promises of its size, each with its ratio.
+
+    python benchmarks/bench_core.py [--quick] [--json]
+
+Every figure is the best of several runs in this process: noise only ever adds. Exit code 1 when a
+promise is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from weft.core import effects as fx
+from weft.core.commits import Answer
+from weft.core.endings import Failed
+from weft.core.engine import Engine
+from weft.core.epochs import Assignment
+from weft.core.partition import Partition
+from weft.core.spec import HandlerSpec, Limits
+from weft.core.work import Work
+from weft.policies import Retry
+from weft.types import ErrorInfo, Record
+
+ERROR = ErrorInfo("E", "e")
+VALUE = b"x" * 100
+ROOMY = Limits(buffer_records=10_000_000, buffer_bytes=2**40)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One promise."""
+
+    name: str
+    figure: str
+    ratio: float
+    limit: float
+
+    @property
+    def kept(self) -> bool:
+        return self.ratio <= self.limit
+
+
+class Bench:
+    """An engine, with everything it asks for answered at once."""
+
+    def __init__(
+        self, partitions: int = 1, *, concurrency: int = 1_000, retry: Retry | None = None
+    ) -> None:
+        spec = HandlerSpec("h", concurrency=concurrency, retry=retry or Retry())
+        self.engine = Engine([spec], ROOMY)
+        self.now = 0.0
+        places = [Assignment("t", number, 0, 0) for number in range(partitions)]
+        self.partitions = self.engine.assigned(0.0, places)
+        self.started: list[Work] = []
+        self.perform()
+
+    def perform(self) -> None:
+        for effect in self.engine.take_effects():
+            if type(effect) is fx.Start:
+                self.started += effect.works
+            elif type(effect) is fx.CommitOffsets:
+                answers = [Answer(i.partition, effect.sequence, "stored") for i in effect.items]
+                self.engine.commit_answered(self.now, answers)
+
+    def poll(self, partition: Partition, keys: int, first: int, count: int, start: int = 0) -> None:
+        number = partition.number
+        records = [
+            Record("t", number, offset, 0, b"%d" % (start + offset % keys), VALUE)
+            for offset in range(first, first + count)
+        ]
+        self.engine.polled(self.now, [(partition, records, [612] * count)])
+        self.perform()
+
+    def finish(self, batch: int) -> int:
+        """One turn: up to `batch` calls end."""
+        works, self.started = self.started[:batch], self.started[batch:]
+        self.now += 0.0001
+        self.engine.calls_ended(self.now, works)
+        self.perform()
+        return len(works)
+
+
+def best(measure: Callable[[], float], runs: int) -> float:
+    """The smallest of several measurements, the collector kept out of them."""
+    times = []
+    for _ in range(runs):
+        gc.collect()
+        gc.disable()
+        times.append(measure())
+        gc.enable()
+    return min(times)
+
+
+def rate_of_keys(keys: int, batch: int, turns: int) -> float:
+    """Seconds a record, in a member that holds at least one record of each key."""
+    bench = Bench()
+    held = max(keys, 20_000)
+    bench.poll(bench.partitions[0], keys, 0, held)
+    records = [b for b in range(0, batch * turns, batch)]
+    polled = [
+        [
+            Record("t", 0, held + first + i, 0, b"%d" % ((held + first + i) % keys), VALUE)
+            for i in range(batch)
+        ]
+        for first in records
+    ]
+    sizes = [612] * batch
+    begin = time.perf_counter()
+    for some in polled:
+        bench.finish(batch)
+        bench.engine.polled(bench.now, [(bench.partitions[0], some, sizes)])
+        bench.perform()
+    return (time.perf_counter() - begin) / (batch * turns)
+
+
+def rate_of_partitions(partitions: int, batch: int, turns: int) -> float:
+    """Seconds a record with the same backlog spread over this many partitions."""
+    bench = Bench(partitions)
+    each = max(1, (batch * turns + 20_000) // partitions)
+    for partition in bench.partitions:
+        bench.poll(partition, 100, 0, each, start=1_000 * partition.number)
+    begin = time.perf_counter()
+    for _ in range(turns):
+        bench.finish(batch)
+    return (time.perf_counter() - begin) / (batch * turns)
+
+
+def rate_with_waiting(waiting: int, batch: int, turns: int) -> float:
+    """Seconds a record while others wait for their retry."""
+    bench = Bench(retry=Retry(attempts=None, delay_s=100_000.0, delay_max_s=1e6))
+    partition = bench.partitions[0]
+    for first in range(0, waiting, 1_000):
+        bench.poll(partition, 10**9, first, 1_000)
+        failed = [Failed(work, ERROR) for work in bench.started]
+        bench.started = []
+        bench.engine.calls_ended(bench.now, (), failed)
+        bench.perform()
+    bench.poll(partition, 1_000, waiting, batch * turns + 20_000, start=10**10)
+    begin = time.perf_counter()
+    for _ in range(turns):
+        bench.finish(batch)
+    return (time.perf_counter() - begin) / (batch * turns)
+
+
+def commit_plan_seconds(done: int) -> float:
+    """One plan with one record stuck and `done` beyond it."""
+    bench = Bench(concurrency=2_000)
+    partition = bench.partitions[0]
+    for first in range(0, done, 10_000):
+        bench.poll(partition, 10**9, first, 10_000)
+        if first == 0:
+            bench.started.pop(0)  # offset 0 never ends
+        while bench.started:
+            bench.finish(2_000)
+    assert partition.frontier == 0
+    partition.dirty = True
+    begin = time.perf_counter()
+    item = bench.engine._commits.plan(partition)
+    seconds = time.perf_counter() - begin
+    assert item is not None and item.done_beyond >= done - 10_000
+    return seconds
+
+
+def single_turn_seconds(records: int = 160_000) -> float:
+    """One completion a turn, with everything buffered in 8 partitions."""
+    bench = Bench(8)
+    for partition in bench.partitions:
+        bench.poll(partition, 1_000, 0, records // 8, start=1_000 * partition.number)
+    engine, queue, count = bench.engine, bench.started, 0
+    begin = time.perf_counter()
+    while count < len(queue):
+        engine.calls_ended(0.2, (queue[count],))
+        count += 1
+        for effect in engine.take_effects():
+            if type(effect) is fx.Start:
+                queue += effect.works
+    return (time.perf_counter() - begin) / count
+
+
+def healthy_share(keys: int, rounds: int, *, poison: bool) -> float:
+    """Healthy records finished a round; with `poison` half of the keys always fail.
+
+    Time is the engine's: a round is 10 ms, in which every running call ends.
+    """
+    retry = Retry(attempts=None, delay_s=0.05, delay_max_s=1.0)
+    bench = Bench(concurrency=100, retry=retry)
+    partition, offset, finished = bench.partitions[0], 0, 0
+    for _ in range(rounds):
+        if not partition.intake_paused and partition.buffered - partition.blocked_records < 2_000:
+            bench.poll(partition, keys, offset, 1_000)
+            offset += 1_000
+        bench.now += 0.01
+        works, bench.started = bench.started, []
+        bad = [w for w in works if poison and int(w.record.key) % 2]
+        good = [w for w in works if not (poison and int(w.record.key) % 2)]
+        finished += sum(int(work.record.key) % 2 == 0 for work in good)
+        bench.engine.calls_ended(bench.now, good, [Failed(work, ERROR) for work in bad])
+        bench.perform()
+        bench.engine.tick(bench.now)
+        bench.perform()
+    return finished / rounds
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """Measure everything."""
+    runs, turns = (2, 200) if quick else (5, 1_000)
+    many_keys = 200_000 if quick else 1_000_000
+    done = 100_000 if quick else 1_000_000
+    found = []
+
+    def compare(name: str, limit: float, small: float, large: float) -> None:
+        figure = f"{small * 1e6:.2f} to {large * 1e6:.2f} µs a record"
+        found.append(Row(name, figure, large / small, limit))
+
+    for batch in (1, 100):
+        compare(
+            f"1,000 to {many_keys:,} keys, {batch} a turn",
+            1.5,
+            best(lambda: rate_of_keys(1_000, batch, turns), runs),
+            best(lambda: rate_of_keys(many_keys, batch, turns), runs),
+        )
+        compare(
+            f"1 to 1,000 partitions, {batch} a turn",
+            1.3,
+            best(lambda: rate_of_partitions(1, batch, turns), runs),
+            best(lambda: rate_of_partitions(1_000, batch, turns), runs),
+        )
+        compare(
+            f"0 to 100,000 waiting for a retry, {batch} a turn",
+            1.3,
+            best(lambda: rate_with_waiting(0, batch, turns), runs),
+            best(lambda: rate_with_waiting(100_000, batch, turns), runs),
+        )
+    plan = best(lambda: commit_plan_seconds(done), runs)
+    found.append(Row(f"commit plan, 1 stuck, {done:,} done", f"{plan * 1e3:.2f} ms", plan, 0.005))
+    single = best(lambda: single_turn_seconds(20_000 if quick else 160_000), runs)
+    found.append(Row("one completion a turn", f"{single * 1e6:.2f} µs", single * 1e6, 2.5))
+    healthy = healthy_share(1_000, 300, poison=False)
+    beside = healthy_share(1_000, 300, poison=True)
+    figure = f"{healthy:.1f} to {beside:.1f} healthy records a round"
+    found.append(Row("half of 1,000 keys fail for ever", figure, healthy / beside, 1.0))
+    return found
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, for tests")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    table = rows(quick=arguments.quick)
+    if arguments.json:
+        print(json.dumps([asdict(row) | {"kept": row.kept} for row in table]))
+    else:
+        for row in table:
+            mark = "ok  " if row.kept else "MISS"
+            print(f"{mark} {row.name:46} {row.figure:34} {row.ratio:8.3f} of {row.limit}")
+    return 0 if all(row.kept for row in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
