@@ -118,9 +118,11 @@ class Batching:
             while following is not None and len(gathering.works) < gathering.room:
                 if following.record.offset >= following.partition.start_limit:
                     break
-                if following.state != states.QUEUED:  # done before the one it stands behind
+                if following.state in (states.DONE, states.PENDING):  # before the one in front
                     following = following.next
                     continue
+                if following.state != states.QUEUED:
+                    break  # being sent or tried again: what is behind it waits for it
                 if id(following) not in joined:
                     joined.add(id(following))
                     gathering.works.append(following)
@@ -132,7 +134,10 @@ class Batching:
         gathering = groups[key]
         self._extend(gathering)
         # No slot was free while more came in: the rest makes the next batch.
-        chosen, gathering.works = gathering.works[: gathering.room], gathering.works[gathering.room :]
+        chosen, gathering.works = (
+            gathering.works[: gathering.room],
+            gathering.works[gathering.room :],
+        )
         if not gathering.works:
             del groups[key]
         followers = {work.next for work in chosen}

@@ -284,7 +284,7 @@ class Partition:
     def _skip_finished(self, work: Work) -> tuple[Work, Work | None]:
         """Past records of the same batch that were done before this one, their predecessor."""
         following = work.next
-        while following is not None and self.predecessors.get(following) is work:
+        while following is not None and following in self.predecessors:
             del self.predecessors[following]
             if following.state not in (states.DONE, states.PENDING):
                 break

@@ -74,7 +74,7 @@ class Oracle:
     def held_records(self, member: str) -> int:
         """How many records the process must have in memory."""
         return sum(
-            len(life.polled - life.passed)
+            sum(offset not in life.known for offset in life.polled - life.passed)
             for life in self.lives.values()
             if life.member == member and life.state != "closed"
         )
