@@ -129,7 +129,10 @@ class Worker:
             slim = message._replace(returned=f"<not picklable: {type(error).__name__}>")
             data = pickle.dumps(slim, protocol=5)
         with self._sending:
-            self._pipe.send_bytes(data)
+            try:
+                self._pipe.send_bytes(data)
+            except OSError:
+                os._exit(0)  # as in _read: nobody hears it
 
     # -- records -------------------------------------------------------------------------------------
 
