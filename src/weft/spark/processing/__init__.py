@@ -1,0 +1,5 @@
+"""The operator: a handler over the records of a DataFrame, with the core of Weft in each task."""
+
+from weft.spark.processing.operator import process
+
+__all__ = ["process"]

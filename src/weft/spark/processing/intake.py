@@ -1,0 +1,157 @@
+"""From Spark's Arrow batches to the core's records, by partition and in offset order.
+
+Whole columns at a time: a Python loop over rows would cost more than the core does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from weft.errors import ConfigError
+from weft.types import Headers, Record
+
+CHUNK_ROWS_MAX = 5_000
+CHUNK_BYTES_MAX = 4 * 2**20
+NO_TIMESTAMP_MS = -1
+_make_record = partial(tuple.__new__, Record)
+
+
+class Group(NamedTuple):
+    """Records of one partition, ascending, with their sizes in bytes."""
+
+    topic: str
+    partition: int
+    records: list[Record]
+    sizes: list[int]
+
+
+def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in pieces of bounded size."""
+    for batch in batches:
+        rows = rows_each(batch.num_rows, batch.nbytes)
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
+def sorted_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All rows in offset order; holds them all, as a streaming DataFrame leaves no other way."""
+    held = list(batches)
+    if not held:
+        return
+    table = pa.Table.from_batches(held)
+    held.clear()
+    rows = rows_each(table.num_rows, table.nbytes)
+    order = pc.sort_indices(table.column("offset"))
+    for start in range(0, table.num_rows, rows):
+        piece = table.take(order.slice(start, rows)).combine_chunks()
+        yield from piece.to_batches()
+
+
+def rows_each(rows: int, size_bytes: int) -> int:
+    """How many rows a piece may have so that it stays within both limits on average."""
+    per_row = max(1, size_bytes // max(1, rows))
+    return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES_MAX // per_row))
+
+
+def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
+    """The records of each partition in the chunk; the chunk is in offset order."""
+    for name in ("topic", "partition", "offset"):
+        if chunk.column(name).null_count:
+            raise ConfigError(f"process: {name} is null in a row: filter such rows out first")
+    topics = chunk.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy().astype(np.int64) << 32
+    codes |= chunk.column("partition").to_numpy().astype(np.uint32)
+    if (codes == codes[0]).all():
+        yield _group(chunk)
+        return
+    order = np.argsort(codes, kind="stable")
+    chunk, codes = chunk.take(pa.array(order)), codes[order]
+    edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    for start, end in pairwise(edges):
+        yield _group(chunk.slice(start, end - start))
+
+
+def _group(rows: pa.RecordBatch) -> Group:
+    topic, number = rows.column("topic")[0].as_py(), rows.column("partition")[0].as_py()
+    offsets = rows.column("offset").to_pylist()
+    keys, values = rows.column("key"), rows.column("value")
+    columns = zip(
+        repeat(topic),
+        repeat(number),
+        offsets,
+        _timestamps(rows),
+        keys.to_pylist(),
+        values.to_pylist(),
+        _headers(rows),
+        repeat(1),
+        repeat(None),
+        repeat(None),
+    )
+    sizes = np.add(_lengths(keys), _lengths(values)).tolist()
+    return Group(topic, number, list(map(_make_record, columns)), sizes)
+
+
+def _lengths(column: pa.Array) -> Any:
+    return pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+
+
+def _timestamps(rows: pa.RecordBatch) -> Iterable[int]:
+    if "timestamp" not in rows.schema.names:
+        return repeat(NO_TIMESTAMP_MS)
+    microseconds = rows.column("timestamp").cast(pa.int64())
+    micros = pc.fill_null(microseconds, NO_TIMESTAMP_MS * 1000).to_numpy()
+    return list((micros // 1000).tolist())
+
+
+def _headers(rows: pa.RecordBatch) -> Iterable[Headers]:
+    if "headers" not in rows.schema.names:
+        return repeat(())
+    column = rows.column("headers")
+    if column.null_count == len(column):
+        return repeat(())
+    return [_pairs(headers) for headers in column.to_pylist()]
+
+
+def _pairs(headers: list[dict[str, Any] | None] | None) -> Headers:
+    return tuple((h["key"] or "", h["value"]) for h in headers or () if h is not None)
+
+
+class Intake:
+    """Remembers where each partition stands, so that a row that comes twice is seen."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int], Record] = {}
+
+    def new_rows(self, group: Group) -> Group:
+        """The group without rows that are the same record once more."""
+        where = (group.topic, group.partition)
+        offsets = np.fromiter((record[2] for record in group.records), np.int64)
+        last = self._last.get(where)
+        self._last[where] = group.records[-1]
+        starts_new = last is None or offsets[0] > last.offset
+        if starts_new and (np.diff(offsets) > 0).all():
+            return group
+        return _without_repeats(group, last)
+
+
+def _without_repeats(group: Group, last: Record | None) -> Group:
+    records: list[Record] = []
+    sizes: list[int] = []
+    for record, size in zip(group.records, group.sizes, strict=True):
+        if last is None or record.offset > last.offset:
+            records.append(record)
+            sizes.append(size)
+        elif record[:6] != last[:6]:
+            raise ConfigError(
+                f"process: two rows are {record.topic}[{record.partition}]@{record.offset} and"
+                " differ: topic, partition and offset must name one record"
+            )
+        last = record
+    return Group(group.topic, group.partition, records, sizes)

@@ -1,0 +1,217 @@
+"""The core over the records of one Spark task: lanes, slots, retries; no Kafka and no commits.
+
+The task's own thread feeds records and takes finished ones; handlers run on a loop or on threads
+as in any member. A thread of the clock's wakes for retries and time-outs, because the task's
+thread stands still while Spark takes its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from weft.core import effects as fx
+from weft.core.endings import Ended
+from weft.core.engine import Engine
+from weft.core.epochs import Assignment
+from weft.core.partition import Partition
+from weft.core.spec import HandlerSpec, Limits
+from weft.core.states import DONE
+from weft.core.work import Work
+from weft.errors import FatalError
+from weft.options import is_async
+from weft.policies import Commit
+from weft.runtime.aio import AsyncExecutor
+from weft.runtime.door import Door
+from weft.runtime.logs import event
+from weft.runtime.plan import HandlerPlan
+from weft.runtime.prefetch import Prefetcher
+from weft.runtime.threads import ThreadExecutor
+from weft.spark.processing.intake import Group
+from weft.spark.processing.rows import Outputs, message_bytes
+from weft.types import ErrorInfo, Sent
+
+if TYPE_CHECKING:
+    from weft.runtime.member import Executor
+
+_log = logging.getLogger("weft.spark")
+
+#: Nothing is committed and nothing paused: the task itself bounds what it takes in.
+NO_BOUNDS = Limits(
+    buffer_records=2**60, buffer_bytes=2**60, commit=Commit(interval_s=1e15), map_chars=2**40
+)
+#: outputs that Spark has not taken yet; above it no further record starts
+OUTPUT_BYTES_HELD_MAX = 32 * 2**20
+TICK_MAX_S = 3_600.0
+
+Settled = tuple[Work, tuple[Sent, ...], ErrorInfo | None]
+
+
+class TaskEngine(Engine):
+    """The core; keeps what is finished with for the task's thread."""
+
+    def __init__(self, spec: HandlerSpec) -> None:
+        super().__init__([spec], NO_BOUNDS)
+        #: taken by the task's thread; appending and popping are atomic
+        self.finished: deque[Work] = deque()
+        #: set when so many are finished
+        self.wanted = 1
+        self.enough = threading.Event()
+
+    def calls_ended(self, now: float, done: Sequence[Work], ended: Sequence[Ended] = ()) -> None:
+        """As in the core; what returned nothing is finished with."""
+        super().calls_ended(now, done, ended)
+        self.finished.extend(done)
+        if ended:
+            self.finished.extend([e.work for e in ended if e.work.state == DONE])
+        if len(self.finished) >= self.wanted:
+            self.enough.set()
+
+    def outputs_settled(self, now: float, settled: Sequence[Settled]) -> None:
+        """As in the core; these are finished with."""
+        super().outputs_settled(now, settled)
+        self.finished.extend([work for work, _, _ in settled])
+        if len(self.finished) >= self.wanted:
+            self.enough.set()
+
+
+class Lanes:
+    """Calls the handler for records and collects what became of them."""
+
+    def __init__(self, plan: HandlerPlan, loop: asyncio.AbstractEventLoop | None) -> None:
+        """`loop`: where async functions run; None where there are none."""
+        self._engine = TaskEngine(plan.spec)
+        self._door = Door(self._engine, self._perform)
+        self._executor = _executor(plan, self._door, loop)
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        #: what finished records produced, until they are taken
+        self._outputs: dict[Work, Outputs] = {}
+        self._held_bytes = 0
+        self._fatal: fx.Fatal | None = None
+        #: records fed and not taken yet
+        self.outstanding = 0
+        self._closed = False
+        self._alarm = threading.Event()
+        self._door.on_earlier = self._alarm.set
+        threading.Thread(target=self._keep_time, name="weft-clock", daemon=True).start()
+
+    # -- the task's thread -------------------------------------------------------------------------
+
+    def feed(self, groups: Sequence[Group]) -> None:
+        """Hand records to the core."""
+        batches = [(self._partition(g), g.records, g.sizes) for g in groups if g.records]
+        self.outstanding += sum(len(records) for _, records, _ in batches)
+        self._door.post(lambda engine, now: engine.polled(now, batches))
+
+    def waiting_bytes(self) -> int:
+        """Sizes of the records that are not done."""
+        return sum(partition.bytes for partition in self._partitions.values())
+
+    def wait(self, count: int, timeout_s: float) -> None:
+        """Wait until so many records are finished with, or all are, or time is up."""
+        engine = self._engine
+        engine.wanted = max(1, min(count, self.outstanding))
+        if len(engine.finished) < engine.wanted and self._fatal is None:
+            engine.enough.wait(timeout_s)
+        engine.enough.clear()
+        self.check()
+
+    def check(self) -> None:
+        """Raise FatalError where the policy is Stop and a record is exhausted."""
+        if self._fatal is not None:
+            error = self._fatal.error
+            why = "" if error is None else f": {error.type}: {error.message}"
+            raise FatalError(f"process: {self._fatal.reason}{why}")
+
+    @property
+    def finished_count(self) -> int:
+        """How many records can be taken."""
+        return len(self._engine.finished)
+
+    def take_finished(self) -> tuple[list[Work], dict[Work, Outputs]]:
+        """Records that are finished with, and what those that produced something did."""
+        finished, outputs = self._engine.finished, self._outputs
+        works = [finished.popleft() for _ in range(len(finished))]
+        self.outstanding -= len(works)
+        taken = {work: outputs.pop(work) for work in works if work in outputs} if outputs else {}
+        return works, taken
+
+    def rows_left(self, size_bytes: int) -> None:
+        """Spark has taken rows with so many bytes of outputs: they are held no more."""
+        self._door.post(lambda engine, now: self._release(engine, now, size_bytes))
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._closed = True
+        self._executor.close()
+        self._alarm.set()
+
+    def _partition(self, group: Group) -> Partition:
+        where = (group.topic, group.partition)
+        partition = self._partitions.get(where)
+        if partition is None:
+            new = Assignment(group.topic, group.partition, 0, group.records[0].offset)
+            partition = self._door.call(lambda engine, now: engine.assigned(now, [new]))[0]
+            self._partitions[where] = partition
+        return partition
+
+    # -- inside the door ---------------------------------------------------------------------------
+
+    def _perform(self, effects: list[fx.Effect]) -> None:
+        settled: list[Settled] = []
+        for effect in effects:
+            match effect:
+                case fx.Start(_, works):
+                    self._executor.start(works)
+                case fx.Send(work, outputs):
+                    self._outputs[work] = outputs
+                    self._held_bytes += message_bytes(outputs)
+                    settled.append((work, (), None))
+                case fx.Cancel(_, work):
+                    self._executor.cancel(work, expired=True)
+                case fx.Note(level, what, fields):
+                    event(_log, level, what, **fields)
+                case fx.Fatal():
+                    self._fatal = effect
+                    self._engine.enough.set()
+        if settled:
+            self._door.post(lambda engine, now: engine.outputs_settled(now, settled))
+        if self._held_bytes > OUTPUT_BYTES_HELD_MAX:
+            self._door.post(lambda engine, now: engine.hold(now, "rows", on=True))
+            self._engine.enough.set()
+
+    def _release(self, engine: Engine, now: float, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        if self._held_bytes <= OUTPUT_BYTES_HELD_MAX:
+            engine.hold(now, "rows", on=False)
+
+    # -- the clock's thread ------------------------------------------------------------------------
+
+    def _keep_time(self) -> None:
+        while not self._closed:
+            self._alarm.clear()
+            wait_s = self._door.call(self._tick)
+            self._alarm.wait(max(0.0, min(wait_s, TICK_MAX_S)))
+
+    def _tick(self, engine: Engine, now: float) -> float:
+        engine.tick(now)
+        self._door.wakes_at = engine.next_deadline()
+        return self._door.wakes_at - now
+
+
+def _executor(plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None) -> Executor:
+    executor: Executor
+    if is_async(plan.function):
+        assert loop is not None, "an async handler needs the loop that was opened for it"
+        executor = AsyncExecutor(plan, door, loop)
+    else:
+        executor = ThreadExecutor(plan, door)
+    if plan.prefetch is None:
+        return executor
+    prefetcher = Prefetcher(plan, door, loop)
+    prefetcher.inner = executor
+    return prefetcher

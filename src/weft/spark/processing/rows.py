@@ -1,0 +1,113 @@
+"""From records that are finished with to rows of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import attrgetter, itemgetter
+
+import pyarrow as pa
+
+from weft.core.work import Work
+from weft.kafka.ports import OutMessage
+from weft.spark.processing.columns import ARROW_SCHEMA, HEADERS, OUTPUT
+
+ROWS_MAX = 10_000
+OUTPUT_BYTES_MAX = 8 * 2**20
+
+Outputs = Sequence[OutMessage]
+_record: Callable[[Work], tuple[object, ...]] = attrgetter("record")
+_topic, _partition, _offset, _key = map(itemgetter, (0, 1, 2, 4))
+
+
+def message_bytes(outputs: Outputs) -> int:
+    """About how much memory outputs take."""
+    return sum(64 + len(m.value or b"") + len(m.key or b"") for m in outputs)
+
+
+def row_batches(works: Sequence[Work], outputs: dict[Work, Outputs]) -> Iterator[pa.RecordBatch]:
+    """Rows for these records, in batches of bounded size."""
+    if not outputs:
+        for start in range(0, len(works), ROWS_MAX):
+            yield _batch(works[start : start + ROWS_MAX], [])
+        return
+    some: list[Work] = []
+    sent: list[Outputs] = []
+    size_bytes = 0
+    for work in works:
+        messages = outputs.get(work, ())
+        some.append(work)
+        sent.append(messages)
+        size_bytes += message_bytes(messages)
+        if len(some) >= ROWS_MAX or size_bytes >= OUTPUT_BYTES_MAX:
+            yield _batch(some, sent)
+            some, sent, size_bytes = [], [], 0
+    if some:
+        yield _batch(some, sent)
+
+
+def _batch(works: Sequence[Work], sent: Sequence[Outputs]) -> pa.RecordBatch:
+    records = list(map(_record, works))
+    columns = [
+        _topics(list(map(_topic, records))),
+        pa.array(list(map(_partition, records)), pa.int32()),
+        pa.array(list(map(_offset, records)), pa.int64()),
+        pa.array(list(map(_key, records)), pa.binary()),
+        *_outcomes(works),
+        _outputs(sent) if any(sent) else _no_outputs(len(works)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def _topics(topics: list[object]) -> pa.Array:
+    if topics.count(topics[0]) == len(topics):
+        return pa.repeat(pa.scalar(topics[0], pa.string()), len(topics))
+    return pa.array(topics, pa.string())
+
+
+def _outcomes(works: Sequence[Work]) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Status, attempts and error; most records are done at their first attempt."""
+    if not any(work.failure for work in works):
+        count = len(works)
+        done = pa.repeat(pa.scalar("done", pa.string()), count)
+        return done, pa.repeat(pa.scalar(1, pa.int32()), count), pa.nulls(count, pa.string())
+    facts = list(map(_outcome, works))
+    status, attempts, errors = zip(*facts, strict=True)
+    return (
+        pa.array(status, pa.string()),
+        pa.array(attempts, pa.int32()),
+        pa.array(errors, pa.string()),
+    )
+
+
+def _outcome(work: Work) -> tuple[str, int, str | None]:
+    failure = work.failure
+    if failure is None:
+        return "done", 1, None
+    if failure.given_up is None:
+        return "done", failure.attempts + 1, None
+    error = failure.error
+    return "failed", failure.attempts, None if error is None else f"{error.type}: {error.message}"
+
+
+def _no_outputs(count: int) -> pa.Array:
+    offsets = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
+    return pa.ListArray.from_arrays(offsets, pa.array([], OUTPUT))
+
+
+def _outputs(sent: Sequence[Outputs]) -> pa.Array:
+    messages = [message for outputs in sent for message in outputs]
+    structs = pa.StructArray.from_arrays(
+        [
+            pa.array([m.topic for m in messages], pa.string()),
+            pa.array([m.key for m in messages], pa.binary()),
+            pa.array([m.value for m in messages], pa.binary()),
+            pa.array([m.headers for m in messages], HEADERS),
+        ],
+        fields=list(OUTPUT),
+    )
+    return pa.ListArray.from_arrays(pa.array(_edges(map(len, sent)), pa.int32()), structs)
+
+
+def _edges(counts: Iterable[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))

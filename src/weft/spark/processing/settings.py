@@ -1,0 +1,131 @@
+"""The options of `process`: explicit arguments win over the decorator's, these over defaults."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from weft.app import App, app_of
+from weft.errors import ConfigError
+from weft.options import RETRY, HandlerOptions, checked
+from weft.policies import OnExhausted, Skip, Stop
+from weft.runtime.loops import takes_argument
+
+SLOTS_MAX = 100_000
+
+
+class Unset(enum.Enum):
+    """Stands for an argument that was left out, where None means something."""
+
+    UNSET = "left out"
+
+    def __repr__(self) -> str:
+        return "<the decorator's, or the default>"
+
+
+UNSET: Final = Unset.UNSET
+LeftOut = Literal[Unset.UNSET]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What a task needs to know; travels to the executors."""
+
+    options: HandlerOptions
+    lifespan: Callable[..., Any] | None
+    #: whose `state` the handler reads; None for a handler without an app
+    app: App | None
+    #: a streaming task sorts its share itself; Spark refuses to there
+    sort: bool
+
+
+def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
+    """The options to run with; raises ConfigError that names what `process` cannot do."""
+    where = f"process({name_of(handler)})"
+    if not callable(handler):
+        raise ConfigError(f"{where}: the handler is not callable: give a function")
+    explicit = {name: value for name, value in given.items() if value is not UNSET}
+    options = replace(_declared(handler), **explicit)
+    _refuse(where, options)
+    if "on_exhausted" in explicit:
+        _check_policy(where, options.on_exhausted)
+    try:
+        options = checked(options)
+    except ConfigError as error:
+        # The same rules as for the decorator; the reader has called `process`.
+        told = str(error).removeprefix(f"@app.consume on {options.name}: ")
+        raise ConfigError(f"{where}: {told}") from None
+    policy = options.on_exhausted if isinstance(options.on_exhausted, Stop) else Skip()
+    return replace(options, on_exhausted=policy, delivery="at_least_once")
+
+
+def name_of(handler: Any) -> str:
+    """What messages call the handler."""
+    return getattr(handler, "__name__", type(handler).__name__)
+
+
+def _declared(handler: Any) -> HandlerOptions:
+    """The decorator's options; those of a plain function otherwise."""
+    app = app_of(handler)
+    if app is None:
+        return HandlerOptions(handler, topics=("dataframe",), retry=RETRY, on_exhausted=Skip())
+    return next(o for o in reversed(app.handlers) if o.function is handler)
+
+
+def _refuse(where: str, options: HandlerOptions) -> None:
+    """What has no meaning without a consumer, or cannot be kept when Spark runs a task again."""
+    if options.kind == "processes":
+        raise ConfigError(
+            f'{where}: executor="processes" has no meaning in a Spark task: Spark\'s workers are '
+            'processes already; decorate with executor="auto" and give slots='
+        )
+    if options.ledger is not None:
+        raise ConfigError(
+            f"{where}: a handler with a ledger cannot be used: its ids belong to a consumer group; "
+            'run it as a fleet, app.run(engine="spark")'
+        )
+    if options.batch is not None:
+        raise ConfigError(
+            f"{where}: a batch handler cannot be used: process calls a handler for each record; "
+            "give a handler without batch="
+        )
+    if options.delivery == "at_most_once":
+        raise ConfigError(
+            f'{where}: delivery="at_most_once" cannot be kept: Spark runs a failed task again, '
+            "which calls the handler again; give a handler without it"
+        )
+
+
+def _check_policy(where: str, policy: OnExhausted) -> None:
+    if not isinstance(policy, Skip | Stop):
+        raise ConfigError(
+            f"{where}: on_exhausted={policy!r}: give weft.Skip(), which makes the record a row "
+            "with status failed, or weft.Stop(), which ends the query"
+        )
+
+
+def lifespan_of(handler: Any, lifespan: Any) -> Callable[..., Any] | None:
+    """The explicit lifespan or the app's."""
+    where, app = f"process({name_of(handler)})", app_of(handler)
+    if lifespan is None:
+        return None if app is None else app.options.lifespan
+    if not callable(lifespan):
+        raise ConfigError(f"{where}: lifespan={lifespan!r} is not callable: give a function")
+    if app is None and takes_argument(lifespan):
+        raise ConfigError(
+            f"{where}: lifespan takes the app, and the handler belongs to none: decorate it with "
+            "@app.consume, or let lifespan take nothing"
+        )
+    return lifespan  # type: ignore[no-any-return]  # callable, as just seen
+
+
+def checked_slots(handler: Any, slots: object) -> None:
+    """ConfigError unless `slots` is None or a number of tasks."""
+    if slots is None or (type(slots) is int and 1 <= slots <= SLOTS_MAX):
+        return
+    raise ConfigError(
+        f"process({name_of(handler)}): slots={slots!r}: give a whole number of tasks from 1 to "
+        f"{SLOTS_MAX}, or None for one a core"
+    )
