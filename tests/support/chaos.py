@@ -13,10 +13,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from confluent_kafka import Producer
-
 from tests.support.chaos_app import VARIABLE, Plan
 from tests.support.commit_watch import CommitWatch, judge_commits
 from tests.support.handler_log import Entry, Tail
@@ -33,6 +32,12 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
     "consumer": {"group.protocol": "consumer"},
 }
+
+
+def say(line: str) -> None:
+    """On stdout, which pytest shows for a test that failed."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 class Broker(Protocol):
@@ -62,7 +67,9 @@ class Child:
     def said(self, chars_max: int = 3000) -> str:
         """The end of what it wrote to stderr."""
         text = self.output.read_text(errors="replace") if self.output.exists() else ""
-        return f"--- child {self.number} pid {self.pid} rc {self.process.poll()}\n{text[-chars_max:]}"
+        return (
+            f"--- child {self.number} pid {self.pid} rc {self.process.poll()}\n{text[-chars_max:]}"
+        )
 
 
 class Chaos:
@@ -107,14 +114,14 @@ class Chaos:
         self._completed: set[tuple[int, int]] = set()
         self._tail = Tail(Path(self.plan.log))
         self._feeding = threading.Event()
-        self.watch = CommitWatch(
-            broker.bootstrap, self.plan.group, self.plan.topic, partitions
-        )
+        self.watch = CommitWatch(broker.bootstrap, self.plan.group, self.plan.topic, partitions)
 
-    def __enter__(self) -> Chaos:
+    def __enter__(self) -> Self:
         """Print the seed, watch the commits."""
-        print(f"seed {self.seed}, group {self.plan.group}")
+        say(f"seed {self.seed}, group {self.plan.group}")
         self.watch.__enter__()
+        # The first question makes the brokers find a coordinator, which takes a cold one seconds.
+        self.until(lambda: self.watch.looks > 0, 60, "the coordinator answers")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -130,16 +137,16 @@ class Chaos:
     # -- records -----------------------------------------------------------------------------------
 
     def produce(self, count: int, keys: int = 40, *, stuck: str = "none") -> None:
-        """Records that are acknowledged when this returns; "first" or "all" of them are held by
-        their handler until the release file is there."""
+        """Produce records; all are acknowledged when this returns.
+
+        "first" or "all" of them are held by their handler until the release file is there.
+        """
         producer = Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5})
         for place in range(count):
             held = stuck == "all" or (stuck == "first" and place == 0)
             key = f"stuck{place}" if held else f"k{self.dice.randrange(keys)}"
             value = b"stuck" if held else b"v"
-            producer.produce(
-                self.plan.topic, value, key.encode(), on_delivery=self._remember(key)
-            )
+            producer.produce(self.plan.topic, value, key.encode(), on_delivery=self._remember(key))
             producer.poll(0)
         assert producer.flush(30) == 0
 
@@ -251,8 +258,11 @@ class Chaos:
         return at
 
     def wake(self, child: Child, since: float) -> Excuse:
-        """SIGCONT. Its last commit interval, what ran when it stopped, and whatever it did until
-        it heard that it was thrown out, may be repeated elsewhere."""
+        """SIGCONT.
+
+        What it did in its last commit interval, and what ran until it heard that it was thrown
+        out, may be repeated elsewhere.
+        """
         self.note("continue", child.number)
         child.process.send_signal(signal.SIGCONT)
         child.stopped = False
@@ -266,7 +276,9 @@ class Chaos:
         """What was done to whom and when, for people who look into a failure."""
         pid = self.children[number].pid if number < len(self.children) else 0
         with (self.folder / "actions.log").open("a") as file:
-            file.write(f"{time.monotonic():.3f} {time.time():.3f} {what} child {number} pid {pid}\n")
+            file.write(
+                f"{time.monotonic():.3f} {time.time():.3f} {what} child {number} pid {pid}\n"
+            )
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -290,7 +302,9 @@ class Chaos:
 
     def spared(self, excuse: Excuse) -> int:
         """What this process had completed before the window of its fault: must not repeat."""
-        return sum(e.kind == "E" and e.pid == excuse.pid and e.at < excuse.since for e in self.entries)
+        return sum(
+            e.kind == "E" and e.pid == excuse.pid and e.at < excuse.since for e in self.entries
+        )
 
     def let_work(self, child: Child, seconds: float) -> None:
         """Let it work so long, counted from its first call."""
@@ -333,7 +347,7 @@ class Chaos:
     def dump(self) -> None:
         """What the children said."""
         for child in self.children[-8:]:
-            print(child.said())
+            say(child.said())
 
     def problems(self, verdict: Verdict) -> list[str]:
         """What handlers and commits got wrong."""
@@ -348,7 +362,7 @@ class Chaos:
         self.watch.__exit__()
         verdict = judge(self.entries, self.produced, self.excuses, self.ended)
         problems = self.problems(verdict)
-        print(f"{verdict.summary()} kills={self.kills} commits seen={len(self.watch.seen)}")
+        say(f"{verdict.summary()} kills={self.kills} commits seen={len(self.watch.seen)}")
         assert self.watch.looks, "unknown: nobody saw a commit"
         assert not problems, f"seed {self.seed}: " + "\n".join(problems)
         return verdict

@@ -19,11 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.handler_log import Writer
+
 import weft
 from weft.core.commits import Commits
 from weft.core.partition import Partition, Snapshot
 from weft.runtime import door
-from tests.support.handler_log import Writer
 
 VARIABLE = "WEFT_CHAOS"
 FOREVER_S = 1e9
@@ -98,7 +99,7 @@ class Handlers:
         epoch = self._begin(record)
         try:
             await asyncio.sleep(self._seconds(record))
-            while self._stuck(record):
+            while self._stuck(record):  # noqa: ASYNC110  # what releases it is a file
                 await asyncio.sleep(0.02)
             self._fail_first(record)
         except BaseException:

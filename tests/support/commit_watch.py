@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaException
-
 from tests.support.handler_log import Entry
+
 from weft.codec import OffsetMap, decode
 from weft.kafka import calls
 
 LOOK_S = 0.05
 ANSWER_S = 1.0
+FOREVER = float("inf")
 
 
 class Seen(NamedTuple):
@@ -35,12 +37,6 @@ class Seen(NamedTuple):
         """What it says is done."""
         return decode(self.offset, self.metadata)
 
-    def says_done(self, offset: int, map_: OffsetMap) -> bool:
-        """Whether this offset is done by its word."""
-        if offset < self.offset:
-            return True
-        return offset <= map_.highest_seen and offset not in map_.not_done
-
 
 @dataclass
 class CommitWatch:
@@ -53,7 +49,7 @@ class CommitWatch:
     seen: list[Seen] = field(default_factory=list)
     looks: int = 0
 
-    def __enter__(self) -> CommitWatch:
+    def __enter__(self) -> Self:
         """Begin to watch."""
         self._quit = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="commit-watch", daemon=True)
@@ -113,22 +109,43 @@ def judge_commits(
     offsets: defaultdict[int, list[int]] = defaultdict(list)
     for partition, offset in sorted(produced):
         offsets[partition].append(offset)
-    problems = []
-    before: dict[int, set[int]] = {}
-    frontier: dict[int, int] = {}
-    for one in seen:
+    known = {partition: Known(partition, held) for partition, held in offsets.items()}
+    return [
+        line
+        for one in seen
+        if one.partition in known
+        for line in known[one.partition].take(one, done_at)
+    ]
+
+
+class Known:
+    """What the commits of one partition have said so far."""
+
+    def __init__(self, partition: int, offsets: list[int]) -> None:
+        self._partition, self._offsets = partition, offsets
+        self._frontier = 0
+        self._beyond: set[int] = set()
+
+    def take(self, one: Seen, done_at: dict[tuple[int, int], float]) -> list[str]:
+        """The next commit; what is wrong with it."""
         map_ = one.map()
-        done = {offset for offset in offsets[one.partition] if one.says_done(offset, map_)}
-        early = [o for o in sorted(done) if done_at.get((one.partition, o), one.at + 1) > one.at]
+        beyond = set(self._between(one.offset, map_.highest_seen + 1)) - set(map_.not_done)
+        new = (beyond | set(self._between(self._frontier, one.offset))) - self._beyond
+        early = [o for o in sorted(new) if done_at.get((self._partition, o), FOREVER) > one.at]
+        forgotten = {offset for offset in self._beyond - beyond if offset >= one.offset}
+        problems = []
         if early:
             problems.append(f"S2: {_shown(one)} says done before it was: {early[:5]}")
-        if one.offset < frontier.get(one.partition, 0):
-            problems.append(f"S7: {_shown(one)} goes back from {frontier[one.partition]}")
-        forgotten = before.get(one.partition, set()) - done
+        if one.offset < self._frontier:
+            problems.append(f"S7: {_shown(one)} goes back from {self._frontier}")
         if forgotten:
             problems.append(f"S7: {_shown(one)} forgets {len(forgotten)}: {sorted(forgotten)[:5]}")
-        before[one.partition], frontier[one.partition] = done, one.offset
-    return problems
+        self._frontier, self._beyond = one.offset, beyond
+        return problems
+
+    def _between(self, low: int, high: int) -> list[int]:
+        """Produced offsets in [low, high)."""
+        return self._offsets[bisect_left(self._offsets, low) : bisect_left(self._offsets, high)]
 
 
 def _shown(one: Seen) -> str:

@@ -12,7 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos
+from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos, say
+
 from weft.broker import LocalBroker
 
 SETTINGS = {
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--no-stops", action="store_true")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="weft-storm-"))
-    print(f"storm in {folder}", flush=True)
+    say(f"storm in {folder}")
     with LocalBroker(config=SETTINGS) as broker:
         run = Chaos(
             broker,
@@ -52,7 +53,7 @@ def main() -> None:
         )
         with run:
             storm(run, arguments)
-            print(run.verdict().summary(), flush=True)
+            say(run.verdict().summary())
 
 
 def storm(run: Chaos, arguments: argparse.Namespace) -> None:
@@ -66,7 +67,7 @@ def storm(run: Chaos, arguments: argparse.Namespace) -> None:
         actions[action] = actions.get(action, 0) + 1
         threading.Event().wait(run.dice.uniform(0.3, 3.0))
     run.stop_feeding()
-    print(f"actions {actions}, produced {len(run.produced)}", flush=True)
+    say(f"actions {actions}, produced {len(run.produced)}")
     run.all_done(120)
     run.until(run.committed, 30, "everything committed")
     for child in run.living():

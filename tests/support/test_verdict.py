@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.support.commit_watch import Seen, judge_commits
 from tests.support.handler_log import Entry, Tail, Writer, parse
 from tests.support.verdict import Excuse, Verdict, judge
+
 from weft.codec import encode
 
 A, B = 100, 200  # two processes
@@ -78,7 +78,12 @@ def test_an_unordered_run_is_not_held_to_an_order() -> None:
 
 def test_two_calls_of_one_key_at_once_overlap() -> None:
     """In one process always wrong; in two unless a fault of the earlier one explains it."""
-    log = [entry("S", 1.0, 0), entry("S", 1.1, 0, pid=B), entry("E", 1.2, 0), entry("E", 1.3, 0, pid=B)]
+    log = [
+        entry("S", 1.0, 0),
+        entry("S", 1.1, 0, pid=B),
+        entry("E", 1.2, 0),
+        entry("E", 1.3, 0, pid=B),
+    ]
     rest = call(1, 1.4, 1.5, pid=B) + CLEAN[4:]
     assert "overlaps" in kinds(log + rest)
     stopped = Excuse("stopped", A, 0.5, 2.0, overlap=True)

@@ -209,7 +209,10 @@ def _end_call(calls: list[Entry], entry: Entry) -> None:
 def _may_overlap(call: Entry, start: Entry, excuses: Sequence[Excuse]) -> bool:
     """A fault of the earlier call's process lets it run on beside the next owner."""
     return any(
-        why.overlap and why.pid in (None, call.pid) and call.at <= why.until and why.since <= start.at
+        why.overlap
+        and why.pid in (None, call.pid)
+        and call.at <= why.until
+        and why.since <= start.at
         for why in excuses
     )
 

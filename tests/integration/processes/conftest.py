@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.support.chaos import SESSION_S, Chaos
+
 from weft.broker import LocalBroker
 
 SETTINGS = {

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.integration.processes.conftest import SETTINGS
 from tests.support.chaos import Chaos
 from tests.support.verdict import Excuse
+
 from weft.broker import LocalBroker
 
 
@@ -33,8 +33,11 @@ def away(broker: LocalBroker, seconds: float) -> None:
 def test_a_broker_killed_and_restarted_loses_and_stalls_nothing(
     mortal: tuple[LocalBroker, Callable[..., Chaos]], protocol: str
 ) -> None:
-    """S1, S2, S3, L3: two members under load, the broker killed twice in the middle. With sessions
-    that outlive it nobody loses a partition: commits in doubt are settled, nothing repeats."""
+    """S1, S2, S3, L3: two members under load, the broker killed twice in the middle.
+
+    With sessions that outlive it nobody loses a partition: commits in doubt are settled, and
+    nothing repeats.
+    """
     broker, chaos = mortal
     with chaos(seed=601, protocol=protocol, session_s=40.0, concurrency=16, work_s=0.02) as run:
         members = [run.start(), run.start()]

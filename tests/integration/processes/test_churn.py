@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-
-from tests.support.chaos import PROTOCOLS, Chaos
+from tests.support.chaos import PROTOCOLS, Chaos, say
 
 MEMBERS_MAX = 4
 LONG = pytest.mark.long
@@ -56,7 +55,7 @@ def test_members_join_and_leave_and_every_promise_is_kept(
             run.terminate(child)
         verdict = run.verdict()
         pids = {entry.pid for entry in run.entries}
-        print(f"group changes={changes} members that worked={len(pids)}")
+        say(f"group changes={changes} members that worked={len(pids)}")
         assert changes >= seconds / 4
         assert len(pids) >= 3, "too few members ever had work"
         if kills:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from tests.integration.processes.test_kill import STATIC, kill_and_restart
 from tests.integration.processes.test_pause import stand_still
 from tests.support.chaos import Chaos

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from tests.support.chaos import Chaos
 from tests.support.verdict import Verdict
 

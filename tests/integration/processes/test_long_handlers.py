@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-
 from tests.support.chaos import Chaos
 from tests.support.verdict import Excuse
 
@@ -16,11 +15,15 @@ POLL_INTERVAL_S = 4
 
 
 def grow_under(run: Chaos) -> tuple[int, int]:
-    """A second member joins while calls of the first hold all its slots, which end only when the
-    second has begun its own; their pids."""
+    """A second member joins while calls of the first hold all its slots; their pids.
+
+    The calls end only when the second has begun its own.
+    """
     run.produce(30, stuck="all")
     first = run.start()
-    run.until(lambda: run.starts_of(first) == run.plan.concurrency, 20, "all slots are in long calls")
+    run.until(
+        lambda: run.starts_of(first) == run.plan.concurrency, 20, "all slots are in long calls"
+    )
     second = run.start()
     run.until(lambda: run.starts_of(second) > 5, 20, "the second has partitions")
     (run.folder / "release").touch()
@@ -47,8 +50,10 @@ def test_async_calls_longer_than_a_revoke_are_cancelled_and_given_back(
 def test_threads_longer_than_a_revoke_run_on_and_count_for_nothing(
     chaos: Callable[..., Chaos],
 ) -> None:
-    """A thread cannot be ended: its record is handled again by the next owner, its late end is
-    dropped, and its lane is held should the partition come back."""
+    """A thread cannot be ended: its record is handled again by the next owner.
+
+    Its late end is dropped, and its lane is held should the partition come back.
+    """
     with chaos(seed=702, kind="threads", concurrency=12, revoke_timeout_s=REVOKE_S) as run:
         first, second = grow_under(run)
         run.excuses.append(Excuse("threads run on", first, 0, 1e9, overlap=True))

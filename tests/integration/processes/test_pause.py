@@ -1,5 +1,4 @@
-"""A process that stands still past its session: its partitions move on, and it does no harm when
-it goes on."""
+"""A process that stands still past its session does no harm when it goes on."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-
 from tests.support.chaos import SESSION_S, Chaos
 from tests.support.verdict import Excuse
 

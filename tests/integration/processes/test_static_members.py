@@ -28,7 +28,7 @@ def assigned_after(child: Child) -> float:
 
 
 def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> None:
-    """kill -9 and a restart under the same id: partitions in 0.3 s and no rebalance for others."""
+    """After kill -9 and a restart under the same id: partitions in 0.3 s and no rebalance for others."""
     with chaos(seed=501, concurrency=16, work_s=0.01) as run:
         run.feed(300)
         other, killed = named(run, "other"), named(run, "killed")

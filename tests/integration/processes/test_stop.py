@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 
 import pytest
-
 from tests.support.chaos import Chaos
 from tests.support.verdict import Excuse
 
@@ -46,8 +45,10 @@ def test_a_stop_waits_for_what_runs(chaos: Callable[..., Chaos]) -> None:
 
 @pytest.mark.parametrize("kind", ["async", "threads"])
 def test_a_second_signal_ends_at_once(chaos: Callable[..., Chaos], kind: str) -> None:
-    """SIGINT twice: exit 130 within two seconds though a handler never ends; what was done is
-    committed."""
+    """SIGINT twice: exit 130 within two seconds though a handler never ends.
+
+    What was done is committed.
+    """
     with chaos(seed=203, kind=kind, partitions=1, work_s=0.01) as run:
         run.produce(600, stuck="first")
         child = run.start()
