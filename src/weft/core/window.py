@@ -30,16 +30,18 @@ def measure(partition: Partition) -> None:
     # The frontier itself may always start: only its end makes room again.
     near = shot.frontier + max(1, int(always_fits(limit) * PRESSURE))
     partition.measured_frontier = shot.frontier
-    if shot.top < near:
+    # Early enough that the room does not run out before it is measured.
+    needless = near - 1 - (near - shot.frontier) // 4
+    if shot.top < needless:
         partition.map_chars = 0
-        partition.start_limit = partition.measure_at_top = near
+        partition.start_limit, partition.measure_at_top = near, needless
         return
     partition.map_chars = measure_map(shot.frontier, shot.top, shot.not_done)
     room = int(limit * PRESSURE) - partition.map_chars
     allowed = max(0, room // CHARS_PER_DONE)
     partition.start_limit = max(near, shot.top + 1 + allowed if allowed else shot.top)
     # Not at every step: a measurement walks over what is not done.
-    partition.measure_at_top = shot.top + 1 + allowed // 2
+    partition.measure_at_top = shot.top + max(1, allowed // 2)
 
 
 def reopen(partition: Partition) -> None:
