@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from weft._version import __version__
-from weft.cli import bench, broker, offsets
+from weft.cli import bench, broker, offsets, simulate
 from weft.cli.run import run as run_command
 from weft.errors import ConfigError, WeftError
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+EXIT_GRACE_S = 2.0  # for what else holds the process: a handler's own thread that hangs
 
 app = typer.Typer(
     name="weft",
@@ -27,6 +30,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.add_typer(broker.app, name="broker")
 app.add_typer(offsets.app, name="offsets")
+app.command("simulate")(simulate.simulate)
 if bench.there():
     app.command("bench")(bench.bench)
 
@@ -57,7 +61,25 @@ def _weft(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input; errors are one line."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    _end_soon(code)
+    sys.exit(code)
+
+
+def _end_soon(code: int) -> None:
+    """End the process with its exit code even if a handler's own thread hangs.
+
+    Python waits at its end for the threads of every pool, such as asyncio.to_thread's.
+    """
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    timer = threading.Timer(EXIT_GRACE_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

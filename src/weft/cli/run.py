@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +11,6 @@ from weft.cli.load import load_app
 from weft.cli.logs import set_up
 from weft.errors import ConfigError
 from weft.runtime.progress import ProgressLine
-
-EXIT_GRACE_S = 2.0  # for what else holds the process: a handler's own thread that hangs
 
 
 def run(
@@ -81,21 +76,4 @@ def run_app(target: str, log_format: str, log_level: str, **how: Any) -> int:
         report = application.run(**how)
     if report.exit_code:
         typer.echo(f"weft: {' '.join(report.reason.split())}", err=True)
-    _end_soon(report.exit_code)
     return report.exit_code
-
-
-def _end_soon(code: int) -> None:
-    """End the process with its exit code even if a handler's own thread hangs.
-
-    Python waits at its end for the threads of every pool, such as asyncio.to_thread's.
-    """
-
-    def end() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    timer = threading.Timer(EXIT_GRACE_S, end)
-    timer.daemon = True
-    timer.start()

@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec, TopicDescri
 
 from weft.errors import ConfigError
 from weft.kafka import calls
+from weft.kafka.clientlog import with_client_log
 from weft.kafka.failures import Failures, passes, raised_code
 from weft.kafka.ports import TopicPartition
 from weft.kafka.settings import ClientSettings
@@ -72,7 +73,8 @@ class KafkaAdmin:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._failures = Failures(settings)
-        quiet = {"log_level": 2, **settings.admin}  # What goes wrong is in the exceptions.
+        # What goes wrong is in the exceptions.
+        quiet = with_client_log({"log_level": 2, **settings.admin})
         # A client on no variable is collected, and its futures never complete.
         self._client = AdminClient(quiet | {"error_cb": self._failures.note})
         self._groups: dict[str, Consumer] = {}
@@ -248,7 +250,7 @@ class KafkaAdmin:
                 "isolation.level": "read_uncommitted",
                 "error_cb": self._failures.note,
             }
-            self._groups[group] = Consumer(config)
+            self._groups[group] = Consumer(with_client_log(config))
         return self._groups[group]
 
     def _note_errors(self, reader: Consumer) -> None:

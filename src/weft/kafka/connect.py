@@ -104,7 +104,7 @@ class RealConnection:
         """Transactions under this id."""
         from weft.kafka.transactions import KafkaTransactions
 
-        return KafkaTransactions(self.settings.producer, transactional_id)
+        return KafkaTransactions(with_client_log(self.settings.producer), transactional_id)
 
     def instance_id(self) -> str | None:
         """The user's `group.instance.id`."""

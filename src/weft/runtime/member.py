@@ -387,12 +387,12 @@ class Member:
         except Exception as error:
             # A revoke that broke half-way: its last commit is missing, so it is no clean end.
             self.fail(f"{type(error).__name__}: {error}")
-        self.ended.set()
-        self._quit.set()
-        self._background.put(None)
         for executor in self.executors:
             executor.close()
+        self._quit.set()
+        self._background.put(None)
         self.outputs.close(2.0)
         if self.transactor is not None:
             self.transactor.close(2.0)
         self.callbacks.close(1.0)
+        self.ended.set()  # last: whoever waits for the end has been told everything

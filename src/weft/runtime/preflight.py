@@ -72,7 +72,9 @@ def _check_targets(
         if topic in found:
             continue
         if topic not in create:
+            letters = what.startswith("DeadLetter")
+            cure = 'create it, or give on_missing="create"' if letters else "create it"
             raise ConfigError(
-                f"topic {topic!r} ({what}) does not exist on {connection.described()}: create it"
+                f"topic {topic!r} ({what}) does not exist on {connection.described()}: {cure}"
             )
         admin.create_topic(topic, 1)

@@ -114,6 +114,9 @@ class Run:
                 self._drain = self._new_drain(topics)
             if loop is None:
                 self._open_loop()
+            for ledger in self._ledgers:
+                if self._loop is not None:
+                    self._loop.at_exit(ledger.close_async)
             member = self._member = Member(self._member_config())
             self._connection.clock.watch(lambda: self._under_way(member))
         except BaseException:
@@ -148,6 +151,12 @@ class Run:
 
     def _new_drain(self, topics: list[str]) -> Drain:
         assert self._admin is not None
+        if not topics:
+            patterns = " or ".join(map(repr, self._routes.patterns))
+            raise ConfigError(
+                f"no topic on {self._connection.described()} matches {patterns}: there is nothing "
+                'to drain; correct the pattern, or leave out until="drained"'
+            )
         committed = self._connection.reads_committed()
         try:
             starts = self._admin.starts(topics, timeout_s=ANSWER_S)

@@ -159,9 +159,9 @@ def test_commits_come_by_interval_and_by_number(kafka):
         (quick, weft.Commit(interval_s=600, max_records=5)),
     ):
         app = kafka.app(group=group)
-        app.consume(source, commit=policy)(lambda record: None)
+        app.consume(source, ordering="partition", commit=policy)(lambda record: None)
         run = kafka.start(app)
-        wait_for(lambda group=group: (kafka.committed(group, source) or 0) >= 5)
+        wait_for(lambda group=group: (kafka.committed(group, source) or 0) >= 6)
         run.stop("now")
         run.wait(20)
 

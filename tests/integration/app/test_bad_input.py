@@ -1,0 +1,72 @@
+"""What only the cluster can show to be wrong: one line that names it, before anything is consumed."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+import weft
+
+
+def refused(kafka, app, *words, **how):
+    """The app refuses to run, in one line with these words; its group never was."""
+    with pytest.raises(weft.ConfigError) as caught:
+        app.run(**how)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+def test_a_topic_that_does_not_exist(kafka):
+    """Named with the brokers, and where to correct it."""
+    app = kafka.app()
+    app.consume([kafka.topic(), "no-such-topic"])(print)
+    refused(kafka, app, "'no-such-topic' does not exist", kafka.bootstrap, "@app.consume")
+
+
+def test_an_output_that_does_not_exist(kafka):
+    """Named with its handler."""
+    app = kafka.app()
+    app.consume(kafka.topic(), output="no-such-output")(print)
+    refused(kafka, app, "'no-such-output' (output= of print) does not exist")
+
+
+def test_a_dead_letter_topic_that_does_not_exist(kafka):
+    """Named as it comes out of its pattern, with the way to have it made."""
+    source, app = kafka.topic(), kafka.app()
+    app.consume(source, on_exhausted=weft.DeadLetter("{topic}.dlq"))(print)
+    refused(kafka, app, f"'{source}.dlq' (DeadLetter of print) does not exist", 'on_missing="create"')
+
+
+def test_a_dead_letter_topic_that_a_pattern_reads_too(kafka):
+    """Its letters would come back as records for ever."""
+    stem = kafka.name("p")
+    kafka.topic(name=f"{stem}.a")
+    kafka.topic(name=f"{stem}.dead")
+    app = kafka.app()
+    app.consume(f"^{stem}", on_exhausted=weft.DeadLetter(f"{stem}.dead"))(print)
+    refused(kafka, app, f"{stem}.dead", "which it reads")
+
+
+def test_brokers_that_do_not_answer(kafka, monkeypatch):
+    """After a bounded wait, with their address."""
+    monkeypatch.setattr("weft.runtime.preflight.ANSWER_S", 2.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        app = weft.App(group="g", kafka={"bootstrap.servers": address})
+        app.consume("t")(print)
+        began = time.monotonic()
+        refused(kafka, app, address, "broker")
+        assert time.monotonic() - began < 8
+
+
+def test_a_drain_of_nothing(kafka):
+    """A pattern that matches no topic has nothing to drain, now or ever."""
+    app = kafka.app()
+    app.consume("^no-such-topic-")(print)
+    refused(kafka, app, "'^no-such-topic-'", "nothing to drain", until="drained")

@@ -1,0 +1,166 @@
+"""`weft run` as a user calls it: exit codes, one-line errors, and its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from weft.cli import main
+
+HEAD = """
+import asyncio, weft
+app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
+"""
+
+
+@pytest.fixture
+def weft_run(kafka, tmp_path):
+    """Run `weft run` on a module of this text, to its end."""
+
+    def run(text, *arguments, group=None, target="geofence:app"):
+        head = HEAD.format(group=group or kafka.name("g"), bootstrap=kafka.bootstrap)
+        (tmp_path / "geofence.py").write_text(head + textwrap.dedent(text))
+        return subprocess.run(
+            [sys.executable, "-m", "weft.cli.main", "run", target, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=dict(os.environ),
+        )
+
+    return run
+
+
+def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, weft_run):
+    """One line at the start with the options, one a rebalance, one at the end; nothing raw."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"x"] * 50)
+    ended = weft_run(
+        f"""
+        @app.consume({source!r})
+        async def check(record): ...
+        """,
+        "--until", "drained", "--log-format", "json",
+        group=group,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    events = [json.loads(line) for line in ended.stderr.splitlines()]
+    told = [event["event"] for event in events if event["logger"] == "weft"]
+    assert told == ["starting", "assigned", "revoked", "ended"]
+    start, end = events[0], events[-1]
+    assert (start["group"], start["topics"], start["until"]) == (group, source, "drained")
+    assert start["handlers"] == {"check": "key/async/100"}
+    assert (end["exit_code"], end["done"], end["reason"]) == (0, 50, "drained")
+    assert {"time", "level", "logger"} <= set(start)
+    assert kafka.committed(group, source) == 50
+
+
+def test_parked_records_end_a_drained_run_with_3(kafka, weft_run):
+    """And the last line says why."""
+    source = kafka.topic()
+    kafka.fill(source, [b"x"])
+    ended = weft_run(
+        f"""
+        @app.consume({source!r}, retry=weft.Retry(attempts=1))
+        def check(record): raise ValueError("bröken")
+        """,
+        "--until", "drained",
+    )  # fmt: skip
+    assert ended.returncode == 3
+    lines = ended.stderr.splitlines()
+    assert lines[-1] == "weft: drained, but parked records remain"
+    assert any("record parked" in line and "bröken" in line for line in lines)
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_policy_stop_ends_with_1(kafka, weft_run):
+    """Naming the handler and the record."""
+    source = kafka.topic()
+    kafka.fill(source, [b"x"])
+    ended = weft_run(
+        f"""
+        @app.consume({source!r}, retry=weft.Retry(attempts=1), on_exhausted=weft.Stop())
+        async def check(record): raise ValueError
+        """
+    )
+    assert ended.returncode == 1
+    assert f"check: <Record {source}[0]@0" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+BAD = {
+    "no module": ("", "nope:app", "there is no module nope"),
+    "no attribute": ("", "geofence:ap", "geofence has no ap: write geofence:app"),
+    "not an app": ("other = 7", "geofence:other", "is of type int, not a weft.App"),
+    "a file": ("", "geofence.py:app", "name the module, not its file"),
+    "no colon": ("", "geofence", "write MODULE:ATTRIBUTE, such as geofence:app"),
+    "no handler": ("", "geofence:app", "the app has no handler"),
+    "bad option": ("@app.consume('t', ordering='x')\ndef f(r): ...", "geofence:app", "ordering='x'"),
+    "missing import": ("import nowhere_to_be_found", "geofence:app", "imports nowhere_to_be_found"),
+    "syntax": ("def f(:", "geofence:app", "geofence.py:4"),
+    "raises": ("1 / 0", "geofence:app", "ZeroDivisionError: division by zero (geofence.py:4)"),
+    "exits": ("raise SystemExit(0)", "geofence:app", 'if __name__ == "__main__"'),
+    "no topic": ("@app.consume('none')\ndef f(r): ...", "geofence:app", "'none' does not exist"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(kafka, name, tmp_path, monkeypatch, capsys):
+    """No traceback, nothing on stdout, and the cure in the line."""
+    text, target, said = BAD[name]
+    (tmp_path / "geofence.py").write_text(HEAD.format(group="g", bootstrap=kafka.bootstrap) + text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "geofence", raising=False)
+    monkeypatch.setattr("weft.cli.run.set_up", lambda *_: None)
+    code = main.run(["run", target])
+    sys.modules.pop("geofence", None)
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    (line,) = printed.err.splitlines()
+    assert line.startswith("weft: ")
+    assert said in line
+
+
+def test_bad_input_in_a_process_of_its_own(weft_run):
+    """The same as the shell sees it."""
+    ended = weft_run("", target="nope:app")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("weft: there is no module nope")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_failing_lifespan_ends_with_1(kafka, weft_run):
+    """The last line names it; where it failed stands in the log above."""
+    source = kafka.topic()
+    ended = weft_run(
+        f"""
+        from contextlib import asynccontextmanager
+        @asynccontextmanager
+        async def lifespan():
+            raise OSError("no database")
+            yield
+        app = weft.App(group="g", kafka=app.options.kafka, lifespan=lifespan)
+        @app.consume({source!r})
+        async def check(record): ...
+        """
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last == "weft: the lifespan failed to open: OSError: no database"
+
+
+def test_help_has_an_example(capsys):
+    """And names the exit codes."""
+    assert main.run(["run", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Example: weft run geofence:app" in shown
+    assert "130 or 143 after a second signal" in shown
