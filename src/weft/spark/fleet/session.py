@@ -60,8 +60,13 @@ class FleetSession:
 
     def close(self) -> None:
         """Stop the session if it was made for the fleet."""
-        if self.own:
+        if not self.own:
+            return
+        try:
             self.spark.stop()
+        except Exception:
+            # Its Java has been killed: the run must end all the same, and can tell how.
+            _log.debug("the Spark session could not be stopped", exc_info=True)
 
 
 def open_session(settings: FleetSettings, name: str) -> FleetSession:

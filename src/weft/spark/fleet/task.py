@@ -91,7 +91,7 @@ def _loaded(task: MemberTask) -> Any:
             "environment (spark.archives and PYSPARK_PYTHON; docs/spark.md)"
         )
     try:
-        return pickle.loads(task.app)  # noqa: S301  # it came with the task, from the driver
+        return _resident(pickle.loads(task.app))  # noqa: S301  # it came with the task, from the driver
     except ModuleNotFoundError as error:
         raise Unusable(
             f"{here} cannot import {error.name}, which the app uses: install it there, or ship it "
@@ -102,3 +102,18 @@ def _loaded(task: MemberTask) -> Any:
             f"{here} cannot load the app: {type(error).__name__}: {error}: does it run the "
             "driver's version of Python and of the app's packages?"
         ) from error
+
+
+def _resident(app: Any) -> Any:
+    """The app to run: of an installed module that is the module's own.
+
+    Handlers of such a module travel by name and use the `app` that its import made here, whose
+    `state` the lifespan must set. It gets the options of the driver.
+    """
+    from weft.app import app_of
+
+    owner = next((one for handler in app.handlers if (one := app_of(handler.function))), None)
+    if owner is None:
+        return app
+    owner.__setstate__(app.__getstate__())
+    return owner
