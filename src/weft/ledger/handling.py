@@ -207,11 +207,14 @@ class LedgerRun:
             engine.dispose()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Give the connections of `def` handlers back."""
         if self._engine is not None:
             self._engine.dispose()
+
+    async def close_async(self) -> None:
+        """Give those of `async def` handlers back, on the loop that opened them."""
         if self._async_engine is not None:
-            self._async_engine.sync_engine.dispose(close=False)
+            await self._async_engine.dispose()
 
 
 def _records(argument: Any) -> Sequence[Record]:

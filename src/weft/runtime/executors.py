@@ -11,7 +11,7 @@ from weft.runtime.aio import AsyncExecutor
 from weft.runtime.batches import BatchTasks, BatchThreads
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.prefetch import Prefetcher
-from weft.runtime.processes.executor import ProcessExecutor
+from weft.runtime.processes.executor import ProcessExecutor, check_spawnable
 from weft.runtime.processes.protocol import WorkerSpec
 from weft.runtime.threads import ThreadExecutor
 
@@ -61,6 +61,7 @@ def _plain(member: Member, handler: HandlerOptions, plan: HandlerPlan, loop: Loo
 
 def _processes(member: Member, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
     batch = plan.spec.batch
+    check_spawnable(handler.function, member.config.lifespan, handler.name)
     spec = WorkerSpec(
         function=handler.function,
         lifespan=member.config.lifespan,

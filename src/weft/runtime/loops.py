@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import Any
@@ -86,6 +86,10 @@ class HandlerLoop:
         except TimeoutError as error:
             opening.cancel()
             raise FatalError(f"the lifespan did not open within {OPEN_TIMEOUT_S:.0f} s") from error
+
+    def at_exit(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have this awaited on the loop when it closes, before the lifespan's own end."""
+        self._stack.push_async_callback(callback)
 
     async def exit(self) -> None:
         """Close the lifespan. Runs on the loop."""

@@ -7,18 +7,21 @@ failed attempt; what it had not started goes to its successor.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from weft.core.endings import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
+from weft.core.states import RUNNING, SUPERSEDED
 from weft.core.work import Work
 from weft.errors import ConfigError
 from weft.runtime.door import Door
@@ -42,6 +45,7 @@ _log = logging.getLogger("weft")
 DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
 STARTS_MAX = 3  # workers that die before they open, one after another
 CLOSE_S = 1.0
+LATE_LOOK_S = 0.05
 
 
 class ProcessExecutor:
@@ -62,6 +66,8 @@ class ProcessExecutor:
         self._deaths: dict[tuple[str, int, int], int] = {}
         self._failed_starts = 0
         self._closed = False
+        #: past their time by the engine's clock -> when their worker began them, once it has
+        self._late: dict[Work, float | None] = {}
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         for _ in range(plan.spec.concurrency):
             self._hire()
@@ -87,14 +93,38 @@ class ProcessExecutor:
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """A time-out kills the worker; a partition that goes away does not."""
-        if not expired:
-            return
-        with self._lock:
-            for link in self._links:
-                item = link.given.get(link.at_hand)
-                if item is not None and work in item.works:
-                    item.timed_out = True
-                    link.kill()
+        if expired:
+            with self._lock:
+                self._late.setdefault(work, None)
+                self._end_late()
+            self._tokens.put(True)
+
+    def _end_late(self) -> None:
+        """Kill the workers of calls whose time is over.
+
+        The engine's clock began when the record was granted. Its worker may still have been
+        opening then, so a call that has not begun, or only just, gets its time from here on.
+        """
+        now, limit = time.monotonic(), self._plan.spec.timeout_s or 0.0
+        for work, seen_at in list(self._late.items()):
+            link = self._running(work)
+            if work.state not in (RUNNING, SUPERSEDED):
+                del self._late[work]
+            elif link is None:
+                continue
+            elif seen_at is None and now - link.began_at < limit:
+                self._late[work] = link.began_at
+            elif now - (seen_at or link.began_at) >= limit:
+                del self._late[work]
+                link.given[link.at_hand].timed_out = True
+                link.kill()
+
+    def _running(self, work: Work) -> Link | None:
+        for link in self._links:
+            item = link.given.get(link.at_hand)
+            if item is not None and work in item.works:
+                return link
+        return None
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Take back what has not started of these; tell running batches."""
@@ -137,14 +167,21 @@ class ProcessExecutor:
 
     def _dispatch(self) -> None:
         """On a thread of its own: a pipe may be full, and the door may not wait for it."""
-        while self._tokens.get():
-            while not self._tokens.empty() and not self._closed:
+        while not self._closed:
+            with contextlib.suppress(Empty):
+                self._tokens.get(timeout=LATE_LOOK_S if self._late else None)
+            while not self._tokens.empty():
                 self._tokens.get()
+            self._dispatch_now()
+
+    def _dispatch_now(self) -> None:
+        with self._lock:
             if self._closed:
                 return
-            with self._lock:
-                back = self._give_out()
-            self._give_back(back)
+            if self._late:
+                self._end_late()
+            back = self._give_out()
+        self._give_back(back)
 
     def _give_out(self) -> list[Item]:
         """Fill the workers' windows, the emptiest first; what may not be called any more."""
@@ -259,7 +296,7 @@ class ProcessExecutor:
         works = [item.works[number - first] for number in numbers]
         if self._plan.ledger is not None:
             self._plan.ledger.repeats += message.repeats
-        shared = SharedOutputs(message.shared) if message.shared else None
+        shared = SharedOutputs(message.shared, len(works)) if message.shared else None
         done, ended = [], []
         for work, reply in zip(works, message.replies, strict=True):
             end = Returned(work, shared) if shared is not None else end_of(work, reply)
@@ -299,7 +336,6 @@ class ProcessExecutor:
             hopeless = self._failed_starts >= STARTS_MAX
             if not hopeless:
                 self._hire()
-        link.close()
         event(
             _log,
             "warning",

@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from weft.core.work import Work
@@ -47,8 +49,10 @@ class Link:
     ) -> None:
         self._pipe, childs = SPAWN.Pipe(duplex=True)
         self._running = SPAWN.RawValue("q", IDLE)
+        self._began = SPAWN.RawValue("d", 0.0)
+        shared = (self._running, self._began)
         self.process = SPAWN.Process(
-            target=main, args=(childs, self._running, spec), name=name, daemon=True
+            target=main, args=(childs, shared, spec), name=name, daemon=True
         )
         self.process.start()
         childs.close()  # or the pipe would not close when the child dies
@@ -67,6 +71,7 @@ class Link:
             except (EOFError, OSError):
                 break
             self._on_message(self, message)
+        self._pipe.close()
         self.process.join(1.0)
         self._on_death(self)
 
@@ -100,6 +105,11 @@ class Link:
         """Number of the record that runs now, or ran when the child died; -1 for none."""
         return int(self._running.value)
 
+    @property
+    def began_at(self) -> float:
+        """When the record at hand began, on the monotonic clock, which all processes share."""
+        return float(self._began.value)
+
     def how_it_died(self) -> str:
         """For the error of the record that was at hand."""
         code = self.process.exitcode
@@ -112,9 +122,19 @@ class Link:
 
     def kill(self) -> None:
         """End the child at once."""
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, signal.SIGKILL)
+        # Another thread may have waited for it since we looked, so it may be gone by now.
+        with suppress(ProcessLookupError):
+            if self.process.pid is not None and self.process.is_alive():
+                os.kill(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """The child exits when its pipe closes."""
-        self._pipe.close()
+        """The child exits when its pipe closes.
+
+        Shut down, not closed: our own reader blocks on this descriptor, and while it does a close
+        would reach neither it nor the child.
+        """
+        try:
+            with socket.socket(fileno=os.dup(self._pipe.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the reader has closed it already

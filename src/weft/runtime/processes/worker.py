@@ -41,18 +41,18 @@ from weft.runtime.record_batch import Nacked, RecordBatch
 from weft.types import Record
 
 
-def main(pipe: Connection, running: Any, spec: WorkerSpec) -> None:
-    """Entry of the process. `running` is shared: the number of the record at hand."""
+def main(pipe: Connection, shared: tuple[Any, Any], spec: WorkerSpec) -> None:
+    """Entry of the process. `shared`: the number of the record at hand, and when it began."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it drains us
-    Worker(pipe, running, spec).run()
+    Worker(pipe, shared, spec).run()
 
 
 class Worker:
     """Runs in the main thread; a second thread reads the pipe, also while a handler runs."""
 
-    def __init__(self, pipe: Connection, running: Any, spec: WorkerSpec) -> None:
+    def __init__(self, pipe: Connection, shared: tuple[Any, Any], spec: WorkerSpec) -> None:
         self._pipe = pipe
-        self.running = running
+        self._running, self._began = shared
         self.spec = spec
         self._function = spec.function
         self.decode = decoder(spec.value)
@@ -151,7 +151,7 @@ class Worker:
 
     def _call(self, number: int, record: Record, *, returned: bool) -> Reply:
         began, known = time.time(), self.repeats()
-        self.running.value = number
+        self.begin(number)
         try:
             if self.decode is not None:
                 record = decoded(record, self.decode)
@@ -161,8 +161,13 @@ class Worker:
             reply = self.failed(number, record, error)
         else:
             reply = Reply(number, "done", outputs, returned=value if returned else None)
-        self.running.value = IDLE
+        self.begin(IDLE)
         return reply._replace(began=began, ended=time.time(), repeats=self.repeats() - known)
+
+    def begin(self, number: int) -> None:
+        """Tell the parent which record is at hand, at no cost: the numbers are shared memory."""
+        self._began.value = time.monotonic()
+        self._running.value = number
 
     def repeats(self) -> int:
         """Records that the ledger knew, so far."""
@@ -201,7 +206,7 @@ class BatchOfWorker:
     def run(self) -> None:
         """Handle the batch and report how it ended."""
         worker = self._worker
-        worker.running.value = self._numbers[0]
+        worker.begin(self._numbers[0])
         try:
             decode = worker.decode
             records = (
@@ -211,16 +216,16 @@ class BatchOfWorker:
             self._undecodable(error)
             return
         finally:
-            worker.running.value = IDLE
+            worker.begin(IDLE)
         batch = RecordBatch(self, records, worker.warned)
         before = worker.repeats()
-        worker.running.value = self._numbers[0]
+        worker.begin(self._numbers[0])
         try:
             value = worker.call_handler(batch)
             reply = self._returned(value)
         except BaseException as error:
             reply = self._raised(error)
-        worker.running.value = IDLE
+        worker.begin(IDLE)
         worker.send(reply._replace(repeats=worker.repeats() - before))
 
     def _undecodable(self, _: Undecodable) -> None:

@@ -1,0 +1,245 @@
+"""Once per id, on real databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import weft
+from tests.integration.ledger.conftest import database
+from weft.testing import MemoryKafka, run
+from weft.types import Committed
+
+INSERT = text("insert into writes values (:v)")
+Writes = Callable[[], list[Any]]
+
+
+def booking(url: str, *, use_async: bool = False, group: str = "g", **options: Any) -> weft.App:
+    """An app that writes each value once."""
+    app = weft.App(group=group, kafka={"bootstrap.servers": "nowhere:1"})
+    ledger = options.pop("ledger", None) or weft.SqlLedger(url)
+    if use_async:
+
+        @app.consume("orders", ledger=ledger, value="str", **options)
+        async def book_async(record: weft.Record, tx: Any) -> None:
+            await tx.execute(INSERT, {"v": record.value})
+
+    else:
+
+        @app.consume("orders", ledger=ledger, value="str", **options)
+        def book(record: weft.Record, tx: Any) -> None:
+            tx.execute(INSERT, {"v": record.value})
+
+    return app
+
+
+def repeats(app: weft.App) -> int:
+    """Records the ledger recognised."""
+    rows = app.snapshot()["handlers"].values()
+    return sum(row["repeats"] for row in rows)
+
+
+@pytest.mark.parametrize("use_async", [False, True], ids=["def", "async"])
+def test_a_repeated_record_is_recognised(url: str, writes: Writes, use_async: bool) -> None:
+    """The same records handled again by the same group write nothing and count as done."""
+    values = [f"{n:03}" for n in range(40)]
+    with MemoryKafka() as broker:
+        first, again = (booking(url, use_async=use_async) for _ in range(2))
+        run(first, values, broker=broker)
+        broker.commit("g", "orders", 0, 0)
+        results = run(again, [], broker=broker)
+    assert writes() == values
+    assert [result.outcome for result in results] == ["done"] * 40
+    assert (repeats(first), repeats(again)) == (0, 40)
+
+
+def test_a_failed_handler_leaves_nothing_behind(url: str, writes: Writes) -> None:
+    """Writes of an attempt that raised are rolled back; the next attempt writes them once."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+
+    @app.consume("orders", ledger=weft.SqlLedger(url), retry=weft.Retry(delay_s=0.01))
+    def book(record: weft.Record, tx: Any) -> None:
+        tx.execute(INSERT, {"v": record.value.decode()})
+        if record.attempt == 1:
+            raise ConnectionError("lost")
+
+    results = run(app, [b"a", b"b"])
+    assert writes() == ["a", "b"]
+    assert [result.attempts for result in results] == [2, 2]
+
+
+def test_an_id_of_ones_own_recognises_a_producers_duplicate(url: str, writes: Writes) -> None:
+    """Two records with the same id are handled once, wherever they stand."""
+    ledger = weft.SqlLedger(url, id=lambda record: record.value)
+    results = run(booking(url, ledger=ledger), [("k", "x"), ("k", "y"), ("k", "x")])
+    assert writes() == ["x", "y"]
+    assert len(results) == 3
+
+
+@pytest.mark.parametrize("bad", [None, 1.5, True])
+def test_an_id_that_is_no_id_fails_the_record(url: str, writes: Writes, bad: object) -> None:
+    """Only str, int and bytes are ids; anything else is a failure that says so."""
+    ledger = weft.SqlLedger(url, id=lambda _: bad)
+    app = booking(url, ledger=ledger, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    (result,) = run(app, ["x"])
+    assert result.outcome == "skipped"
+    assert result.error is not None
+    assert "return str, int or bytes" in result.error.message
+    assert writes() == []
+
+
+def test_two_members_at_once_write_once(url: str, writes: Writes) -> None:
+    """While a partition moves both owners may handle a record: one of them is rolled back."""
+    from weft.ledger.handling import LedgerRun
+
+    both = threading.Barrier(2, timeout=10)
+    met: list[int] = []
+
+    def book(record: weft.Record, tx: Any) -> None:
+        if "sqlite" not in url and len(met) < 2:  # SQLite lets one in at a time
+            met.append(1)
+            both.wait()
+        tx.execute(INSERT, {"v": record.value})
+
+    members = [LedgerRun(weft.SqlLedger(url), "g", use_async=False, concurrency=1) for _ in "12"]
+    members[0].prepare()
+    record = weft.Record("orders", 0, 7, 0, None, "x")
+    threads = [threading.Thread(target=m.around(book), args=(record,)) for m in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert writes() == ["x"]
+    assert sum(member.repeats for member in members) == 1
+    for member in members:
+        member.close()
+
+
+@pytest.mark.parametrize("call", ["commit", "rollback", "close"])
+@pytest.mark.parametrize("use_async", [False, True], ids=["def", "async"])
+def test_the_end_of_the_transaction_is_the_ledgers(
+    url: str, writes: Writes, call: str, use_async: bool
+) -> None:
+    """A handler that ends the transaction itself has failed, and nothing of it is stored."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    options: dict[str, Any] = {
+        "ledger": weft.SqlLedger(url),
+        "retry": weft.Retry(attempts=1),
+        "on_exhausted": weft.Skip(),
+    }
+
+    async def end_async(record: weft.Record, tx: Any) -> None:
+        await tx.execute(INSERT, {"v": "x"})
+        await getattr(tx, call)()
+
+    def end(record: weft.Record, tx: Any) -> None:
+        tx.execute(INSERT, {"v": "x"})
+        getattr(tx, call)()
+
+    app.consume("orders", **options)(end_async if use_async else end)
+    (result,) = run(app, ["v"])
+    assert result.outcome == "skipped"
+    assert result.error is not None
+    assert "are the ledger's" in result.error.message
+    assert writes() == []
+
+
+def test_returning_outputs_is_refused(url: str, writes: Writes) -> None:
+    """Outputs could be lost between two commits, so they are a failure that says why."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+
+    @app.consume(
+        "orders",
+        ledger=weft.SqlLedger(url),
+        retry=weft.Retry(attempts=1),
+        on_exhausted=weft.Skip(),
+    )
+    def book(record: weft.Record, tx: Any) -> weft.Produce:
+        tx.execute(INSERT, {"v": "x"})
+        return weft.Produce(b"x", topic="out")
+
+    (result,) = run(app, ["v"])
+    assert result.error is not None
+    assert "returns None" in result.error.message
+    assert writes() == []
+
+
+def test_a_batch_is_one_transaction_without_what_is_known(url: str, writes: Writes) -> None:
+    """A batch's records are handled once each; those of an earlier batch are left out."""
+    sizes: list[int] = []
+
+    def app() -> weft.App:
+        made = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+
+        @made.consume(
+            "orders",
+            ledger=weft.SqlLedger(url, id=lambda record: record.value),
+            batch=weft.Batch(10, linger_s=0.2),
+            value="str",
+        )
+        def book(batch: weft.RecordBatch, tx: Any) -> None:
+            sizes.append(len(batch))
+            for record in batch:
+                tx.execute(INSERT, {"v": record.value})
+
+        return made
+
+    run(app(), ["a", "b", "c"])
+    run(app(), ["b", "c", "d"])
+    assert writes() == ["a", "b", "c", "d"]
+    assert sizes == [3, 1]
+
+
+def test_old_ids_are_pruned_behind_the_frontier(url: str, writes: Writes) -> None:
+    """An offset goes when it is old and the frontier has passed it; one at the frontier stays."""
+    from weft.ledger.handling import LedgerRun
+
+    ledger = LedgerRun(weft.SqlLedger(url, keep_s=1e-6), "g", use_async=False, concurrency=1)
+    ledger.prepare()
+    handle = ledger.around(lambda record, tx: None)
+    for offset in range(3):
+        handle(weft.Record("orders", 0, offset, 0, None, "x"))
+    ledger.prune_now([Committed("orders", 0, 2, 0)])
+    ledger.close()
+    with database(url).begin() as connection:
+        left = [row[0] for row in connection.execute(text("select position from weft_ledger"))]
+    assert left == [2]
+
+
+def test_a_table_of_a_newer_weft_is_refused(url: str, writes: Writes) -> None:
+    """A table with a later version than this one knows is one clear line."""
+    from weft.ledger.handling import LedgerRun
+
+    LedgerRun(weft.SqlLedger(url), "g", use_async=False, concurrency=1).prepare()
+    with database(url).begin() as connection:
+        connection.execute(text("update weft_ledger_meta set version = 99"))
+    with pytest.raises(weft.ConfigError, match="made by a newer Weft"):
+        run(booking(url), ["x"])
+
+
+def test_a_database_that_does_not_answer_is_one_line() -> None:
+    """A wrong address ends before anything is consumed, without the password."""
+    app = booking("postgresql://user:secret@127.0.0.1:1/db")
+    with pytest.raises(weft.ConfigError, match="cannot be used") as caught:
+        run(app, ["x"])
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "use_async"),
+    [("sqlite+aiosqlite:///x", False), ("postgresql+asyncpg://h/d", False), ("mysql://h/d", True)],
+)
+def test_urls_that_do_not_fit_are_refused_at_decoration(url: str, use_async: bool) -> None:
+    """Another database, or a driver of the other kind, is refused by name."""
+    with pytest.raises(weft.ConfigError, match="SqlLedger"):
+        booking(url, use_async=use_async)
+
+
+def test_the_repr_hides_the_password() -> None:
+    """A ledger can be logged."""
+    assert "secret" not in repr(weft.SqlLedger("postgresql://user:secret@host/db"))

@@ -1,0 +1,64 @@
+"""Handlers that worker processes can import; what they do is in the record's value."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import weft
+
+NOTES = "WEFT_TEST_NOTES"  # a file that handlers append to, whichever process they are in
+
+
+def note(text: str) -> None:
+    """Append a line in one write, which lines of other processes cannot tear."""
+    with open(os.environ[NOTES], "ab", buffering=0) as file:
+        file.write(f"{text} {os.getpid()}\n".encode())
+
+
+@contextmanager
+def opened(app: weft.App) -> Iterator[str]:
+    """A lifespan that says so."""
+    note("open")
+    yield "resource"
+
+
+def work(record: weft.Record) -> weft.Produce | None:
+    """Do what the value says: `die`, `die-once`, `sleep`, `raise`, `out`, or just burn."""
+    text = record.value.decode()
+    note(f"start {record.offset} {record.attempt}")
+    if text == "die" or (text == "die-once" and record.attempt == 1):
+        os.kill(os.getpid(), 9)
+    if text == "sleep":
+        time.sleep(60)
+    if text == "raise":
+        raise ValueError("as asked")
+    end = time.perf_counter() + 0.001
+    while time.perf_counter() < end:
+        pass
+    return weft.Produce(b"seen", topic="out") if text == "out" else None
+
+
+async def work_async(record: weft.Record) -> None:
+    """The same kind of work in an `async def`."""
+    note(f"start {record.offset} {record.attempt}")
+
+
+def work_batch(batch: weft.RecordBatch) -> None:
+    """Acknowledge all but the last; die on request."""
+    for record in batch:
+        note(f"start {record.offset} {record.attempt}")
+        if record.value == b"die" and record.attempt == 1:
+            os.kill(os.getpid(), 9)
+        batch.ack(record)
+
+
+def state_of_app(record: weft.Record) -> weft.Produce:
+    """What the lifespan opened in this process."""
+    return weft.Produce(str(app.state), topic="out")
+
+
+app = weft.App(group="burning", kafka={"bootstrap.servers": "nowhere:1"}, lifespan=opened)
+app.consume("work", executor="processes", concurrency=2)(state_of_app)
