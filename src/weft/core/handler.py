@@ -146,23 +146,22 @@ class Handler:
         while allowed > 0 and rotation:
             # An equal share of the free slots each, so that no partition waits for another's
             # backlog; what a short one leaves goes round again.
-            share = allowed // len(rotation) or 1
+            share = allowed // len(rotation)
             partition = rotation.popleft()
             ready = partition.ready
             if not partition.startable or not ready:
                 partition.listed = False
                 continue
-            limit, popleft, had = partition.start_limit, ready.popleft, len(works)
-            for _ in range(min(share, len(ready))):
-                work = popleft()
-                if work.record[2] >= limit:
-                    if not may_start(work, measured):
-                        self.put_far(work)
-                        continue
-                    limit = partition.start_limit
-                work.state = state
-                works.append(work)
-            taken = len(works) - had
+            if share > 1:
+                taken = self._take_share(partition, min(share, len(ready)), state, works, measured)
+            else:  # the same for one record, without the cost of a call
+                work, taken = ready.popleft(), 1
+                if work.record[2] < partition.start_limit or may_start(work, measured):
+                    work.state = state
+                    works.append(work)
+                else:
+                    self.put_far(work)
+                    taken = 0
             allowed -= taken
             if running:
                 partition.in_flight += taken
@@ -171,6 +170,27 @@ class Handler:
             else:
                 partition.listed = False
         return works
+
+    def _take_share(
+        self,
+        partition: Partition,
+        count: int,
+        state: int,
+        works: list[Work],
+        measured: set[Partition],
+    ) -> int:
+        """Take `count` heads of one partition; how many of them may start."""
+        had, limit, popleft = len(works), partition.start_limit, partition.ready.popleft
+        for _ in range(count):
+            work = popleft()
+            if work.record[2] >= limit:
+                if not may_start(work, measured):
+                    self.put_far(work)
+                    continue
+                limit = partition.start_limit
+            work.state = state
+            works.append(work)
+        return len(works) - had
 
     def put_far(self, work: Work) -> None:
         """It waits until the map has room for its offset."""

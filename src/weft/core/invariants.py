@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from weft.core import states
+from weft.core.batching import MarkedBatch
 from weft.core.handler import Handler
 from weft.core.partition import LaneKey, Partition
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
@@ -188,7 +189,8 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
         if spec.batch is None:
             used += len(marking)
         else:  # a batch waits as one call until all its marks are stored
-            used += len({id(work.extra) for work in works if work.extra is not None})
+            batches = [work.extra for work in works if isinstance(work.extra, MarkedBatch)]
+            used += len(set(map(id, batches)))
     whole = spec.concurrency + spec.ahead
     _need(
         handler.free + used == whole, handler.name, f"{handler.free} free, {used} used of {whole}"
