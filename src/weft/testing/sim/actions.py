@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
+from weft.core import states
 from weft.core.commits import Answer
 from weft.core.endings import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Partition
 from weft.core.work import Work
 from weft.kafka.ports import Verdict
 from weft.testing.sim.dice import Dice
-from weft.testing.sim.member import GROUP, Call, Member
+from weft.testing.sim.member import GROUP, Call, Exchange, Member
 from weft.testing.sim.violation import Violation
 from weft.types import ErrorInfo, Record, Sent
 
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 ERROR = ErrorInfo("SimulatedError", "drawn")
 OVERHEAD_BYTES = 100
+
+
+class Shared:
+    """Outputs that a batch returned together."""
+
+    __slots__ = ("records", "works")
+
+    def __init__(self, works: list[Work]) -> None:
+        self.works = list(works)
+        self.records = len(works)
+
 
 VERDICTS: dict[str, Verdict] = {
     "": "stored",
@@ -172,7 +184,7 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
         return
     failed = call.cancelled or dice.chance(world.odds.fail) or any(map(world.poisoned, call.works))
     delay_s = 3.0 * dice.roll() if dice.chance(world.odds.retry_after) else None
-    outputs = dice.chance(world.odds.outputs)
+    outputs = Shared(call.works) if dice.chance(world.odds.outputs) else None
     done: list[Work] = []
     ended: list[Ended] = []
     lives = {id(work): world.oracle.left(work) for work in call.works}
@@ -187,8 +199,8 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
                 world.oracle.failed(
                     life, work, world.now, final=False, delay_s=asked, alone=alone
                 )
-        elif outputs and work is call.works[-1]:
-            ended.append(Returned(work, ("output",)))
+        elif outputs is not None:
+            ended.append(Returned(work, outputs))
             if life is not None:
                 world.oracle.returned(life, work, world.now)
         else:
@@ -251,13 +263,17 @@ def _nack(world: World, call: Call, ended: list[Ended]) -> None:
 def settle(world: World, member: Member, dice: Dice, *, every: bool = False) -> None:
     """The broker answers for some of the produced outputs, in any order."""
     settled = []
+    shared: dict[int, bool] = {}
     for pair in list(member.sends):
-        if not every and dice.chance(0.5):
+        work, outputs = pair
+        later, refused = dice.chance(0.5), dice.chance(world.odds.output_refused)
+        if isinstance(outputs, Shared):  # one answer for all of them
+            refused = shared.setdefault(id(outputs), refused)
+        elif later and not every:
             continue
         member.sends.remove(pair)
-        work, _ = pair
-        refused = dice.chance(world.odds.output_refused)
-        world.oracle.settled(work, world.now, refused=refused)
+        alone = not isinstance(outputs, Shared) or outputs.records == 1
+        world.oracle.settled(work, world.now, refused=refused, alone=alone)
         sent = () if refused else (Sent("out", 0, 0, None),)
         settled.append((work, sent, ERROR if refused else None))
     if settled:
@@ -354,11 +370,14 @@ def _write(world: World, member: Member, dice: Dice) -> None:
     assert exchange is not None
     broker.begin(member.producer)
     refused: list[tuple[Work, ErrorInfo]] = []
+    shared: dict[int, bool] = {}
+    _check_whole(exchange)
     for item in exchange.effect.items:
         for work in item.claims:
             if work.extra is None:
                 continue
-            if dice.chance(world.odds.output_refused):
+            no = dice.chance(world.odds.output_refused)
+            if shared.setdefault(id(work.extra), no) if isinstance(work.extra, Shared) else no:
                 refused.append((work, ERROR))
                 continue
             where = f"{work.record.topic}:{work.record.partition}:{work.record.offset}"
@@ -368,9 +387,21 @@ def _write(world: World, member: Member, dice: Dice) -> None:
         return
     broker.abort(member.producer)
     for work, _ in refused:
-        world.oracle.refused(work, world.now)
+        alone = not isinstance(work.extra, Shared) or work.extra.records == 1
+        world.oracle.refused(work, world.now, alone=alone)
     world.oracle.stats["outputs refused in a transaction"] += 1
     _ended(world, member, committed=False, refused=refused)
+
+
+def _check_whole(exchange: Exchange) -> None:
+    """Records that share outputs are in one transaction, all that are still there."""
+    claims = {id(work) for item in exchange.effect.items for work in item.claims}
+    for item in exchange.effect.items:
+        for work in item.claims:
+            if isinstance(work.extra, Shared):
+                mates = [mate for mate in work.extra.works if mate.extra is work.extra]
+                if any(mate.state == states.PENDING and id(mate) not in claims for mate in mates):
+                    raise Violation("S8", f"{work!r} is committed without others of its outputs")
 
 
 def _offsets(world: World, member: Member, dice: Dice) -> None:

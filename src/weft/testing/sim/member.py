@@ -76,7 +76,7 @@ class Member:
         self.positions: dict[TopicPartition, int] = {}
         self.paused: set[Partition] = set()
         self.calls: list[Call] = []
-        self.sends: list[tuple[Work, bool]] = []
+        self.sends: list[tuple[Work, Any]] = []
         self.requests: list[Request] = []
         self.late_answers: list[list[Any]] = []
         self.reads: list[list[Partition]] = []
@@ -148,11 +148,11 @@ class Member:
 
     def _send(self, effect: fx.Send) -> None:
         self.oracle.sending(effect.work, dead_letter=False)
-        self.sends.append((effect.work, False))
+        self.sends.append((effect.work, effect.outputs))
 
     def _send_dead_letter(self, effect: fx.SendDeadLetter) -> None:
         self.oracle.sending(effect.work, dead_letter=True)
-        self.sends.append((effect.work, True))
+        self.sends.append((effect.work, None))
 
     def _commit(self, effect: fx.CommitOffsets) -> None:
         waiting = {

@@ -247,7 +247,7 @@ class Oracle:
             require(offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted")
         life.sending.add(offset)
 
-    def settled(self, work: Work, now: float, *, refused: bool) -> None:
+    def settled(self, work: Work, now: float, *, refused: bool, alone: bool) -> None:
         """The broker answered for outputs."""
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
@@ -259,7 +259,7 @@ class Oracle:
         elif offset in life.dead_letters:
             life.parked.add(offset)
         else:
-            self.failed(life, work, now, final=False, delay_s=None, alone=True)
+            self.failed(life, work, now, final=False, delay_s=None, alone=alone)
 
     # -- commits -----------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Oracle:
         if lost:
             raise Violation("S6", f"{life.source.tp}: {lost} repeat after a clean end")
 
-    def refused(self, work: Work, now: float) -> None:
+    def refused(self, work: Work, now: float, *, alone: bool) -> None:
         """exactly_once: the broker does not take an output of this record."""
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
@@ -361,4 +361,4 @@ class Oracle:
         if offset in life.dead_letters:
             life.parked.add(offset)
         else:
-            self.failed(life, work, now, final=False, delay_s=None, alone=True)
+            self.failed(life, work, now, final=False, delay_s=None, alone=alone)
