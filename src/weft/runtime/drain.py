@@ -21,6 +21,7 @@ _log = logging.getLogger("weft")
 
 ANSWER_S = 10.0
 OTHERS_EVERY_S = 1.0
+STANDSTILL_S = 60.0
 
 
 class Drain:
@@ -41,6 +42,8 @@ class Drain:
         #: all is done here, and the last commit is on its way
         self.acknowledging = False
         self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
+        #: partitions of others -> their committed offset, and since when it has stood there
+        self._standing: dict[TopicPartition, tuple[int | None, float]] = {}
 
     def finished(
         self, engine: Engine, now: float, ours: Mapping[TopicPartition, Partition]
@@ -51,14 +54,28 @@ class Drain:
         before it again, with whoever gets it.
         """
         self.acknowledging = False
-        if not all(where in ours and passed(ours[where], end) for where, end in self._left.items()):
+        held = {where: ours[where] for where in self._left if where in ours}
+        if not all(passed(partition, self._left[where]) for where, partition in held.items()):
+            return False
+        if len(held) < len(self._left) and not self._stalemate(held):
             return False
         self.acknowledging = any(
-            ours[where].dirty or ours[where].commit_state != states.IDLE for where in self._left
+            partition.dirty or partition.commit_state != states.IDLE for partition in held.values()
         )
         if self.acknowledging:
             engine.commit_soon(now)
         return not self.acknowledging
+
+    def _stalemate(self, held: Mapping[TopicPartition, Partition]) -> bool:
+        """We have parked records and others stand still: most likely they wait for us likewise.
+
+        What is parked elsewhere cannot be seen from here, and two members that both have some
+        would wait for each other for ever. Whoever goes first hands its partitions to the other.
+        """
+        still = time.monotonic() - STANDSTILL_S
+        others = [where for where in self._left if where not in held]
+        standing = all(self._standing.get(w, (None, still + 1))[1] <= still for w in others)
+        return standing and any(partition.parked for partition in held.values())
 
     def look_at_others(self, ours: Iterable[TopicPartition]) -> None:
         """Ask, now and then, what the group has committed for others' partitions; may wait."""
@@ -76,8 +93,11 @@ class Drain:
         except KafkaUnavailable as error:
             _log.debug("the group's offsets cannot be read now: %s", error)
             return
+        self._standing = {tp: at for tp, at in self._standing.items() if tp in elsewhere}
         for where in elsewhere:
             offset = committed.get(where)
+            if where not in self._standing or self._standing[where][0] != offset:
+                self._standing[where] = (offset, time.monotonic())
             # Past the log's own end it is of another log, and says nothing of this one.
             if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
                 del self._left[where]

@@ -1,0 +1,102 @@
+"""`until="drained"` with several members: whose word counts, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from weft.core.engine import Engine
+from weft.core.epochs import Assignment
+from weft.core.spec import HandlerSpec
+from weft.kafka.connect import AdminPort
+from weft.kafka.ports import TopicPartition
+from weft.runtime import drain as module
+from weft.runtime.drain import Drain
+
+OURS, THEIRS = ("t", 0), ("t", 1)
+
+
+class Group:
+    """An admin client that knows one group."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[TopicPartition, int | None] = {}
+
+    def group_offsets(self, *_: Any) -> dict[TopicPartition, int | None]:
+        """What the group has committed."""
+        return self.offsets
+
+    def ends(self, *_: Any, **__: Any) -> dict[TopicPartition, int]:
+        """Ends of the log."""
+        return {OURS: 10, THEIRS: 10}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, as the drain sees it."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def member(*, parked: int) -> tuple[Engine, dict[TopicPartition, Any]]:
+    """An engine whose one partition is finished with, but for what is parked."""
+    engine = Engine([HandlerSpec("h")])
+    (partition,) = engine.assigned(0.0, [Assignment("t", 0, 0, 10)])
+    partition.parked = parked
+    return engine, {OURS: partition}
+
+
+def look(drain: Drain, clock: list[float], seconds: float) -> None:
+    """Time passes, and the others are asked about."""
+    clock[0] += seconds
+    drain.look_at_others([OURS])
+
+
+def make(group: Group) -> Drain:
+    """A drain over one partition of ours and one of another member."""
+    return Drain(cast("AdminPort", group), "g", {OURS: 0, THEIRS: 0}, {OURS: 10, THEIRS: 10})
+
+
+def test_another_members_commit_counts(clock: list[float]) -> None:
+    """A partition of another member is finished with when the group's frontier is at its end."""
+    group = Group()
+    drain, (engine, ours) = make(group), member(parked=0)
+    look(drain, clock, 2)
+    assert not drain.finished(engine, 0.0, ours)
+    group.offsets = {THEIRS: 10}
+    look(drain, clock, 2)
+    assert drain.finished(engine, 0.0, ours)
+
+
+def test_two_members_with_parked_records_do_not_wait_for_each_other(clock: list[float]) -> None:
+    """With parked records of our own, another member that stands still is not waited for."""
+    group = Group()
+    group.offsets = {THEIRS: 7}
+    drain, (engine, ours) = make(group), member(parked=1)
+    look(drain, clock, 2)
+    look(drain, clock, module.STANDSTILL_S - 1)
+    assert not drain.finished(engine, 0.0, ours)
+    look(drain, clock, 2)
+    assert drain.finished(engine, 0.0, ours)
+
+
+def test_a_member_that_moves_is_waited_for(clock: list[float]) -> None:
+    """Every step of the other's frontier starts its time anew."""
+    group = Group()
+    drain, (engine, ours) = make(group), member(parked=1)
+    for offset in (5, 6, 7):
+        group.offsets = {THEIRS: offset}
+        look(drain, clock, module.STANDSTILL_S - 1)
+    assert not drain.finished(engine, 0.0, ours)
+
+
+def test_without_parked_records_we_wait_however_long(clock: list[float]) -> None:
+    """A slow record of another member is not mistaken for a parked one."""
+    group = Group()
+    group.offsets = {THEIRS: 7}
+    drain, (engine, ours) = make(group), member(parked=0)
+    look(drain, clock, 2)
+    look(drain, clock, 10 * module.STANDSTILL_S)
+    assert not drain.finished(engine, 0.0, ours)

@@ -1,0 +1,110 @@
+"""From a returned value to messages, and from an exception to plain strings."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.runtime import invoke
+from weft.types import Record
+
+RECORD = Record("t", 0, 7, 0, b"k", b"v")
+
+
+class Work:
+    """What the functions need of the core's."""
+
+    record = RECORD
+    attempts = 0
+
+
+def messages(returned, output="out"):
+    return [(m.topic, m.key, m.value) for m in invoke.outputs_of(Work(), returned, output)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (b"x", [("out", b"k", b"x")]),
+        ("ü", [("out", b"k", "ü".encode())]),
+        (bytearray(b"x"), [("out", b"k", b"x")]),
+        (0, [("out", b"k", b"0")]),
+        (False, [("out", b"k", b"false")]),
+        ([], []),
+        ((), []),
+        ([1], [("out", b"k", b"[1]")]),
+        (weft.Produce(None, key=None, topic="u"), [("u", None, None)]),
+        ([weft.Produce(b"1"), weft.Produce(b"2", topic="u")],
+         [("out", b"k", b"1"), ("u", b"k", b"2")]),
+    ],
+)  # fmt: skip
+def test_what_is_returned_becomes_messages(returned, expected):
+    """Plain values go to the output under the record's key; Produce says otherwise."""
+    assert messages(returned) == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "output", "fix"),
+    [
+        (b"x", None, "give @app.consume"),
+        ([weft.Produce(b"1"), b"2"], None, "return None or weft.Produce"),
+        (weft.Produce(b"1"), None, "give topic="),
+        (object(), "out", "what JSON can hold"),
+        (float("nan"), "out", "what JSON can hold"),
+        (weft.Produce(b"x", headers=7), "out", "pairs"),
+        (weft.Produce(b"x", headers=[("a", 1)]), "out", "bytes, str or None"),
+    ],
+)
+def test_what_cannot_be_sent_names_the_fix(returned, output, fix):
+    """A final failure, whose message says what to return instead."""
+    with pytest.raises(invoke.BadReturn, match=fix):
+        messages(returned, output)
+
+
+def test_a_plain_handler_that_returns_a_coroutine_is_told_so():
+    """It was never awaited: the handler should be an `async def`."""
+
+    async def forgotten():
+        return 1
+
+    with pytest.raises(invoke.BadReturn, match="async def"):
+        messages(forgotten())
+
+
+@pytest.mark.parametrize(("count", "good"), [(4, True), (5, True), (6, False)])
+def test_outputs_of_one_record_have_a_limit(monkeypatch, count, good):
+    """A generator without end fails its record instead of filling the memory."""
+    monkeypatch.setattr(invoke, "OUTPUTS_MAX", 5)
+    made = (weft.Produce(b"x") for _ in range(count))
+    if good:
+        assert len(messages(made)) == count
+    else:
+        with pytest.raises(invoke.BadReturn, match="more than 5 outputs"):
+            messages(made)
+
+
+class Hostile(Exception):
+    """Its own text fails."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_an_error_becomes_bounded_plain_strings():
+    """Whatever its own `__str__` does."""
+    info = invoke.error_info(ValueError("x" * 10_000))
+    assert (info.type, len(info.message)) == ("ValueError", invoke.MESSAGE_CHARS_MAX)
+    assert len(info.traceback) <= invoke.TRACEBACK_CHARS_MAX
+    assert invoke.error_info(Hostile()).message == "<its __str__ failed>"
+
+
+def test_a_policy_whose_callable_fails_loses_no_record():
+    """The engine falls back to its own delay."""
+
+    def broken(attempt, error):
+        raise RuntimeError
+
+    for delay in (broken, lambda *_: "soon", lambda *_: float("nan")):
+        retry = weft.Retry(delay_s=delay)
+        assert invoke.failed(Work(), ValueError(), retry).delay_s is None
+    assert invoke.failed(Work(), ValueError(), weft.Retry(delay_s=lambda a, e: a)).delay_s == 1.0

@@ -1,0 +1,61 @@
+"""The stream of results and the callbacks, without a broker."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from weft.runtime.reports import RESULTS_MAX, Callbacks, ResultStream
+
+
+@pytest.mark.parametrize(
+    ("count", "full"), [(RESULTS_MAX - 1, []), (RESULTS_MAX, [True]), (RESULTS_MAX + 1, [True])]
+)
+def test_a_full_stream_says_so_once_and_again_when_half_is_read(count, full):
+    """At its limit it asks for a rest, at half of it for more."""
+    stream, levels = ResultStream(), []
+    stream.on_level = levels.append
+    stream.put(list(range(count)))
+    stream.put([])
+    assert levels == full
+    while len(levels) == len(full) and stream.take(0):
+        pass
+    assert levels == [*full, False] if full else levels == []
+
+
+def test_the_end_comes_after_what_is_left():
+    """Nothing that was put before the end is lost."""
+    stream = ResultStream()
+    stream.put([1, 2])
+    stream.end()
+    assert list(stream) == [1, 2]
+    assert stream.over
+    assert stream.closed
+
+
+def test_leaving_the_loop_closes_the_stream():
+    """The app goes on without its reader, and puts into nothing."""
+    stream, closed = ResultStream(), threading.Event()
+    stream.on_close = closed.set
+    stream.put([1, 2, 3])
+    for _ in stream:
+        break
+    assert closed.is_set()
+    stream.put([4])
+    assert stream.take(0) == []
+
+
+def test_callbacks_run_in_order_and_what_they_raise_is_counted():
+    """One broken call does not stop the next."""
+    callbacks, seen = Callbacks(), []
+
+    def broken(value):
+        seen.append(value)
+        raise RuntimeError
+
+    callbacks.call(None, 0)
+    for value in range(3):
+        callbacks.call(broken, value)
+    callbacks.close(5)
+    assert (seen, callbacks.errors) == ([0, 1, 2], 3)
