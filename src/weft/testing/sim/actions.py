@@ -533,7 +533,8 @@ def _close_with_commit(
         if not dice.chance(world.odds.answer_lost):
             member.engine.commit_answered(world.now, answers)
             member.perform()
-    member.close(tps, lost=False, clean=clean)
+    # A map of a few characters may have no room for taking a mark back: then it is missed.
+    member.close(tps, lost=False, clean=clean and world.setup.limits.map_chars == 4096)
 
 
 def leave(world: World, member: Member, dice: Dice) -> None:
