@@ -20,6 +20,7 @@ from typing import TypeVar
 from weft.core.effects import Effect
 from weft.core.endings import Ended
 from weft.core.engine import Engine
+from weft.core.states import InternalError
 from weft.core.work import Work
 
 STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that
@@ -51,6 +52,9 @@ class Door:
         self.in_doubt = False
         #: called when something earlier than `wakes_at` came up
         self.on_earlier: Callable[[], None] = lambda: None
+        #: the first error raised inside; from then on the door stays closed
+        self.broken: Exception | None = None
+        self.on_broken: Callable[[Exception], None] = lambda _: None
         self._events: deque[Event] = deque()
         self._lock = threading.Lock()
         self._perform = perform
@@ -65,22 +69,38 @@ class Door:
         # Looked at again after leaving: what came between the last look inside and the release
         # of the lock was handed in by a thread that found the door closed.
         while self.done or self.ended or self._events:
-            if not self._lock.acquire(blocking=False):
+            if self.broken is not None or not self._lock.acquire(blocking=False):
                 return
             try:
                 self._drain()
+            except Exception as error:
+                self._break(error)
             finally:
                 self._lock.release()
 
     def call(self, event: Callable[[Engine, float], T]) -> T:
         """Go in and wait for the answer. Not for use from inside."""
         with self._lock:
-            self._drain()
-            answer = event(self.engine, self.clock())
-            self._perform(self.engine.take_effects())
-            self._look_ahead()
+            if self.broken is not None:
+                raise InternalError("the engine has failed before") from self.broken
+            try:
+                self._drain()
+                answer = event(self.engine, self.clock())
+                self._perform(self.engine.take_effects())
+                self._look_ahead()
+            except Exception as error:
+                self._break(error)
+                raise
         self.turn()
         return answer
+
+    def _break(self, error: Exception) -> None:
+        """A bug of ours: what the engine holds may be wrong, so nothing of it is used any more.
+
+        Nothing more starts and nothing more is committed; a restart goes on from the last commit.
+        """
+        self.broken = error
+        self.on_broken(error)
 
     def _drain(self) -> None:
         engine = self.engine

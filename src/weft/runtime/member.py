@@ -112,6 +112,7 @@ class Member:
         self.callbacks = Callbacks()
         self.door = Door(self.engine, Performer(self).perform, self.now)
         self.door.on_earlier = self._wake_for_deadline
+        self.door.on_broken = self._broke
         self.partitions: dict[TopicPartition, Partition] = {}
         self.executors: list[Executor] = []
         # Here already, for a stop may come before the start: it makes no client before it must.
@@ -181,6 +182,13 @@ class Member:
             self._stopped_at = self.now()
         # Posted, not called: this may run inside the door.
         self.door.post(lambda engine, now: engine.stop(now, "in_flight"))
+
+    def _broke(self, error: Exception) -> None:
+        """Inside the door: the engine has failed. Leave at once and commit nothing."""
+        _log.critical("internal error, please report it with this trace", exc_info=error)
+        self.fail(f"internal error: {type(error).__name__}: {error}")
+        self.leaving = True
+        self.wake()
 
     @property
     def patient(self) -> bool:

@@ -132,6 +132,8 @@ class Rebalance:
         member = self._member
         began = self._member.now()
         ours = self._take(partitions)
+        if member.door.broken is not None:
+            return  # what the engine holds may be wrong: commit nothing of it
         member.door.call(lambda engine, now: engine.revoking(now, ours))
         for executor in member.executors:
             executor.warn(ours)
@@ -157,6 +159,8 @@ class Rebalance:
         """Drop everything; commit nothing."""
         member = self._member
         ours = self._take(partitions)
+        if member.door.broken is not None:
+            return
         running = member.door.call(lambda engine, _: engine.running(ours))
         member.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
         member.config.topic_ids.closed(ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import threading
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weft.core import effects as fx
 from weft.core.engine import StopMode
 from weft.core.spec import Limits
+from weft.core.states import InternalError
 from weft.errors import ConfigError
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
@@ -286,8 +288,9 @@ class Run:
             look_s = min(2 * look_s, WATCH_S)
             if self._drain is not None:
                 self._drain.look_at_others(member.partitions)
-            self._topic_ids.look(member)
-            self._look_at_drain(member)
+            with contextlib.suppress(InternalError):  # the member's own thread ends the run then
+                self._topic_ids.look(member)
+                self._look_at_drain(member)
             if self._drain is not None and self._drain.acknowledging:
                 look_s = LOOK_FIRST_S
         self._finish()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from weft.core.states import InternalError
 from weft.runtime.member import Member
 from weft.runtime.plan import HandlerPlan
 
@@ -37,7 +38,10 @@ def snapshot_of(
     """The contract's snapshot."""
     if member is None:
         return {"state": "starting", "partitions": [], "handlers": {}}
-    shot = member.door.call(lambda engine, _: engine.snapshot())
+    try:
+        shot = member.door.call(lambda engine, _: engine.snapshot())
+    except InternalError:
+        return {"state": "failed", "partitions": [], "handlers": {}}
     rows: dict[str, dict[str, Any]] = shot["handlers"]
     rates = counts.rates({name: row["done"] for name, row in rows.items()})
     for plan in plans:
@@ -56,7 +60,7 @@ def snapshot_of(
 
 def under_way(member: Member) -> int:
     """Calls and outputs that only time of their own will end; none once the member has ended."""
-    if member.ended.is_set():
+    if member.ended.is_set() or member.door.broken is not None:
         return 0
     return member.door.call(lambda engine, _: engine.under_way())
 

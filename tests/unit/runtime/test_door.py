@@ -1,0 +1,69 @@
+"""The door: what is handed in is never lost, and after a bug of ours nothing goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import weft
+from weft.core.engine import Engine
+from weft.core.epochs import Assignment
+from weft.core.spec import HandlerSpec
+from weft.core.states import InternalError
+from weft.runtime.door import Door
+from weft.testing import MemoryKafka, run
+
+
+def test_every_event_is_taken_once_whoever_is_inside() -> None:
+    """Eight threads hand in events at the same time: all are taken, none twice, one at a time."""
+    door = Door(Engine([HandlerSpec("h")]), lambda _: None)
+    inside, seen = threading.Lock(), []
+
+    def event(number: int) -> Any:
+        def take(_engine: Engine, _now: float) -> None:
+            assert inside.acquire(blocking=False)
+            seen.append(number)
+            inside.release()
+
+        return take
+
+    def hand_in(first: int) -> None:
+        for number in range(first, first + 500):
+            door.post(event(number))
+
+    threads = [threading.Thread(target=hand_in, args=(n * 500,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(seen) == list(range(4000))
+
+
+def test_after_an_internal_error_the_door_stays_closed() -> None:
+    """An error inside is told once; from then on events are not taken and calls raise."""
+    door = Door(Engine([HandlerSpec("h")]), lambda _: None)
+    told: list[Exception] = []
+    door.on_broken = told.append
+    door.post(lambda engine, now: engine.assigned(now, [Assignment("t", 0, 9, 0)]))
+    door.post(lambda *_: told.append(AssertionError("taken")))
+    assert [type(error) for error in told] == [IndexError]
+    with pytest.raises(InternalError):
+        door.call(lambda *_: None)
+
+
+def test_a_bug_of_ours_ends_the_run_and_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends with exit code 1, naming it; what was done since is handled again."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+
+    @app.consume("t", commit=weft.Commit(interval_s=60))
+    async def handle(record: weft.Record) -> None:
+        if record.offset == 5:
+            monkeypatch.setattr(Engine, "calls_ended", lambda *_: 1 / 0)
+
+    with MemoryKafka() as kafka:
+        with pytest.raises(weft.FatalError, match="internal error: ZeroDivisionError"):
+            run(app, [b"x"] * 10, broker=kafka)
+        held = kafka.committed("g", "t")
+    assert held is None or held.frontier == 0
