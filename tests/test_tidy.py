@@ -28,7 +28,8 @@ REASON_LETTERS_MIN = 8
 
 BASIC = {"errors", "types", "policies"}
 INNER = BASIC | {"core", "codec"}
-LOCAL = INNER | {"config", "kafka", "runtime", "ledger", "app", "_version", "weft"}
+OPTIONS = {"options", "app_options", "routing"}
+LOCAL = INNER | OPTIONS | {"config", "kafka", "runtime", "ledger", "app", "_version", "weft"}
 
 #: What each ring (a file or package under src/weft) may import of Weft; itself always.
 RINGS: dict[str, set[str]] = {
@@ -41,7 +42,11 @@ RINGS: dict[str, set[str]] = {
     "config": BASIC | {"kafka"},
     "kafka": INNER | {"config"},
     "ledger": INNER | {"config"},
-    "runtime": INNER | {"config", "kafka", "ledger"},
+    # The ledger for its policy only, the object that an option takes.
+    "options": BASIC | {"ledger"},
+    "app_options": BASIC,
+    "routing": BASIC | {"options"},
+    "runtime": INNER | OPTIONS | {"config", "kafka", "ledger"},
     "app": LOCAL | {"spark"},
     "weft": LOCAL,
     "broker": {"errors"},

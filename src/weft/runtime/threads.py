@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -30,7 +31,7 @@ FAST_S = 100e-6  # calls shorter than this report together
 T = TypeVar("T")
 
 
-class WorkerThreads(Generic[T]):
+class WorkerThreads(ABC, Generic[T]):
     """Threads that take the next item themselves; made as they are needed, up to a limit."""
 
     def __init__(self, plan: HandlerPlan, door: Door) -> None:
@@ -105,9 +106,9 @@ class WorkerThreads(Generic[T]):
         self._idle.pop()
         self._waking = False
 
+    @abstractmethod
     def _call(self, item: T) -> None:
         """Call the handler for one item and report it."""
-        raise NotImplementedError("a kind of workers says what it calls")
 
 
 class ThreadExecutor(WorkerThreads[Work]):
