@@ -2,8 +2,8 @@
 
     python benchmarks/bench_core.py [--quick] [--json]
 
-Every figure is the best of several runs in this process: noise only ever adds. Exit code 1 when a
-promise is not kept.
+Every figure is the best of several runs, in processor time of this process: noise only ever
+adds. Exit code 1 when a promise is not kept.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from weft.types import ErrorInfo, Record
 ERROR = ErrorInfo("E", "e")
 VALUE = b"x" * 100
 ROOMY = Limits(buffer_records=10_000_000, buffer_bytes=2**40)
+# A map without end, where the subject is something else than its limit.
+BOUNDLESS = Limits(buffer_records=10_000_000, buffer_bytes=2**40, map_chars=2**26)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,15 @@ class Bench:
     """An engine, with everything it asks for answered at once."""
 
     def __init__(
-        self, partitions: int = 1, *, concurrency: int = 1_000, retry: Retry | None = None
+        self,
+        partitions: int = 1,
+        *,
+        concurrency: int = 1_000,
+        retry: Retry | None = None,
+        limits: Limits = ROOMY,
     ) -> None:
         spec = HandlerSpec("h", concurrency=concurrency, retry=retry or Retry())
-        self.engine = Engine([spec], ROOMY)
+        self.engine = Engine([spec], limits)
         self.now = 0.0
         places = [Assignment("t", number, 0, 0) for number in range(partitions)]
         self.partitions = self.engine.assigned(0.0, places)
@@ -97,10 +104,9 @@ def best(measure: Callable[[], float], runs: int) -> float:
     return min(times)
 
 
-def rate_of_keys(keys: int, batch: int, turns: int) -> float:
-    """Seconds a record, in a member that holds at least one record of each key."""
+def rate_of_keys(keys: int, held: int, batch: int, turns: int) -> float:
+    """Seconds a record, polled, started, ended, with `held` records of so many keys waiting."""
     bench = Bench()
-    held = max(keys, 20_000)
     bench.poll(bench.partitions[0], keys, 0, held)
     records = [b for b in range(0, batch * turns, batch)]
     polled = [
@@ -111,12 +117,22 @@ def rate_of_keys(keys: int, batch: int, turns: int) -> float:
         for first in records
     ]
     sizes = [612] * batch
-    begin = time.perf_counter()
+    bench.finish(batch)
+    begin = time.process_time()
     for some in polled:
         bench.finish(batch)
         bench.engine.polled(bench.now, [(bench.partitions[0], some, sizes)])
         bench.perform()
-    return (time.perf_counter() - begin) / (batch * turns)
+    return (time.process_time() - begin) / (batch * turns)
+
+
+def _seconds_a_record(bench: Bench, batch: int, turns: int) -> float:
+    """Ends `batch` calls a turn; the first turn, which commits everything once, is not counted."""
+    bench.finish(batch)
+    begin = time.process_time()
+    count = sum(bench.finish(batch) for _ in range(turns))
+    assert count == batch * turns, "the engine held records back"
+    return (time.process_time() - begin) / count
 
 
 def rate_of_partitions(partitions: int, batch: int, turns: int) -> float:
@@ -125,15 +141,13 @@ def rate_of_partitions(partitions: int, batch: int, turns: int) -> float:
     each = max(1, (batch * turns + 20_000) // partitions)
     for partition in bench.partitions:
         bench.poll(partition, 100, 0, each, start=1_000 * partition.number)
-    begin = time.perf_counter()
-    for _ in range(turns):
-        bench.finish(batch)
-    return (time.perf_counter() - begin) / (batch * turns)
+    return _seconds_a_record(bench, batch, turns)
 
 
 def rate_with_waiting(waiting: int, batch: int, turns: int) -> float:
     """Seconds a record while others wait for their retry."""
-    bench = Bench(retry=Retry(attempts=None, delay_s=100_000.0, delay_max_s=1e6))
+    retry = Retry(attempts=None, delay_s=100_000.0, delay_max_s=1e6)
+    bench = Bench(retry=retry, limits=BOUNDLESS)
     partition = bench.partitions[0]
     for first in range(0, waiting, 1_000):
         bench.poll(partition, 10**9, first, 1_000)
@@ -142,10 +156,7 @@ def rate_with_waiting(waiting: int, batch: int, turns: int) -> float:
         bench.engine.calls_ended(bench.now, (), failed)
         bench.perform()
     bench.poll(partition, 1_000, waiting, batch * turns + 20_000, start=10**10)
-    begin = time.perf_counter()
-    for _ in range(turns):
-        bench.finish(batch)
-    return (time.perf_counter() - begin) / (batch * turns)
+    return _seconds_a_record(bench, batch, turns)
 
 
 def commit_plan_seconds(done: int) -> float:
@@ -160,9 +171,9 @@ def commit_plan_seconds(done: int) -> float:
             bench.finish(2_000)
     assert partition.frontier == 0
     partition.dirty = True
-    begin = time.perf_counter()
-    item = bench.engine._commits.plan(partition)
-    seconds = time.perf_counter() - begin
+    begin = time.process_time()
+    item = bench.engine._plans.plan(partition)
+    seconds = time.process_time() - begin
     assert item is not None and item.done_beyond >= done - 10_000
     return seconds
 
@@ -173,20 +184,21 @@ def single_turn_seconds(records: int = 160_000) -> float:
     for partition in bench.partitions:
         bench.poll(partition, 1_000, 0, records // 8, start=1_000 * partition.number)
     engine, queue, count = bench.engine, bench.started, 0
-    begin = time.perf_counter()
+    begin = time.process_time()
     while count < len(queue):
         engine.calls_ended(0.2, (queue[count],))
         count += 1
         for effect in engine.take_effects():
             if type(effect) is fx.Start:
                 queue += effect.works
-    return (time.perf_counter() - begin) / count
+    return (time.process_time() - begin) / count
 
 
 def healthy_share(keys: int, rounds: int, *, poison: bool) -> float:
     """Healthy records finished a round; with `poison` half of the keys always fail.
 
-    Time is the engine's: a round is 10 ms, in which every running call ends.
+    Time is the engine's: a round is 10 ms, in which every running call ends. It stays within the
+    18,000 offsets past the frontier which 4,096 characters of map can always tell.
     """
     retry = Retry(attempts=None, delay_s=0.05, delay_max_s=1.0)
     bench = Bench(concurrency=100, retry=retry)
@@ -222,8 +234,8 @@ def rows(*, quick: bool) -> list[Row]:
         compare(
             f"1,000 to {many_keys:,} keys, {batch} a turn",
             1.5,
-            best(lambda: rate_of_keys(1_000, batch, turns), runs),
-            best(lambda: rate_of_keys(many_keys, batch, turns), runs),
+            best(lambda: rate_of_keys(1_000, many_keys, batch, turns), runs),
+            best(lambda: rate_of_keys(many_keys, many_keys, batch, turns), runs),
         )
         compare(
             f"1 to 1,000 partitions, {batch} a turn",
@@ -241,8 +253,8 @@ def rows(*, quick: bool) -> list[Row]:
     found.append(Row(f"commit plan, 1 stuck, {done:,} done", f"{plan * 1e3:.2f} ms", plan, 0.005))
     single = best(lambda: single_turn_seconds(20_000 if quick else 160_000), runs)
     found.append(Row("one completion a turn", f"{single * 1e6:.2f} µs", single * 1e6, 2.5))
-    healthy = healthy_share(1_000, 300, poison=False)
-    beside = healthy_share(1_000, 300, poison=True)
+    healthy = healthy_share(1_000, 140, poison=False)
+    beside = healthy_share(1_000, 140, poison=True)
     figure = f"{healthy:.1f} to {beside:.1f} healthy records a round"
     found.append(Row("half of 1,000 keys fail for ever", figure, healthy / beside, 1.0))
     return found

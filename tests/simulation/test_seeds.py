@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.simulation.conftest import regressions
+
 from weft.core.states import RECORD_TABLE
 from weft.testing.sim.runner import Totals, digest, run_seed, run_seeds
 

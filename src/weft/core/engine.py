@@ -19,6 +19,7 @@ from weft.core.endings import Ended, Endings
 from weft.core.epochs import Assignment, Epochs
 from weft.core.handler import Handler
 from weft.core.partition import Partition
+from weft.core.plans import Plans
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec, Limits
 from weft.core.state import EngineState
 from weft.core.window import reopen
@@ -36,8 +37,9 @@ class Engine:
         self.state = EngineState(specs, limits or Limits())
         self._endings = Endings(self.state)
         self._batching = Batching(self.state, self._endings)
-        self._commits = Commits(self.state, self._endings, self._batching)
-        self._epochs = Epochs(self.state, self._commits, self._batching)
+        self._plans = Plans(self.state, self._batching)
+        self._commits = Commits(self.state, self._endings, self._batching, self._plans)
+        self._epochs = Epochs(self.state, self._commits, self._plans, self._batching)
         self._since_resume = 0
 
     # -- partitions ------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class Engine:
         for work, outputs in sent:
             if committed and work.state == states.PENDING:
                 work.extra = outputs
-        self._endings.refused(self._commits.transacted(sequence, committed, refused))
+        self._endings.refused(self._commits.transacted(sequence, committed=committed, refused=refused))
         self._turn()
 
     # -- time and control ------------------------------------------------------------------------
@@ -234,7 +236,7 @@ class Engine:
             self.state.stop_mode = mode
         if self.state.stop_mode == "now":
             for partition in self.state.partitions.values():
-                self._commits.withdraw_marks(partition)
+                self._plans.withdraw_marks(partition)
         self._turn()
 
     def take_effects(self) -> list[fx.Effect]:

@@ -16,6 +16,7 @@ from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commits import Commits
 from weft.core.partition import LaneKey, Partition
+from weft.core.plans import Plans
 from weft.core.spec import EXACTLY_ONCE
 from weft.core.state import EngineState
 from weft.core.work import Work
@@ -39,9 +40,12 @@ class Assignment:
 class Epochs:
     """Opens and closes partition epochs."""
 
-    def __init__(self, state: EngineState, commits: Commits, batching: Batching) -> None:
+    def __init__(
+        self, state: EngineState, commits: Commits, plans: Plans, batching: Batching
+    ) -> None:
         self._state = state
         self._commits = commits
+        self._plans = plans
         self._batching = batching
 
     def opened(self, assignments: Sequence[Assignment]) -> list[Partition]:
@@ -78,7 +82,7 @@ class Epochs:
             if partition.state == states.OPEN:
                 partition.state = states.REVOKING
                 partition.startable = False
-                self._commits.withdraw_marks(partition)
+                self._plans.withdraw_marks(partition)
 
     def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
         """What to commit for partitions that are about to be closed; the caller sends it itself.
@@ -88,7 +92,7 @@ class Epochs:
         """
         partitions = list(partitions)
         for partition in partitions:
-            self._commits.withdraw_marks(partition)
+            self._plans.withdraw_marks(partition)
         due = [
             partition
             for partition in partitions
@@ -113,7 +117,7 @@ class Epochs:
         for partition in partitions:
             if partition.state == states.CLOSED:
                 continue
-            self._commits.withdraw_marks(partition)
+            self._plans.withdraw_marks(partition)
             partition.state = states.CLOSED
             partition.startable = False
             partition.commit_state = states.IDLE  # an answer that still comes is late

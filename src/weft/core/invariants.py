@@ -37,7 +37,7 @@ def check(state: EngineState, calls: Sequence[int] | None = None) -> None:
     _check_claims(state)
 
 
-def _need(holds: bool, about: object, what: str) -> None:
+def _need(holds: object, about: object, what: str) -> None:
     if not holds:
         raise InternalError(f"{about!r}: {what}")
 
@@ -178,7 +178,7 @@ def _check_rotation(state: EngineState, handler: Handler) -> None:
 
 
 def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
-    """free + calls that run + what holds a slot otherwise = what there is."""
+    """Free + calls that run + what holds a slot otherwise = what there is."""
     spec = handler.spec
     works = list(_all_works(state, handler))
     slotless = {work for p in state.partitions.values() for work in p.slotless}

@@ -84,9 +84,7 @@ class Group:
             self._spread(topic, known[topic])
         for member_id, member in self.members.items():
             moving = member.owned - self.target[member_id]
-            self._to_release[member_id] = set(
-                member.owned if self.protocol == "eager" else moving
-            )
+            self._to_release[member_id] = set(member.owned if self.protocol == "eager" else moving)
 
     def _spread(self, topic: str, count: int) -> None:
         takers = sorted(m for m, member in self.members.items() if topic in member.topics)

@@ -196,9 +196,7 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
             ended.append(Failed(work, ERROR, delay_s=asked))
             if life is not None:
                 alone = count == 1 or world.once(call.handler)
-                world.oracle.failed(
-                    life, work, world.now, final=False, delay_s=asked, alone=alone
-                )
+                world.oracle.failed(life, work, world.now, final=False, delay_s=asked, alone=alone)
         elif outputs is not None:
             ended.append(Returned(work, outputs))
             if life is not None:
@@ -297,7 +295,9 @@ def commits(world: World, member: Member, dice: Dice) -> None:
     if refusal < odds.commit_refused:
         verdict = dice.pick(_REFUSALS)
         world.oracle.stats[f"refused {verdict}"] += 1
-        answers = [Answer(i.partition, request.effect.sequence, verdict) for i in request.effect.items]
+        answers = [
+            Answer(i.partition, request.effect.sequence, verdict) for i in request.effect.items
+        ]
     else:
         answers = deliver(world, member, request.effect, request.generation)
     if answer_lost:
@@ -544,4 +544,3 @@ def leave(world: World, member: Member, dice: Dice) -> None:
         return
     _close_with_commit(world, member, tuple(member.parts), dice)
     world.bury(member, left=True)
-

@@ -108,9 +108,7 @@ class Life:
             return False
         return offset in self.source.alive or offset in self.polled
 
-    def next_of(
-        self, lane: Hashable, inside: Collection[tuple[TopicPartition, int]] = ()
-    ) -> int:
+    def next_of(self, lane: Hashable, inside: Collection[tuple[TopicPartition, int]] = ()) -> int:
         """The first record of the lane that must be handled now; `inside`: in the same call."""
         offsets = self.source.lanes[lane]
         place = self.cursor.get(lane, 0)

@@ -21,6 +21,7 @@ from weft.core.epochs import Epochs
 from weft.core.flow import Flow
 from weft.core.handler import Handler
 from weft.core.partition import Partition, Snapshot
+from weft.core.plans import Plans
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.testing.sim import member
 
@@ -101,11 +102,11 @@ def _gaps_waited_for(original: Any) -> Any:
     return lambda self, position: None
 
 
-@mutant(Commits, "plan", "S2", "S5")
+@mutant(Plans, "plan", "S2", "S5")
 def _base_goes_back(original: Any) -> Any:
-    def plan(self: Commits, partition: Partition, claims: Any = None) -> Any:
+    def plan(self: Plans, partition: Partition, claims: Any = None) -> Any:
         item = original(self, partition, claims)
-        back = item is not None and self._sequence % 5 == 4 and item.frontier > 0
+        back = item is not None and partition.commit_sequence % 5 == 4 and item.frontier > 0
         return item._replace(frontier=item.frontier - 1, metadata="") if back else item
 
     return plan
@@ -164,9 +165,9 @@ def _map_not_restored(original: Any) -> Any:
     return lambda found, on_lost: original(replace(found, metadata=""), on_lost)
 
 
-@mutant(Commits, "plan", "S5")
+@mutant(Plans, "plan", "S5")
 def _map_dropped(original: Any) -> Any:
-    def plan(self: Commits, partition: Partition, claims: Any = None) -> Any:
+    def plan(self: Plans, partition: Partition, claims: Any = None) -> Any:
         item = original(self, partition, claims)
         return None if item is None else item._replace(metadata="")
 
@@ -256,7 +257,10 @@ def _outputs_outside_the_transaction(original: Any) -> Any:
 
 @mutant(Commits, "transacted", "S8", "S1", "S2", "S5")
 def _aborted_counts_as_committed(original: Any) -> Any:
-    return lambda self, sequence, committed, refused: original(self, sequence, True, refused)
+    def transacted(self: Commits, sequence: int, *, committed: bool, refused: Any) -> Any:
+        return original(self, sequence, committed=True, refused=refused)
+
+    return transacted
 
 
 @mutant(Commits, "_send", "S8")

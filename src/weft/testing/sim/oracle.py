@@ -63,7 +63,11 @@ class Oracle:
     def gone(self, member: str) -> None:
         """The process is dead, and its running handlers with it."""
         self.closed(
-            [p for p, life in self.lives.items() if life.member == member and life.state != "closed"],
+            [
+                p
+                for p, life in self.lives.items()
+                if life.member == member and life.state != "closed"
+            ],
             clean=False,
         )
         self.lives = {p: life for p, life in self.lives.items() if life.member != member}
@@ -124,7 +128,11 @@ class Oracle:
             (again, "S4", "starts again in one epoch"),
             (offset in life.parked, "S1", "is parked and starts"),
             (offset in life.running or offset in life.sending, "S3", "starts while it runs"),
-            (now < life.not_before.get(offset, 0.0) - SLACK, "S3", "starts before its delay is over"),
+            (
+                now < life.not_before.get(offset, 0.0) - SLACK,
+                "S3",
+                "starts before its delay is over",
+            ),
             (work.record.attempt != attempt, "S3", "does not say which attempt it is"),
         ):
             if broken:
@@ -244,7 +252,9 @@ class Oracle:
         if life.spec.delivery == EXACTLY_ONCE:
             raise Violation("S8", f"{work!r} sends outside a transaction")
         if dead_letter:
-            require(offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted")
+            require(
+                offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted"
+            )
         life.sending.add(offset)
 
     def settled(self, work: Work, now: float, *, refused: bool, alone: bool) -> None:

@@ -11,7 +11,7 @@ class Violation(AssertionError):
         self.name = name
 
 
-def require(holds: bool, name: str, what: str) -> None:
+def require(holds: object, name: str, what: str) -> None:
     """Raise where a promise does not hold. Call it only where `what` costs nothing to build."""
     if not holds:
         raise Violation(name, what)

@@ -39,7 +39,7 @@ class WatchedWork(Work):
             self.seen.add((before, state))
         _slot.__set__(self, state)
 
-    state = property(_get, _set)  # type: ignore[assignment] # the slot it hides is an int
+    state = property(_get, _set)
 
 
 @contextmanager

@@ -113,9 +113,7 @@ class World:
     def poisoned(self, work: Work) -> bool:
         """The handler always fails for this key."""
         key = work.record.key
-        return bool(
-            self.poison_on and self.setup.poison and key and int(key) in self.setup.poison
-        )
+        return bool(self.poison_on and self.setup.poison and key and int(key) in self.setup.poison)
 
     def trace_effect(self, member: Member, effect: fx.Effect) -> None:
         """Every effect is part of what a seed's replay must reproduce (S10)."""
