@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from tests.integration.spark.fleet_kit import (
     all_gone,
     fill,
@@ -23,7 +22,7 @@ from tests.integration.spark.fleet_kit import (
     write_app,
 )
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 RECORDS, PARTITIONS = 6_000, 4
 
@@ -91,20 +90,24 @@ def executors(master: str) -> list[psutil.Process]:
 
 
 SMALL = ("--conf", "spark.executor.memory=512m")
+#: Two executors' Java and Python start at once, on a machine that may be busy.
+PATIENT = ("--conf", "weft.control.wait_s=90")
 
 
 def test_standalone_survives_the_loss_of_an_executor(
     standalone, tmp_path, topic, kafka_broker
 ) -> None:
-    """On a standalone cluster, whose executors get Weft and the app from the driver: the kill of
-    an executor's Java brings its member back on another, nothing is lost, no process stays."""
+    """An executor's Java is killed: its member comes back on another, and nothing is lost.
+
+    Executors get Weft and the app from the driver; no process stays.
+    """
     name = topic(PARTITIONS, "standalone")
     fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS)
     write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=3)
-    arguments = ("--members", "2", "--master", standalone, "--until", "drained", *SMALL)
+    arguments = ("--members", "2", "--master", standalone, "--until", "drained", *SMALL, *PATIENT)
     with running(tmp_path, *arguments) as fleet:
         before = wait_until(
-            lambda: len(fleet.members()) == 2 and fleet.members(), 90, "two at work"
+            lambda: len(fleet.members()) == 2 and fleet.members(), 150, "two at work"
         )
         victim = psutil.Process(min(before))
         java = next(one for one in victim.parents() if one.name() == "java")
@@ -112,7 +115,7 @@ def test_standalone_survives_the_loss_of_an_executor(
         at = time.time()
         kill(java.pid)
         wait_until(lambda: fleet.members() - before, 40, "a member elsewhere")
-        print(f"a member elsewhere {time.time() - at:.1f} s after the executor's death")
+        assert time.time() - at < 40
         assert fleet.wait(90) == 0, fleet.text
         assert len(fleet.done()) == RECORDS
         assert order_breaks(fleet.events()) == []
@@ -122,8 +125,7 @@ def test_standalone_survives_the_loss_of_an_executor(
 
 @pytest.mark.long
 def test_local_cluster_and_the_new_group_protocol(tmp_path, topic, kafka_broker) -> None:
-    """On local-cluster with KIP-848 members have dynamic ids: a killed one is back within the
-    broker's session time-out."""
+    """With KIP-848 a killed member is back within the broker's session time-out."""
     name = topic(PARTITIONS, "kip848")
     fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS)
     write_app(
@@ -135,9 +137,9 @@ def test_local_cluster_and_the_new_group_protocol(tmp_path, topic, kafka_broker)
         own_times=False,
     )
     arguments = ("--members", "2", "--master", "local-cluster[2,1,1024]", "--until", "drained")
-    with running(tmp_path, *arguments, *SMALL) as fleet:
+    with running(tmp_path, *arguments, *SMALL, *PATIENT) as fleet:
         before = wait_until(
-            lambda: len(fleet.members()) == 2 and fleet.members(), 90, "two at work"
+            lambda: len(fleet.members()) == 2 and fleet.members(), 150, "two at work"
         )
         kill(min(before))
         wait_until(lambda: fleet.members() - before, 60, "its return")
@@ -149,12 +151,11 @@ def test_local_cluster_and_the_new_group_protocol(tmp_path, topic, kafka_broker)
 
 
 def test_too_few_slots_is_said_with_both_numbers(standalone, tmp_path, topic, kafka_broker) -> None:
-    """More members than the cluster has slots: after 30 s one line with both numbers, exit code 2,
-    and those that had dialled in have left."""
+    """More members than slots: after 30 s one line with both numbers, and all have left."""
     name = topic(PARTITIONS, "few")
     write_app(tmp_path, kafka_broker.bootstrap, name)
     with running(tmp_path, "--members", "4", "--master", standalone, *SMALL) as fleet:
-        wait_until(lambda: fleet.events("open"), 90, "a member")
+        wait_until(lambda: fleet.events("open"), 150, "a member")
         kin = [*fleet.descendants(), *executors(standalone)]
         assert fleet.wait(90) == 2, fleet.text
         last = [line for line in fleet.text.splitlines() if line.startswith("weft: ")]

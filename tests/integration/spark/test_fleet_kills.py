@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
-
 from tests.integration.spark.fleet_kit import (
     Fleet,
     all_gone,
@@ -42,8 +42,10 @@ def two_at_work(fleet: Fleet) -> set[int]:
 
 
 def test_a_killed_member_is_back_at_once(folder) -> None:
-    """kill -9 of a member: its static id brings its partitions back long before the session
-    time-out, the other member goes on, nothing is lost, keys stay in order; the drain ends it."""
+    """After kill -9 a member has its partitions long before the session time-out.
+
+    The other goes on, nothing is lost, keys stay in order, and the drain ends it all.
+    """
     with running(folder, "--members", "2", "--until", "drained") as fleet:
         before = two_at_work(fleet)
         victim = min(before)
@@ -67,7 +69,7 @@ def test_a_killed_member_is_back_at_once(folder) -> None:
             if one["pid"] == max(before) and at - 1 < one["at"] < at + 3
         )
         assert first["at"] - at < BACK_S
-        assert max(b - a for a, b in zip(others, others[1:], strict=False)) < 1.0
+        assert max(b - a for a, b in pairwise(others)) < 1.0
         assert len(fleet.done()) == RECORDS
         assert order_breaks(fleet.events()) == []
         assert "member died member=" in fleet.text and "reason=drained" in fleet.text
@@ -75,8 +77,7 @@ def test_a_killed_member_is_back_at_once(folder) -> None:
 
 
 def test_ctrl_c_drains_all_members(folder) -> None:
-    """SIGINT to the driver: what runs is finished, committed, the lifespans closed; exit code 0
-    and no process is left."""
+    """SIGINT to the driver: what runs is finished, the lifespans closed, and nothing stays."""
     with running(folder, "--members", "2") as fleet:
         two_at_work(fleet)
         kin = fleet.descendants()
@@ -106,8 +107,10 @@ def test_a_second_signal_ends_it_now(tmp_path, topic, kafka_broker) -> None:
 
 
 def test_members_leave_when_the_driver_is_killed(folder, kafka_broker) -> None:
-    """kill -9 of the driver: within 10 s the members have committed and left, and every process
-    is gone; the next run repeats nothing that was finished."""
+    """After kill -9 of the driver members commit and leave within 10 s, and nothing stays.
+
+    The next run repeats nothing that was finished.
+    """
     with running(folder, "--members", "2") as fleet:
         two_at_work(fleet)
         kin = fleet.descendants()

@@ -11,13 +11,15 @@ import time
 import uuid
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.spark.fleet_kit import fill, wait_until
 
 import weft
-from tests.integration.spark.fleet_kit import fill, wait_until
 from weft.spark.fleet import roster, slots
 
 pytestmark = pytest.mark.spark
@@ -26,11 +28,16 @@ PARTITIONS, KEYS = 4, 50
 LOCK = threading.Lock()
 
 
+@dataclass
 class Payload:
     """A value of the app's own class."""
 
-    def __init__(self, data: bytes) -> None:
-        self.number = int(data)
+    data: bytes
+
+    @property
+    def number(self) -> int:
+        """The value's number."""
+        return int(self.data)
 
 
 @asynccontextmanager
@@ -38,6 +45,15 @@ async def lifespan(app: weft.App) -> Any:
     """Which process this is, and which opening of it."""
     await asyncio.sleep(0)
     yield {"pid": os.getpid(), "opening": uuid.uuid4().hex}
+
+
+def note(log: str, scar: str, fatal: bool, line: str) -> None:
+    """Log a call, unless it is the one that kills its process, which happens once."""
+    if fatal and not Path(scar).exists():
+        Path(scar).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with Path(log).open("a", buffering=1) as file:
+        file.write(f"{line} {time.time()}\n")
 
 
 @pytest.fixture
@@ -190,20 +206,17 @@ def test_a_killed_member_is_back_though_spark_gives_up(spark, app_on, tmp_path) 
     @app.consume(name, concurrency=5)
     async def handle(record: weft.Record) -> None:
         await asyncio.sleep(0.002)
-        if record.partition == 1 and record.value == b"5" and not Path(scar).exists():
-            Path(scar).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        with open(log, "a", buffering=1) as file:
-            file.write(f"{record.partition} {record.offset} {app.state['opening']} {time.time()}\n")
+        fatal = record.partition == 1 and record.value == b"5"
+        note(log, scar, fatal, f"{record.partition} {record.offset} {app.state['opening']}")
 
     report = app.run(engine="spark", spark=spark, members=2, until="drained")
     calls = [line.split() for line in Path(log).read_text().splitlines()]
     assert (report.exit_code, report.reason) == (0, "drained")
     assert len({(p, o) for p, o, *_ in calls}) == 2_000
     assert len({opening for _, _, opening, _ in calls}) <= 3
-    at = sorted(float(t) for p, _, _, t in calls if p in {"1"})
+    at = sorted(float(t) for p, _, _, t in calls if p == "1")
     # The session time-out is 30 s: only the static id can bring it back this soon.
-    assert max(b - a for a, b in zip(at, at[1:], strict=False)) < 10
+    assert max(b - a for a, b in pairwise(at)) < 10
 
 
 def test_a_member_that_keeps_dying_ends_the_run(spark, app_on, monkeypatch, caplog) -> None:

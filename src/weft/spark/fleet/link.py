@@ -76,7 +76,8 @@ class Link:
             self._read(self._wire, on_message)
             if self._closed:
                 break
-            self._wire = None
+            broken, self._wire = self._wire, None
+            broken.close()
             self._wire = self._again(on_message)
         self.gone.set()
 

@@ -146,7 +146,7 @@ class FleetRun:
     def _await_members(self) -> None:
         """Until all are up. Raises what stops them before that, in one line."""
         roster, members = self._roster, self._settings.members
-        self._wait_until(lambda: roster.seen() == members, limits.DIAL_IN_S)
+        self._wait_until(lambda: roster.seen() == members, self._settings.wait_s)
         seen = roster.seen()
         if not self._ending and seen < members:
             raise ConfigError(self._too_few(seen))
@@ -161,10 +161,10 @@ class FleetRun:
         assert self._server is not None
         return (
             f"{seen} of {self._settings.members} members have dialled in after "
-            f"{limits.DIAL_IN_S:.0f} s: the cluster at {self._session.master} has free slots for "
-            "only so many tasks, or its executors cannot reach the driver at port "
+            f"{self._settings.wait_s:.0f} s: the cluster at {self._session.master} has free slots "
+            "for only so many tasks, or its executors cannot reach the driver at port "
             f"{self._server.port}: give fewer members=, more executors or cores, or set conf "
-            "weft.control.host and weft.control.port"
+            "weft.control.host and weft.control.port; weft.control.wait_s waits longer"
         )
 
     def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from weft.errors import ConfigError
-from weft.spark.fleet.limits import MEMBERS_MAX, TASK_FAILURES_MAX
+from weft.spark.fleet.limits import DIAL_IN_S, MEMBERS_MAX, TASK_FAILURES_MAX
 from weft.spark.requirements import check_spark_packages
 
 JAVA_VERSION_MIN = 17
@@ -29,8 +29,10 @@ _LOCAL_CLUSTER = re.compile(r"^local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\
 _CLUSTERS = ("spark://", "k8s://")
 _MASTERS = "local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, yarn or k8s://HOST:PORT"
 
-#: Weft's own keys in `conf`: where executors find the control channel.
+#: Weft's own keys in `conf`: where executors find the control channel, and how long the driver
+#: waits until all members have dialled in.
 CONTROL_HOST, CONTROL_PORT = "weft.control.host", "weft.control.port"
+CONTROL_WAIT = "weft.control.wait_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class FleetSettings:
     master: str | None = None
     spark: Any = None
     conf: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def wait_s(self) -> float:
+        """How long all members may take to dial in."""
+        return float(self.conf.get(CONTROL_WAIT, DIAL_IN_S))
 
 
 def fleet_settings(
@@ -81,7 +88,8 @@ def _checked_conf(conf: object) -> dict[str, str]:
     if not isinstance(conf, Mapping):
         raise ConfigError("conf= must be a dict of Spark properties")
     for name, value in conf.items():
-        if not isinstance(name, str) or not name.startswith(("spark.", "weft.control.")):
+        ours = name in (CONTROL_HOST, CONTROL_PORT, CONTROL_WAIT)
+        if not ours and (not isinstance(name, str) or not name.startswith("spark.")):
             raise ConfigError(f"conf: {name!r:.80} is no Spark property: they start with spark.")
         if not isinstance(value, str | int | float):
             raise ConfigError(f"conf: {name} must be text or a number")
@@ -89,10 +97,15 @@ def _checked_conf(conf: object) -> dict[str, str]:
     refuse_speculation(checked.get("spark.speculation"))
     if "spark.master" in checked:
         raise ConfigError("conf: spark.master is given by master=")
-    port = checked.get(CONTROL_PORT, "0")
-    if not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"conf: {CONTROL_PORT}={port} is no port: 0 to 65535")
+    _check_number(checked, CONTROL_PORT, 0, 65_535)
+    _check_number(checked, CONTROL_WAIT, 1, 86_400)
     return checked
+
+
+def _check_number(conf: dict[str, str], name: str, low: int, high: int) -> None:
+    value = conf.get(name)
+    if value is not None and not (value.isdigit() and low <= int(value) <= high):
+        raise ConfigError(f"conf: {name}={value}: give a whole number from {low} to {high}")
 
 
 def _text(value: object) -> str:

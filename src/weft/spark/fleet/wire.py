@@ -79,6 +79,8 @@ class Wire:
         """End the connection; a thread that reads it gets the end."""
         with suppress(OSError):  # it may be gone already
             self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError, ValueError):
+            self._reader.close()  # a thread inside it has just got the end
         self._socket.close()
 
 

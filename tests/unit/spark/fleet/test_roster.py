@@ -1,0 +1,238 @@
+"""What the driver makes of what members say: deaths, goodbyes, counts, drained, one snapshot."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from weft.kafka.ports import KafkaUnavailable
+from weft.spark.fleet.aggregate import merged, percentiles_ms
+from weft.spark.fleet.drained import GroupDrain
+from weft.spark.fleet.limits import DEATHS_MAX
+from weft.spark.fleet.roster import Ears, Orders, Roster
+from weft.spark.fleet.wire import WireError
+
+
+class FakeWire:
+    """A line that remembers what was said on it."""
+
+    def __init__(self, *, gone: bool = False) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.gone = gone
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Remember it, or fail as a line without a peer does."""
+        if self.gone:
+            raise WireError("gone")
+        self.said.append(message)
+
+
+class Heard:
+    """What the fleet was told."""
+
+    def __init__(self) -> None:
+        self.fatal: list[tuple[int, str]] = []
+        self.asked: list[Any] = []
+        self.results: list[Any] = []
+        self.events: list[Any] = []
+
+    def ears(self) -> Ears:
+        """The roster's listeners."""
+        return Ears(
+            lambda code, reason, _error: self.fatal.append((code, reason)),
+            self.asked.append,
+            lambda results, taken: (self.results.extend(results), taken()),
+            lambda name, items: self.events.append((name, items)),
+        )
+
+
+@pytest.fixture
+def heard() -> Heard:
+    """Nothing yet."""
+    return Heard()
+
+
+@pytest.fixture
+def roster(heard: Heard) -> Roster:
+    """A fleet of two of whom nobody is there yet."""
+    orders = Orders(static=True, ends=[["t", 0, 9]], callbacks=[], log_level=20)
+    return Roster(2, orders, heard.ears())
+
+
+def join(roster: Roster, place: str = "0.0", *, pid: int = 1, attempt: int = 0) -> FakeWire:
+    """A member dials in and is up."""
+    wire = FakeWire()
+    hello = {"place": place, "host": "h", "pid": pid, "attempt": attempt, "answer": "a"}
+    index = roster.joined(hello, wire)
+    assert index is not None
+    roster.told(index, wire, {"type": "up"})
+    return wire
+
+
+def progress(roster: Roster, wire: FakeWire, done: int, finished: Any = ()) -> None:
+    """Member 0 reports."""
+    counts = {"done": done, "failures": 0}
+    message = {"type": "progress", "counts": counts, "finished": list(finished), "parked": 0}
+    roster.told(0, wire, message)
+
+
+def test_a_member_is_told_how_things_are(roster) -> None:
+    """The welcome has the driver's proof, the ends and whether it comes back."""
+    wire = join(roster)
+    assert wire.said[0]["proof"] == "a"
+    assert (wire.said[0]["ends"], wire.said[0]["again"]) == ([["t", 0, 9]], False)
+    roster.left(0, wire)
+    assert join(roster, pid=2).said[0]["again"] is True
+
+
+def test_counts_survive_a_death(roster) -> None:
+    """What a killed life has reported stays in the total, and what it held is held no more."""
+    wire = join(roster)
+    progress(roster, wire, 5, [["t", 0, True]])
+    assert roster.finished() == {("t", 0): True}
+    roster.left(0, wire)
+    wire = join(roster, pid=2)
+    assert roster.finished() == {}
+    progress(roster, wire, 3)
+    assert roster.total("done") == 8
+    assert roster.slots[0].facts()["restarts"] == 1
+
+
+def test_a_broken_line_is_no_death(roster) -> None:
+    """The same process on a new line: nothing has died, nothing is counted twice."""
+    wire = join(roster)
+    progress(roster, wire, 5)
+    roster.left(0, wire)
+    progress(roster, join(roster), 6)
+    assert roster.total("done") == 6
+    assert len(roster.slots[0].deaths) == 0
+
+
+@pytest.mark.parametrize(("deaths", "fatal"), [(DEATHS_MAX - 1, 0), (DEATHS_MAX, 1)])
+def test_the_last_death_is_fatal(roster, heard, deaths, fatal) -> None:
+    """One death below the limit the fleet goes on; at the limit it ends with the story."""
+    for pid in range(deaths):
+        wire = join(roster, pid=pid)
+        roster.told(0, wire, {"type": "died", "reason": f"story {pid}"})
+    assert len(heard.fatal) == fatal
+    if fatal:
+        assert heard.fatal[0][0] == 1
+        assert heard.fatal[0][1].endswith(f"story {deaths - 1}")
+
+
+def test_old_deaths_are_forgiven(roster, heard) -> None:
+    """Deaths count within a window only."""
+    wire = join(roster)
+    for _ in range(DEATHS_MAX - 1):
+        roster.told(0, wire, {"type": "died", "reason": "x"})
+    roster.slots[0].deaths[0] -= 1_000
+    roster.told(0, wire, {"type": "died", "reason": "x"})
+    assert heard.fatal == []
+
+
+def test_a_refusal_ends_the_run_as_bad_input(roster, heard) -> None:
+    """An executor that cannot run the app: exit code 2, with its words."""
+    wire = join(roster)
+    roster.told(0, wire, {"type": "bye", "why": "refused", "reason": "lacks x"})
+    roster.left(0, wire)
+    assert heard.fatal == [(2, "member 0: lacks x")]
+    assert roster.slots[0].ended
+    assert len(roster.slots[0].deaths) == 0
+
+
+def test_a_member_that_was_terminated_is_awaited(roster) -> None:
+    """It said goodbye, but the fleet goes on: another takes its place."""
+    wire = join(roster)
+    roster.told(0, wire, {"type": "bye", "why": "terminated"})
+    roster.left(0, wire)
+    assert not roster.slots[0].ended
+    assert len(roster.slots[0].deaths) == 0
+
+
+def test_who_comes_after_a_stop_is_sent_away(roster) -> None:
+    """A restarted member that arrives while the fleet stops leaves at once."""
+    roster.orders.stop = "in_flight"
+    assert join(roster).said[0]["leave"] is True
+
+
+def test_a_ghost_is_sent_away(roster) -> None:
+    """A process of a job that was given up meets its successor and leaves."""
+    join(roster, "0.1", pid=2)
+    assert join(roster, "0.0", pid=1).said[0]["leave"] is True
+
+
+def test_a_predecessor_leaves_first(roster) -> None:
+    """A new life waits until the old one, still on the line, has been told to leave."""
+    old = join(roster, pid=1)
+    began = time.monotonic()
+    old.gone = False
+    join(roster, "0.1", pid=2)
+    assert {"type": "leave"} in old.said
+    assert time.monotonic() - began > 1  # nobody hung up, so it took the whole patience
+
+
+def test_twins_of_results_are_dropped(roster, heard) -> None:
+    """A batch that was sent twice over a broken line is taken once, and acknowledged twice."""
+    import base64
+    import pickle
+
+    wire = join(roster)
+    data = base64.b64encode(pickle.dumps(["r"])).decode()
+    for _ in range(2):
+        roster.told(0, wire, {"type": "results", "sequence": 1, "data": data})
+    assert heard.results == ["r"]
+    assert wire.said.count({"type": "taken", "sequence": 1}) == 2
+
+
+class FakeAdmin:
+    """Answers with what the group has committed."""
+
+    def __init__(self) -> None:
+        self.committed: dict[Any, int | None] = {}
+        self.down = False
+
+    def group_offsets(self, group: str, partitions: Any, timeout_s: float) -> dict[Any, Any]:
+        """The committed offsets."""
+        if self.down:
+            raise KafkaUnavailable("down")
+        return {where: self.committed.get(where) for where in partitions}
+
+
+def test_drained_is_judged_for_the_group(monkeypatch) -> None:
+    """Every end must be committed, or held by a member that says it is finished with it."""
+    monkeypatch.setattr("weft.spark.fleet.drained._ASK_EVERY_S", -1.0)
+    admin = FakeAdmin()
+    ends = {("t", 0): 5, ("t", 1): 7, ("t", 2): 0}
+    drain = GroupDrain(admin, "g", {("t", 2): 0}, ends)
+    assert drain.ends() == [["t", 0, 5], ["t", 1, 7]]
+    assert not drain.over([])
+    admin.committed[("t", 0)] = 5
+    admin.committed[("t", 1)] = 6
+    assert not drain.over([])
+    admin.down = True
+    assert not drain.over([])
+    assert drain.over([("t", 1)])
+    admin.down = False
+    assert drain.missing([]) == [("t", 1)]
+    assert drain.missing([("t", 1)]) == []
+
+
+def test_snapshots_add_up() -> None:
+    """Partitions side by side, counts and rates summed, percentiles of all samples."""
+
+    def shot(partition: int, done: int) -> dict[str, Any]:
+        row = {"topic": "t", "partition": partition, "lag": 1}
+        handler = {"done": done, "rate_per_s": 1.5, "concurrency": 10, "latency_ms": {}}
+        body = {"state": "running", "partitions": [row], "handlers": {"h": handler}}
+        return {"shot": body, "latencies": {"h": [0.001 * done]}}
+
+    total = merged("running", {1: shot(0, 2), 0: shot(1, 4)}, [])
+    assert [row["partition"] for row in total["partitions"]] == [0, 1]
+    assert [row["member"] for row in total["partitions"]] == [1, 0]
+    handler = total["handlers"]["h"]
+    assert (handler["done"], handler["rate_per_s"], handler["concurrency"]) == (6, 3.0, 20)
+    assert handler["latency_ms"] == {"p50": 2.0, "p99": 4.0}
+    assert percentiles_ms([]) == {"p50": None, "p99": None}
+    assert merged("stopping", {}, [])["state"] == "stopping"

@@ -1,0 +1,204 @@
+"""The app and its sources on their way to executors, and results on their way back."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.spark.fleet import shipping
+from weft.spark.fleet.pickles import dumps
+from weft.spark.fleet.results import decoded, encoded
+from weft.types import Record, Result
+
+APP = """
+import weft, helper, package.inner
+from pydantic import BaseModel
+
+class Position(BaseModel):
+    vehicle: str
+    lat: float
+
+app = weft.App(group="g", kafka={"bootstrap.servers": "h:1"}, on_result=print)
+
+@app.consume("positions", value=Position)
+async def handle(record):
+    assert app.state == 7
+    return helper.double(record.value.lat) + package.inner.ONE
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An app with a module and a package beside it."""
+    (tmp_path / "shippedapp.py").write_text(APP)
+    (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "inner.py").write_text("ONE = 1\n")
+    return tmp_path
+
+
+def python(folder: Path, text: str, *path: str) -> str:
+    """What a fresh Python in that folder prints."""
+    source = str(Path(weft.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        cwd=folder, env={"PYTHONPATH": ":".join(path or (source, str(folder)))},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_app_travels_with_its_neighbours(folder, tmp_path_factory) -> None:
+    """Executors that have neither Weft nor the app's folder run its handler and its model."""
+    packed = python(
+        folder,
+        """
+        import pathlib, shippedapp
+        from weft.spark.fleet import shipping
+        pathlib.Path("app.bin").write_bytes(shipping.packed(shippedapp.app))
+        print(shipping.sources_zip(shippedapp.app))
+        """,
+    )
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    answer = python(
+        elsewhere,
+        f"""
+        import asyncio, pickle, weft
+        app = pickle.load(open({str(folder / "app.bin")!r}, "rb"))
+        app.state = 7
+        handler = app.handlers[0]
+        value = handler.value.model_validate_json(b'{{"vehicle": "v", "lat": 4}}')
+        record = weft.Record("positions", 0, 0, 0, None, value)
+        print(asyncio.run(handler.function(record)), app.options.on_result, ".zip" in weft.__file__)
+        """,
+        packed,
+    )
+    assert answer == "9.0 None True"
+
+
+def test_the_sources_are_the_same_file_for_the_same_app(folder) -> None:
+    """The zip's name follows from its content, and Weft's modules are in it compiled."""
+    text = "import shippedapp; from weft.spark.fleet import shipping; print(shipping.sources_zip(shippedapp.app))"
+    first, second = python(folder, text), python(folder, text)
+    assert Path(first).name == Path(second).name
+    names = zipfile.ZipFile(first).namelist()
+    assert {"weft/core/engine.pyc", "weft/kafka/properties.txt", "helper.py"} <= set(names)
+
+
+def test_an_executor_without_dependencies_says_so(folder, tmp_path_factory) -> None:
+    """The task needs nothing but Python to tell what is missing."""
+    packed = python(
+        folder,
+        "import shippedapp; from weft.spark.fleet import shipping; print(shipping.sources_zip(shippedapp.app))",
+    )
+    answer = python(
+        tmp_path_factory.mktemp("bare"),
+        """
+        import importlib.util, sys
+        real = importlib.util.find_spec
+        importlib.util.find_spec = lambda name: None if name == "confluent_kafka" else real(name)
+        from weft.spark.fleet.task import MemberTask, Unusable, _loaded
+        try:
+            _loaded(MemberTask(0, 0, "g", "h", 1, b"", b""))
+        except Unusable as error:
+            print(error)
+        print("confluent_kafka" in sys.modules)
+        """,
+        packed,
+    )
+    assert "lacks confluent_kafka: install Weft's dependencies there" in answer
+    assert answer.endswith("False")
+
+
+def test_an_app_that_needs_more_says_what(folder) -> None:
+    """An import that fails on the executor is named, with the cure."""
+    answer = python(
+        folder,
+        """
+        import pickle
+        from weft.spark.fleet.task import MemberTask, Unusable, _loaded
+        try:
+            _loaded(MemberTask(0, 0, "g", "h", 1, b"", b"cnowhere\\nname\\n."))
+        except Unusable as error:
+            print(error)
+        """,
+    )
+    assert "cannot import nowhere, which the app uses: install it there, or ship it" in answer
+
+
+def app_with(handler: Any, **more: Any) -> weft.App:
+    """An app of one handler."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "h:1", **more})
+    app.consume("t")(handler)
+    return app
+
+
+LOCK = threading.Lock()
+
+
+def test_the_culprit_is_named() -> None:
+    """A global, or a captured variable, that cannot be pickled is named with its handler."""
+
+    def uses_global(record: weft.Record) -> None:
+        LOCK.acquire()
+
+    captured = threading.Lock()
+
+    def uses_captured(record: weft.Record) -> None:
+        captured.acquire()
+
+    with pytest.raises(weft.ConfigError, match="uses_global uses 'LOCK', a lock"):
+        shipping.packed(app_with(uses_global))
+    with pytest.raises(weft.ConfigError, match="uses_captured uses 'captured', a lock"):
+        shipping.packed(app_with(uses_captured))
+
+
+@pytest.mark.parametrize(("over", "good"), [(-1, True), (0, True), (1, False)])
+def test_an_app_has_a_largest_size(monkeypatch, over, good) -> None:
+    """Large globals do not travel; the message says where to load them."""
+    app = app_with(print_record)
+    monkeypatch.setattr(shipping, "APP_BYTES_MAX", len(shipping.packed(app)) - over)
+    if good:
+        assert shipping.packed(app)
+    else:
+        with pytest.raises(weft.ConfigError, match="load large data in lifespan="):
+            shipping.packed(app)
+
+
+def print_record(record: weft.Record) -> None:
+    """A handler."""
+
+
+class Own:
+    """A class that travels by value."""
+
+
+def result(returned: Any) -> Result:
+    """A result with this value."""
+    return Result(Record("t", 0, 1, 2, b"k", b"v"), "done", 1, None, returned, (), 0.0, 1.0)
+
+
+def test_results_come_back_as_they_were() -> None:
+    """The app's own classes come back; what cannot leave its process is left out."""
+
+    def there_and_back(one: Result) -> Result:
+        return decoded(base64.b64encode(encoded([one])).decode())[0]
+
+    assert there_and_back(result({"a": [1]})) == result({"a": [1]})
+    local = type("Local", (), {"x": 3})
+    assert there_and_back(result(local())).returned.x == 3
+    left_out = there_and_back(result(threading.Lock()))
+    assert left_out == result(None)._replace(record=result(None).record._replace(value=None))
+    assert pickle.loads(dumps(Own())).__class__.__name__ == "Own"
