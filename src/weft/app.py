@@ -272,7 +272,7 @@ class App:
         """The result of every record from now on, for one reader; ends when the app ends."""
         if self._run is not None and not self._run.over:
             return self._run.open_results()
-        if self._stream is not None:
+        if self._stream is not None and not self._stream.closed:
             raise ConfigError("app.results() has one reader, and somebody has it already")
         self._stream = ResultStream()
         return self._stream

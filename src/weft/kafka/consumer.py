@@ -10,9 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import groupby, repeat
-from operator import itemgetter
 from typing import Any
 
 from confluent_kafka import (
@@ -26,16 +23,14 @@ from confluent_kafka import (
 
 from weft.core.starting import Found
 from weft.kafka import calls, ports
+from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog
 from weft.kafka.failures import root_cause
 from weft.kafka.verdicts import commit_verdict, poll_verdict
-from weft.types import Record
 
 _log = logging.getLogger("weft.kafka")
 
 POLL_RECORDS_MAX = 2_000
-_make_record = partial(tuple.__new__, Record)
-_where = itemgetter(0, 1)
 
 
 class KafkaConsumer:
@@ -357,50 +352,3 @@ def _whole(code: int, answer: Any) -> bool:
 def _is_incremental(config: Mapping[str, Any]) -> bool:
     strategy = str(config.get("partition.assignment.strategy", ""))
     return config.get("group.protocol") == "consumer" or "cooperative" in strategy
-
-
-def batches_of(messages: list[Message]) -> list[ports.PolledBatch]:
-    """Messages as records, by partition. Columns first: C loops over all messages at once."""
-    values = list(map(Message.value, messages))
-    keys = list(map(Message.key, messages))
-    sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
-    headers: list[Any] = list(map(Message.headers, messages))
-    if any(headers):
-        sizes = [n + _header_bytes(h) for n, h in zip(sizes, headers, strict=True)]
-    rows = zip(
-        map(Message.topic, messages),
-        map(Message.partition, messages),
-        map(Message.offset, messages),
-        map(itemgetter(1), map(Message.timestamp, messages)),
-        keys,
-        values,
-        [tuple(h) if h else () for h in headers],
-        repeat(1),
-        repeat(None),
-        repeat(None),
-        strict=False,
-    )
-    return _by_partition(list(map(_make_record, rows)), sizes)
-
-
-def _by_partition(records: list[Record], sizes: list[int]) -> list[ports.PolledBatch]:
-    batches: dict[ports.TopicPartition, ports.PolledBatch] = {}
-    start = 0
-    for where, group in groupby(records, _where):
-        run = list(group)
-        end = start + len(run)
-        batch = batches.get(where)
-        if batch is None:
-            topic, partition = where
-            batches[where] = ports.PolledBatch(topic, partition, run, sizes[start:end])
-        else:
-            batch.records.extend(run)
-            batch.sizes.extend(sizes[start:end])
-        start = end
-    return list(batches.values())
-
-
-def _header_bytes(headers: Any) -> int:
-    if not headers:
-        return 0
-    return sum(len(name) + len(value or b"") for name, value in headers)

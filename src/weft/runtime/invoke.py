@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 from weft.core.endings import Ended, Failed, Returned
@@ -107,6 +107,9 @@ def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMe
             raise BadReturn(
                 "the handler yielded something that is not weft.Produce: yield Produce(...)"
             )
+    if isinstance(returned, CoroutineType):
+        returned.close()
+        raise BadReturn("the handler returned a coroutine: make it an `async def`, or await it")
     if output is None:
         raise BadReturn(
             f"the handler returned {type(returned).__name__}: return None or weft.Produce(...), or "
@@ -145,7 +148,7 @@ def _value_bytes(value: Any) -> bytes | None:
     if dump is not None:
         return str(dump()).encode()
     try:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadReturn(
             f"a value of type {type(value).__name__} cannot be sent: return bytes, str or what "

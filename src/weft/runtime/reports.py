@@ -134,7 +134,9 @@ class Callbacks:
             self._thread.join(timeout_s)
 
 
-def forward(stream: ResultStream, function: Callable[[Result], Any], callbacks: Callbacks) -> None:
+def forward(
+    stream: ResultStream, function: Callable[[Result], Any], callbacks: Callbacks
+) -> threading.Thread:
     """Serve `on_result`: read the stream on a thread of its own and call the function."""
 
     def run() -> None:
@@ -145,4 +147,6 @@ def forward(stream: ResultStream, function: Callable[[Result], Any], callbacks: 
                 callbacks.errors += 1
                 _log.exception("on_result failed")
 
-    threading.Thread(target=run, name="weft-on-result", daemon=True).start()
+    thread = threading.Thread(target=run, name="weft-on-result", daemon=True)
+    thread.start()
+    return thread

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from weft.core import effects as fx
 from weft.core.engine import StopMode
 from weft.core.spec import Limits
 from weft.core.states import InternalError
@@ -29,11 +26,13 @@ from weft.runtime.loops import HandlerLoop
 from weft.runtime.member import Executor, Member, MemberConfig
 from weft.runtime.plans import commit_of, plans_of
 from weft.runtime.preflight import ANSWER_S, check_cluster
-from weft.runtime.reports import ResultStream, forward
-from weft.runtime.snapshot import RunCounts, snapshot_of, under_way
+from weft.runtime.reports import ResultStream
+from weft.runtime.results import Results
+from weft.runtime.signals import StopSignals
+from weft.runtime.snapshot import RunCounts, report_of, snapshot_of, under_way
 from weft.runtime.topic_ids import TopicIds
 from weft.runtime.transactions import Transactor, transactional_id
-from weft.types import Result, RunReport
+from weft.types import RunReport
 
 if TYPE_CHECKING:
     from weft.app import App
@@ -58,19 +57,17 @@ class Run:
         self._options = app.options
         self._handlers = app.handlers
         self._until = until
-        self._stream = stream
         self._routes = Routes(self._handlers)
         self._connection = self._connect()
         self._plans = plans_of(self._handlers, self._connection.around)
+        self._results = Results(self._plans, self._options.on_result, stream)
         self._loop: HandlerLoop | None = None
         self._member: Member | None = None
         self._drain: Drain | None = None
         self._admin: AdminPort | None = None
         self._drained = False
         self._stop_asked: StopMode | None = None
-        self._signals = 0
-        self._signalled: int | None = None
-        self._old_handlers: dict[int, Any] = {}
+        self._signals = StopSignals(self.stop, lambda: self._member is not None)
         self._began = 0.0
         self._counts = RunCounts()
         self._report: RunReport | None = None
@@ -126,7 +123,7 @@ class Run:
             self._close_clients()
             raise
         self._log_start(topics)
-        self._begin_reports()
+        self._results.begin(member)
         gc_pace.slow_down()
         self._member.start()
         if self._stop_asked is not None:
@@ -195,7 +192,7 @@ class Run:
             on_commit=self._on_commit,
             on_assign=options.on_assign,
             on_revoke=options.on_revoke,
-            on_finished=self._finished,
+            on_finished=self._results.put,
             topic_ids=self._topic_ids,
             clock=self._connection.clock,
         )
@@ -220,62 +217,9 @@ class Run:
             kafka=redacted(self._options.kafka),
         )
 
-    # -- results -----------------------------------------------------------------------------------
-
-    def _begin_reports(self) -> None:
-        assert self._member is not None
-        if self._options.on_result is not None and self._stream is None:
-            self._stream = ResultStream()
-            forward(self._stream, self._options.on_result, self._member.callbacks)
-        elif self._options.on_result is not None:
-            _log.warning("on_result and app.results() were both asked for: app.results() reads")
-        if self._stream is not None:
-            self._attach(self._stream)
-
     def open_results(self) -> ResultStream:
         """A stream of the results from now on."""
-        if self._stream is not None and not self._stream.closed:
-            raise ConfigError("app.results() has one reader, and somebody has it already")
-        self._stream = ResultStream()
-        self._attach(self._stream)
-        return self._stream
-
-    def _attach(self, stream: ResultStream) -> None:
-        member = self._member
-        assert member is not None
-        stream.on_level = lambda full: member.door.post(
-            lambda engine, now: engine.hold(now, "results", full)
-        )
-        stream.on_close = lambda: self._report_results(False)
-        self._report_results(True)
-
-    def _report_results(self, on: bool) -> None:
-        assert self._member is not None
-        for plan in self._plans:
-            plan.calls = {} if on else None
-        self._member.door.post(lambda engine, _now: engine.report_results(on))
-
-    def _finished(self, finished: list[fx.Finished]) -> None:
-        """Inside the door: hand the results to the reader."""
-        stream = self._stream
-        if stream is not None:
-            stream.put([self._result(one) for one in finished])
-
-    def _result(self, one: fx.Finished) -> Result:
-        work = one.work
-        calls = self._plans[work.partition.handler.index].calls
-        call = None if calls is None else calls.pop(work, None)
-        now = time.time()
-        return Result(
-            work.record,
-            one.outcome,
-            work.attempts + (one.outcome == "done"),
-            one.error,
-            None if call is None else call.returned,
-            tuple(one.outputs or ()),
-            now if call is None else call.started_at,
-            now if call is None else call.finished_at,
-        )
+        return self._results.open()
 
     # -- watching ----------------------------------------------------------------------------------
 
@@ -380,8 +324,7 @@ class Run:
         self._close_loop(LOOP_CLOSE_S if patient else 1.0)
         self._close_clients()
         gc_pace.restore()
-        if self._stream is not None:
-            self._stream.end()
+        self._results.end()
         self._report = self._make_report(member)
         if self._loop is None or self._loop.own:
             self._app.state = None
@@ -409,25 +352,12 @@ class Run:
         self._release_id()
 
     def _make_report(self, member: Member) -> RunReport:
-        handlers = member.engine.state.handlers
         code, reason = self._ending(member)
-        return RunReport(
-            exit_code=code,
-            reason=reason,
-            done=sum(handler.done for handler in handlers),
-            failed_attempts=sum(handler.failures for handler in handlers),
-            retried=sum(handler.retries for handler in handlers),
-            dead_lettered=sum(handler.dead_lettered for handler in handlers),
-            skipped=sum(handler.skipped for handler in handlers),
-            parked=sum(handler.parked for handler in handlers),
-            superseded=sum(handler.superseded for handler in handlers),
-            seconds=time.monotonic() - self._began,
-            error=None if member.fatal is None else member.fatal.error,
-        )
+        return report_of(member, code, reason, time.monotonic() - self._began)
 
     def _ending(self, member: Member) -> tuple[int, str]:
-        if self._signals >= 2 and self._signalled is not None:
-            return 128 + self._signalled, "stopped by a second signal"
+        if self._signals.exit_code is not None:
+            return self._signals.exit_code, "stopped by a second signal"
         if member.fatal is not None:
             return member.exit_code, member.fatal.reason
         if self._drained and any(h.parked for h in member.engine.state.handlers):
@@ -454,22 +384,8 @@ class Run:
 
     def install_signals(self) -> None:
         """SIGINT and SIGTERM stop the run; only the main thread may do this."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        self._signals.install()
 
     def restore_signals(self) -> None:
         """Put the handlers of before back."""
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
-        self._old_handlers.clear()
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        # Only a flag and a thread: a signal handler may interrupt a thread that holds a lock.
-        self._signals += 1
-        self._signalled = number
-        if self._member is None and self._signals >= 2:
-            raise SystemExit(128 + number)  # still starting: there is nothing to commit
-        mode: StopMode = "in_flight" if self._signals == 1 else "now"
-        threading.Thread(target=self.stop, args=(mode,), daemon=True).start()
+        self._signals.restore()

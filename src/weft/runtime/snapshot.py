@@ -9,6 +9,7 @@ from typing import Any
 from weft.core.states import InternalError
 from weft.runtime.member import Member
 from weft.runtime.plan import HandlerPlan
+from weft.types import RunReport
 
 
 class RunCounts:
@@ -76,3 +77,21 @@ def state_of(member: Member, *, over: bool) -> str:
     if None in member.engine.state.paused:
         return "paused"
     return "running" if member.partitions else "waiting"
+
+
+def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> RunReport:
+    """How the run ended, with its counts over all handlers."""
+    handlers = member.engine.state.handlers
+    return RunReport(
+        exit_code=exit_code,
+        reason=reason,
+        done=sum(handler.done for handler in handlers),
+        failed_attempts=sum(handler.failures for handler in handlers),
+        retried=sum(handler.retries for handler in handlers),
+        dead_lettered=sum(handler.dead_lettered for handler in handlers),
+        skipped=sum(handler.skipped for handler in handlers),
+        parked=sum(handler.parked for handler in handlers),
+        superseded=sum(handler.superseded for handler in handlers),
+        seconds=seconds,
+        error=None if member.fatal is None else member.fatal.error,
+    )

@@ -25,7 +25,7 @@ def wait_for(what: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
         assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     return found
 
 

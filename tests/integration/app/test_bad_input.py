@@ -39,7 +39,9 @@ def test_a_dead_letter_topic_that_does_not_exist(kafka):
     """Named as it comes out of its pattern, with the way to have it made."""
     source, app = kafka.topic(), kafka.app()
     app.consume(source, on_exhausted=weft.DeadLetter("{topic}.dlq"))(print)
-    refused(kafka, app, f"'{source}.dlq' (DeadLetter of print) does not exist", 'on_missing="create"')
+    refused(
+        kafka, app, f"'{source}.dlq' (DeadLetter of print) does not exist", 'on_missing="create"'
+    )
 
 
 def test_a_dead_letter_topic_that_a_pattern_reads_too(kafka):

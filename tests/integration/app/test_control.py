@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
+from tests.integration.app.conftest import wait_for
 
 import weft
-from tests.integration.app.conftest import wait_for
 
 
 def test_a_paused_topic_starts_nothing_until_it_is_resumed(kafka):
@@ -115,7 +115,7 @@ def test_stop_now_only_commits(kafka):
 
 
 def test_a_harsher_stop_overtakes_a_milder_one_and_not_the_other_way(kafka):
-    """"buffered", then "in_flight": what waits is left; a later "buffered" changes nothing."""
+    """First "buffered", then "in_flight": what waits is left; a later "buffered" is nothing."""
     gate = Gate(kafka)
     gate.stop("buffered")
     gate.app.stop("in_flight")

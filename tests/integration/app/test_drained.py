@@ -7,9 +7,9 @@ import time
 
 import pytest
 from confluent_kafka import Producer
+from tests.integration.app.conftest import wait_for
 
 import weft
-from tests.integration.app.conftest import wait_for
 
 
 def counting(kafka, source, group=None, **options):
@@ -94,7 +94,7 @@ def test_records_that_come_later_are_not_waited_for(kafka):
         if not more.is_set():
             more.set()
             kafka.fill(source, [b"later"] * 1000)
-        time.sleep(0.002)
+        time.sleep(0.002)  # the handler's work
 
     report = kafka.drain(app)
     assert 2 <= report.done < 1000
@@ -142,6 +142,6 @@ def test_latest_without_a_commit_starts_at_the_end_and_is_drained(kafka):
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
     app = kafka.app(group=group, kafka={"auto.offset.reset": "latest"})
-    app.consume(source)(lambda record: None)
+    app.consume(source)(lambda _: None)
     assert kafka.drain(app).done == 0
     assert kafka.committed(group, source) == 3

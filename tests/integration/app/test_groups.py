@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 
 import pytest
-
 from tests.integration.app.conftest import wait_for
 
 # A member hears of a rebalance with its next heartbeat: often, so that the tests are quick.
@@ -41,7 +40,9 @@ def test_members_share_the_work_in_every_protocol(kafka, protocol):
     ]
     fill(b"a")
     other = kafka.start(second)
-    wait_for(lambda: len(first.snapshot()["partitions"]) == len(second.snapshot()["partitions"]) == 2)
+    wait_for(
+        lambda: len(first.snapshot()["partitions"]) == len(second.snapshot()["partitions"]) == 2
+    )
     fill(b"b")
     wait_for(lambda: len({value for _, value in seen}) == 8)
     run.stop()
@@ -62,7 +63,7 @@ def test_a_fenced_static_member_exits_with_1_naming_its_id(kafka):
 
     def make():
         app = kafka.app(group=group, kafka={"group.instance.id": "twin", **QUICK})
-        app.consume(source)(lambda record: None)
+        app.consume(source)(lambda _: None)
         return app
 
     first = make()

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
+from tests.integration.app.conftest import wait_for
 
 import weft
 
@@ -72,7 +73,7 @@ def test_a_lifespan_that_fails_to_open_ends_the_run_before_anything_is_consumed(
         yield
 
     app, states = make(kafka, lifespan)
-    with pytest.raises(weft.FatalError, match="lifespan.*OSError: no database"):
+    with pytest.raises(weft.FatalError, match=r"lifespan.*OSError: no database"):
         if how == "run":
             app.run(until="drained")
         else:
@@ -110,8 +111,7 @@ def test_serve_opens_and_closes_it_on_the_callers_loop(kafka):
 
     async def main():
         serving = asyncio.create_task(app.serve())
-        while len(states) < 4:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_for, lambda: len(states) == 4)
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await serving

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.integration.app.conftest import wait_for
 
 import weft
-from tests.integration.app.conftest import wait_for
 
 
 def held(app):

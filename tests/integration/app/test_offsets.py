@@ -6,9 +6,9 @@ import logging
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from tests.integration.app.conftest import wait_for
 
 import weft
-from tests.integration.app.conftest import wait_for
 
 
 def collector(kafka, source, group, *, properties=None, **options):
@@ -130,9 +130,7 @@ def test_latest_without_a_commit_commits_its_start_at_once(kafka):
     """Else a crash before the first commit would skip what came meanwhile."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
-    app, seen = collector(
-        kafka, source, group, properties={"auto.offset.reset": "latest"}
-    )
+    app, seen = collector(kafka, source, group, properties={"auto.offset.reset": "latest"})
     run = kafka.start(app)
     wait_for(lambda: kafka.committed(group, source) == 3)
     kafka.fill(source, [b"new"])
@@ -159,7 +157,7 @@ def test_commits_come_by_interval_and_by_number(kafka):
         (quick, weft.Commit(interval_s=600, max_records=5)),
     ):
         app = kafka.app(group=group)
-        app.consume(source, ordering="partition", commit=policy)(lambda record: None)
+        app.consume(source, ordering="partition", commit=policy)(lambda _: None)
         run = kafka.start(app)
         wait_for(lambda group=group: (kafka.committed(group, source) or 0) >= 6)
         run.stop("now")

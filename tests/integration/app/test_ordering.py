@@ -57,7 +57,7 @@ def test_a_lane_is_handled_one_at_a_time_in_offset_order(kafka, ordering, kind):
 
     def blocks(record):
         watch.enter(record)
-        time.sleep(dice.random() * 0.004)
+        time.sleep(dice.random() * 0.004)  # the handler's work
         watch.leave(record)
 
     handler = waits if kind == "async" else blocks
@@ -109,7 +109,7 @@ def test_concurrency_bounds_the_calls_in_flight(kafka, concurrency):
     """Never more than asked for, whatever waits."""
     source = kafka.topic()
     kafka.fill(source, [b""] * 60)
-    watch = Watch(lambda record: None)
+    watch = Watch(lambda _: None)
     app = kafka.app()
 
     @app.consume(source, concurrency=concurrency)

@@ -103,7 +103,11 @@ BAD = {
     "a file": ("", "geofence.py:app", "name the module, not its file"),
     "no colon": ("", "geofence", "write MODULE:ATTRIBUTE, such as geofence:app"),
     "no handler": ("", "geofence:app", "the app has no handler"),
-    "bad option": ("@app.consume('t', ordering='x')\ndef f(r): ...", "geofence:app", "ordering='x'"),
+    "bad option": (
+        "@app.consume('t', ordering='x')\ndef f(r): ...",
+        "geofence:app",
+        "ordering='x'",
+    ),
     "missing import": ("import nowhere_to_be_found", "geofence:app", "imports nowhere_to_be_found"),
     "syntax": ("def f(:", "geofence:app", "geofence.py:4"),
     "raises": ("1 / 0", "geofence:app", "ZeroDivisionError: division by zero (geofence.py:4)"),

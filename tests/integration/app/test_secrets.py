@@ -38,7 +38,9 @@ def test_no_secret_in_logs_snapshots_reprs_or_results(kafka, everything_logged):
     """A whole run with librdkafka's own debug contexts on, a failing record included."""
     source = kafka.topic()
     kafka.fill(source, [b"x"])
-    app = kafka.app(kafka={**SECRETS, "debug": "conf,security,feature,cgrp"}, producer={"sasl.password": CANARY})
+    app = kafka.app(
+        kafka={**SECRETS, "debug": "conf,security,feature,cgrp"}, producer={"sasl.password": CANARY}
+    )
 
     @app.consume(source, retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())
     async def handler(record):

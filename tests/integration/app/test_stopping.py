@@ -12,8 +12,8 @@ import threading
 import time
 
 import pytest
-
 from tests.integration.app.conftest import wait_for
+
 from weft.broker import LocalBroker
 
 HANGS = {
@@ -117,14 +117,18 @@ def test_membership_is_kept_while_an_async_handler_blocks_the_loop(kafka):
     events = []
     app = kafka.app(
         group=group,
-        kafka={"session.timeout.ms": 1000, "heartbeat.interval.ms": 200, "max.poll.interval.ms": 1500},
+        kafka={
+            "session.timeout.ms": 1000,
+            "heartbeat.interval.ms": 200,
+            "max.poll.interval.ms": 1500,
+        },
         on_assign=lambda _: events.append("assigned"),
         on_revoke=lambda _: events.append("revoked"),
     )
 
     @app.consume(source)
     async def handler(record):
-        time.sleep(3)
+        time.sleep(3)  # noqa: ASYNC251  # the very thing that must do no harm
 
     run = kafka.start(app, until="drained")
     report = run.wait(30)

@@ -6,8 +6,9 @@ import asyncio
 import threading
 import time
 
-import weft
 from tests.integration.app.conftest import wait_for
+
+import weft
 
 
 def test_an_async_attempt_is_cancelled_and_failed(kafka):
@@ -70,9 +71,7 @@ def test_a_plain_call_past_its_time_keeps_slot_and_lane_until_it_returns(kafka):
         return b"in time"
 
     run = kafka.start(app, until="drained")
-    row = wait_for(
-        lambda: [h for h in app.snapshot()["handlers"].values() if h["overdue"] == 1]
-    )[0]
+    row = wait_for(lambda: [h for h in app.snapshot()["handlers"].values() if h["overdue"] == 1])[0]
     assert (row["in_flight"], order) == (1, [(b"slow", 1)])
     go_on.set()
     report = run.wait(20)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.integration.app.conftest import wait_for
 
 import weft
-from tests.integration.app.conftest import wait_for
 
 
 def test_a_literal_name_beats_a_pattern(kafka):
@@ -59,8 +59,8 @@ def test_two_patterns_on_one_topic_are_refused_before_anything_is_consumed(kafka
     stem = kafka.name("p")
     kafka.topic(name=f"{stem}.ab")
     app = kafka.app()
-    app.consume(f"^{stem}\\.a")(lambda record: None)
-    app.consume(f"^{stem}\\..*b$")(lambda record: None)
+    app.consume(f"^{stem}\\.a")(lambda _: None)
+    app.consume(f"^{stem}\\..*b$")(lambda _: None)
     with pytest.raises(weft.ConfigError, match=f"{stem}.ab.*matches two patterns.*name the topic"):
         app.run()
 

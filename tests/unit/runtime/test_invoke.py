@@ -107,4 +107,7 @@ def test_a_policy_whose_callable_fails_loses_no_record():
     for delay in (broken, lambda *_: "soon", lambda *_: float("nan")):
         retry = weft.Retry(delay_s=delay)
         assert invoke.failed(Work(), ValueError(), retry).delay_s is None
-    assert invoke.failed(Work(), ValueError(), weft.Retry(delay_s=lambda a, e: a)).delay_s == 1.0
+    assert (
+        invoke.failed(Work(), ValueError(), weft.Retry(delay_s=lambda attempt, _: attempt)).delay_s
+        == 1.0
+    )

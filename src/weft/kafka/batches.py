@@ -1,0 +1,63 @@
+"""librdkafka's messages as records, by partition."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import Any
+
+from confluent_kafka import Message
+
+from weft.kafka.ports import PolledBatch, TopicPartition
+from weft.types import Record
+
+_make_record = partial(tuple.__new__, Record)
+_where = itemgetter(0, 1)
+
+
+def batches_of(messages: list[Message]) -> list[PolledBatch]:
+    """Messages as records, by partition. Columns first: C loops over all messages at once."""
+    values = list(map(Message.value, messages))
+    keys = list(map(Message.key, messages))
+    sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
+    headers: list[Any] = list(map(Message.headers, messages))
+    if any(headers):
+        sizes = [n + _header_bytes(h) for n, h in zip(sizes, headers, strict=True)]
+    rows = zip(
+        map(Message.topic, messages),
+        map(Message.partition, messages),
+        map(Message.offset, messages),
+        map(itemgetter(1), map(Message.timestamp, messages)),
+        keys,
+        values,
+        [tuple(h) if h else () for h in headers],
+        repeat(1),
+        repeat(None),
+        repeat(None),
+        strict=False,
+    )
+    return _by_partition(list(map(_make_record, rows)), sizes)
+
+
+def _by_partition(records: list[Record], sizes: list[int]) -> list[PolledBatch]:
+    batches: dict[TopicPartition, PolledBatch] = {}
+    start = 0
+    for where, group in groupby(records, _where):
+        run = list(group)
+        end = start + len(run)
+        batch = batches.get(where)
+        if batch is None:
+            topic, partition = where
+            batches[where] = PolledBatch(topic, partition, run, sizes[start:end])
+        else:
+            batch.records.extend(run)
+            batch.sizes.extend(sizes[start:end])
+        start = end
+    return list(batches.values())
+
+
+def _header_bytes(headers: Any) -> int:
+    if not headers:
+        return 0
+    return sum(len(name) + len(value or b"") for name, value in headers)

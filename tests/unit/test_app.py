@@ -1,0 +1,180 @@
+"""`weft.App`: its options, its decorator, and what it refuses before it runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import weft
+
+KAFKA = {"bootstrap.servers": "localhost:1"}
+
+
+def handled(**options):
+    """An app with one handler."""
+    app = weft.App(**{"group": "g", "kafka": KAFKA, **options})
+    app.consume("t")(print)
+    return app
+
+
+def test_the_decorator_returns_the_function_unchanged():
+    """It stays a function that tests and other code may call."""
+
+    def check(record):
+        return 7
+
+    app = weft.App(group="g", kafka=KAFKA)
+    decorated = app.consume("t", concurrency=3)(check)
+    assert decorated is check
+    assert decorated("anything") == 7
+    assert (app.handlers[0].function, app.handlers[0].concurrency) == (check, 3)
+
+
+WRONG = {
+    "no group": ({"group": ""}, "App(group='')", "consumer group's name"),
+    "blank group": ({"group": "  "}, "App(group='  ')", "consumer group's name"),
+    "group 7": ({"group": 7}, "App(group=7)", "consumer group's name"),
+    "long group": ({"group": "g" * 250}, "group=", "1 to 249"),
+    "kafka text": ({"kafka": "localhost:9092"}, "App(kafka=...) must be a dict", "bootstrap.servers"),
+    "producer list": ({"producer": []}, "App(producer=...) must be a dict", "librdkafka"),
+    "drain": ({"drain_timeout_s": -1}, "drain_timeout_s=-1", "seconds, 0 or more"),
+    "drain nan": ({"drain_timeout_s": math.nan}, "drain_timeout_s=nan", "seconds"),
+    "revoke": ({"revoke_timeout_s": "5"}, "revoke_timeout_s='5'", "seconds"),
+    "records": ({"buffer_records": 0}, "buffer_records=0", "1 or more"),
+    "bytes": ({"buffer_bytes": 2**20 - 1}, "buffer_bytes=1048575", "1048576 or more"),
+    "bytes 1.5": ({"buffer_bytes": 1e9}, "buffer_bytes=1000000000.0", "whole number"),
+    "lost": ({"on_offset_lost": "begin"}, "on_offset_lost='begin'", '"stop", "earliest", "latest"'),
+    "lifespan": ({"lifespan": 7}, "App(lifespan=7)", "give a function, or None"),
+    "callback": ({"on_commit": "f"}, "App(on_commit='f')", "give a function, or None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_option_of_the_app_is_named_with_its_cure(name):
+    """Where the app is made, in one line."""
+    options, *words = WRONG[name]
+    with pytest.raises(weft.ConfigError) as caught:
+        handled(**options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group": "g" * 249},
+        {"buffer_records": 1},
+        {"buffer_bytes": 2**20},
+        {"drain_timeout_s": 0, "revoke_timeout_s": 0},
+    ],
+)
+def test_the_limits_themselves_are_allowed(options):
+    """The least and the longest there may be."""
+    handled(**options)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"engine": "flink"}, "engine='flink' is not known"),
+        ({"until": "empty"}, "until='empty' is not known: give \"drained\""),
+        ({"members": 3}, 'members has no meaning with engine="local"'),
+        ({"master": "local[2]"}, "master has no meaning"),
+        ({"conf": {"a": "b"}}, "conf has no meaning"),
+        ({"spark": object()}, "spark has no meaning"),
+    ],
+)
+def test_ways_to_run_that_there_are_not(how, said):
+    """Refused before any client is made."""
+    with pytest.raises(weft.ConfigError, match=said):
+        handled().run(**how)
+
+
+PROPERTIES = {
+    "unknown": ({"fetch.max.byte": 1}, "fetch.max.byte is unknown", "did you mean fetch.max.bytes?"),
+    "no brokers": ({}, "bootstrap.servers is missing", "localhost:9092"),
+    "group.id": ({"group.id": "x"}, "group.id is set by Weft", "App(group=...)"),
+    "auto commit": ({"enable.auto.commit": True}, "enable.auto.commit is set by Weft", "weft.Commit"),
+    "store": ({"enable.auto.offset.store": True}, "is set by Weft", "weft.Commit"),
+    "eof": ({"enable.partition.eof": True}, "is set by Weft", "drained"),
+    "idempotence": ({"enable.idempotence": False}, "is set by Weft", "delivery"),
+    "transactional": ({"transactional.id": "x"}, "is set by Weft", "exactly_once"),
+    "a producer's": ({"acks": "some"}, "acks", "takes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties_of_kafka_that_cannot_be(name):
+    """Unknown ones, and those that Weft must own, name what to use instead."""
+    properties, *words = PROPERTIES[name]
+    kafka = properties if name == "no brokers" else {**KAFKA, **properties}
+    with pytest.raises(weft.ConfigError) as caught:
+        handled(kafka=kafka).run()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_an_app_without_a_handler_does_not_run():
+    """The message shows the decorator."""
+    with pytest.raises(
+        weft.ConfigError, match=r"no handler: decorate a function with @app\.consume"
+    ):
+        weft.App(group="g", kafka=KAFKA).run()
+
+
+def test_two_handlers_of_one_topic_are_refused():
+    """Both are named; a handler may name a topic twice."""
+    app = handled()
+    with pytest.raises(weft.ConfigError, match="'t' has two handlers, print and len"):
+        app.consume(["u", "t"])(len)
+    app.consume(["v", "v"])(len)
+    assert [handler.name for handler in app.handlers] == ["print", "len"]
+
+
+def test_the_repr_shows_no_property():
+    """It would show passwords."""
+    app = handled(
+        kafka={**KAFKA, "sasl.password": "hunter2"}, producer={"sasl.password": "hunter2"}
+    )
+    assert repr(app) == "<App group='g' handlers=[print]>"
+    assert "hunter2" not in repr(app.options) + repr(app.handlers)
+
+
+def test_the_dictionaries_are_copied():
+    """What the caller changes later changes nothing."""
+    kafka = dict(KAFKA)
+    app = handled(kafka=kafka)
+    kafka["group.id"] = "late"
+    assert "group.id" not in app.options.kafka
+
+
+def test_what_needs_a_run_says_so():
+    """A snapshot before the start; a stop is nothing, an unknown mode an error."""
+    app = handled()
+    with pytest.raises(weft.NotStarted, match=r"call app\.run\(\), app\.start\(\)"):
+        app.snapshot()
+    app.stop()
+    app.pause("t")
+    app.resume()
+    with pytest.raises(weft.ConfigError, match=r"stop\('later'\)"):
+        app.stop("later")
+
+
+def test_results_have_one_reader():
+    """Until that one has gone."""
+    app = handled()
+    stream = app.results()
+    with pytest.raises(weft.ConfigError, match="one reader"):
+        app.results()
+    stream.close()
+    app.results()
+
+
+def test_state_is_none_before_the_start():
+    """It is the value of the lifespan, later."""
+    assert handled().state is None

@@ -1,0 +1,180 @@
+"""`@app.consume`: every wrong option is one line that names the handler, the option and the cure."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+
+import weft
+
+
+def app():
+    """An app that never runs."""
+    return weft.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
+
+
+def plain(record): ...
+
+
+async def waits(record): ...
+
+
+async def async_generator(record):
+    yield
+
+
+class Callable:
+    """A handler with state."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, record): ...
+
+
+class AsyncCallable:
+    """The same, for the loop."""
+
+    async def __call__(self, record): ...
+
+
+WRONG = {
+    "ordering": ({"ordering": "keys"}, "ordering='keys'", '"key", "partition", "unordered"'),
+    "executor": ({"executor": "thread"}, "executor='thread'", '"auto", "async", "threads"'),
+    "delivery": ({"delivery": "once"}, "delivery='once'", '"at_least_once"'),
+    "concurrency 0": ({"concurrency": 0}, "concurrency=0", "from 1 to 1000 for threads"),
+    "concurrency 1001": ({"concurrency": 1001}, "concurrency=1001", "from 1 to 1000"),
+    "concurrency True": ({"concurrency": True}, "concurrency=True", "whole number"),
+    "concurrency 1.5": ({"concurrency": 1.5}, "concurrency=1.5", "whole number"),
+    "timeout 0": ({"timeout_s": 0}, "timeout_s=0", "above 0, or None"),
+    "timeout nan": ({"timeout_s": math.nan}, "timeout_s=nan", "above 0, or None"),
+    "timeout text": ({"timeout_s": "1"}, "timeout_s='1'", "above 0, or None"),
+    "rate 0": ({"rate_limit_per_s": 0}, "rate_limit_per_s=0", "above 0, or None"),
+    "rate inf": ({"rate_limit_per_s": math.inf}, "rate_limit_per_s=inf", "above 0, or None"),
+    "retry": ({"retry": 3}, "retry=3", "weft.Retry(...)"),
+    "commit": ({"commit": 1.0}, "commit=1.0", "weft.Commit(...)"),
+    "policy": ({"on_exhausted": "park"}, "on_exhausted='park'", "weft.Park()"),
+    "policy class": ({"on_exhausted": weft.Park}, "on_exhausted=", "weft.Park()"),
+    "value": ({"value": "xml"}, "value='xml'", '"bytes", "str", "json"'),
+    "value 7": ({"value": 7}, "value=7", "a callable that takes bytes"),
+    "output": ({"output": 7}, "output=7", "name of a topic"),
+    "output is the source": ({"output": "t"}, "output='t'", "would never end"),
+    "letters to the source": (
+        {"on_exhausted": weft.DeadLetter("t")}, "dead-letter topic 't' is the topic it reads", ".dlq",
+    ),
+    "letters to the source by name": (
+        {"on_exhausted": weft.DeadLetter("{topic}")}, "'t' is the topic it reads", "{topic}.dlq",
+    ),
+    "async of def": ({"executor": "async"}, 'executor="async"', "`async def`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_option_is_named_with_its_cure(name):
+    """At decoration, in one line."""
+    options, *words = WRONG[name]
+    with pytest.raises(weft.ConfigError) as caught:
+        app().consume("t", **options)(plain)
+    message = str(caught.value)
+    assert message.startswith("@app.consume on plain: ")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (7, "is not callable: decorate a function"),
+        (lambda: None, "must take 1 argument"),
+        (lambda _, more: more, "must take 1 argument"),
+        (async_generator, "async generator cannot be a handler"),
+    ],
+    ids=["a number", "no argument", "two arguments", "async generator"],
+)
+def test_something_that_cannot_handle_a_record_is_refused(function, said):
+    """With what to write instead."""
+    with pytest.raises(weft.ConfigError, match=said):
+        app().consume("t")(function)
+
+
+def test_async_handlers_may_not_run_on_threads():
+    """The message names the executor that fits."""
+    with pytest.raises(weft.ConfigError, match=r'plain `def` handler.*executor="auto"'):
+        app().consume("t", executor="threads")(waits)
+
+
+@pytest.mark.parametrize(
+    ("topics", "said"),
+    [
+        ((), "give a topic"),
+        ("", "is not a name"),
+        (7, "7 is not a topic"),
+        (["a", 7], "topic 7 is not a name"),
+        ("a b", "'a b' cannot be a topic"),
+        ("x" * 250, "at most 249"),
+        ("^(", r"pattern '\^\(' is not valid"),
+        (plain, "write @app.consume"),
+    ],
+)
+def test_topics_that_cannot_be_are_refused(topics, said):
+    """Names, lists of names and patterns are all there is."""
+    with pytest.raises(weft.ConfigError, match=said):
+        app().consume(topics)(plain)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "most"),
+    [
+        (plain, "threads", 1_000),
+        (waits, "async", 10_000),
+        (functools.partial(waits), "async", 10_000),
+        (Callable("x"), "threads", 1_000),
+        (AsyncCallable(), "async", 10_000),
+        (lambda _, more=None: more, "threads", 1_000),
+        (print, "threads", 1_000),
+    ],
+    ids=["def", "async def", "partial", "object", "async object", "defaults", "builtin"],
+)
+def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, most):
+    """Up to its limit of calls at once, and not one more."""
+    one = app()
+    one.consume("t", concurrency=most)(function)
+    assert one.handlers[0].kind == kind
+    with pytest.raises(weft.ConfigError, match=f"from 1 to {most} for {kind}"):
+        app().consume("t", concurrency=most + 1)(function)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: weft.Retry(attempts=0), "attempts=0.*1 or more, or None for ever"),
+        (lambda: weft.Retry(attempts=True), "attempts=True"),
+        (lambda: weft.Retry(delay_s=-1), "delay_s=-1.*seconds >= 0"),
+        (lambda: weft.Retry(delay_s="1"), "delay_s='1'"),
+        (lambda: weft.Retry(delay_max_s=math.inf), "delay_max_s=inf"),
+        (lambda: weft.Retry(multiplier=0.5), "multiplier=0.5.*1 to 1000"),
+        (lambda: weft.Retry(jitter=1.1), "jitter=1.1.*0 to 1"),
+        (lambda: weft.Retry(final=("ValueError",)), "final=.*tuple of exception types"),
+        (lambda: weft.Commit(interval_s=0), "interval_s=0.*> 0"),
+        (lambda: weft.Commit(max_records=0), "max_records=0.*1 or more, or None"),
+        (lambda: weft.Commit(each="yes"), "each='yes'.*True or False"),
+        (lambda: weft.DeadLetter(""), "give the name of a topic"),
+        (lambda: weft.DeadLetter("t", on_missing="make"), '"error" or "create"'),
+        (lambda: weft.RetryAfter(-1), "delay_s=-1"),
+        (lambda: weft.RetryAfter(math.nan), "delay_s=nan"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_where_it_is_made(make, said):
+    """It names the policy and the option."""
+    with pytest.raises(weft.ConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(("attempts", "jitter"), [(1, 0), (None, 1)])
+def test_policies_take_their_limits(attempts, jitter):
+    """The least and the most that is allowed."""
+    retry = weft.Retry(attempts=attempts, delay_s=0, multiplier=1, jitter=jitter, final=ValueError)
+    assert retry.final == (ValueError,)
