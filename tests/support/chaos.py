@@ -198,7 +198,7 @@ class Chaos:
         environment = {**os.environ, VARIABLE: plan.text(), "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.chaos_app"],
+                [sys.executable, "-m", "weft.cli.main", "run", "tests.support.chaos_app:app"],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 from tests.support.chaos import SESSION_S, Chaos, Child
 
@@ -19,7 +20,7 @@ def assigned_after(child: Child) -> float:
     """Seconds from its first line, "starting", to its first assignment."""
     lines = child.said(10**6).splitlines()
     times = {
-        word: float(line.split()[0])
+        word: datetime.fromisoformat(line.split()[0]).timestamp()
         for word in ("assigned", "starting")
         for line in lines
         if f" {word} " in line

@@ -1,0 +1,196 @@
+"""The way of a commit, with a broker that answers as it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core import effects as fx
+from weft.core.engine import Engine
+from weft.core.epochs import Assignment
+from weft.core.partition import Partition
+from weft.core.spec import HandlerSpec
+from weft.kafka.ports import CommitAnswer, ToCommit
+from weft.runtime.committing import Committer
+from weft.runtime.door import STOOD_STILL_S, Door
+from weft.runtime.lease import Lease
+from weft.types import Record
+
+
+class Broker:
+    """A consumer that only commits; `answers` are the verdicts to come, then "stored"."""
+
+    def __init__(self) -> None:
+        self.stored: list[list[ToCommit]] = []
+        self.answers: list[str] = []
+        self._token = 0
+
+    def commit(self, offsets: list[ToCommit]) -> int:
+        self.stored.append(offsets)
+        self._token += 1
+        return self._token
+
+    def commit_and_wait(self, offsets: list[ToCommit], timeout_s: float) -> list[CommitAnswer]:
+        verdict = self.answers.pop(0) if self.answers else "stored"
+        if verdict == "silence":
+            return []
+        if verdict == "stored":
+            self.commit(offsets)
+        return [CommitAnswer(self._token, one.topic, one.partition, verdict, "") for one in offsets]  # type: ignore[arg-type]  # a verdict
+
+    def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
+        return []
+
+
+class Member:
+    """As much of a member as a commit needs."""
+
+    def __init__(self) -> None:
+        self.engine = Engine([HandlerSpec("handle")])
+        self.planned: list[fx.CommitOffsets] = []
+        self.started: list[fx.Start] = []
+        self.door = Door(self.engine, self.perform)
+        self.consumer = Broker()
+        self.lease = Lease(self)  # type: ignore[arg-type]  # stands in for a member
+        self.committer = Committer(self)  # type: ignore[arg-type]  # stands in for a member
+        assignment = Assignment("t", 0, 0, 0)
+        (self.partition,) = self.door.call(lambda e, now: e.assigned(now, [assignment]))
+        self.partitions = {("t", 0): self.partition}
+
+    def wake(self) -> None:
+        """Nobody sleeps."""
+
+    def perform(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, fx.CommitOffsets):
+                self.committer.plan(effect)
+            elif isinstance(effect, fx.Start):
+                self.started.append(effect)
+
+    def poll(self, *offsets: int) -> None:
+        records = [Record("t", 0, offset, 0, b"%d" % offset, b"v") for offset in offsets]
+        batch = (self.partition, records, [1] * len(records))
+        self.door.call(lambda e, now: e.polled(now, [batch]))
+
+    def finish(self, offset: int) -> None:
+        work = self.partition.incomplete[offset]
+        assert work is not None
+        self.door.done.append(work)
+        self.door.turn()
+
+    def commit_due(self) -> None:
+        """Let the commit interval pass."""
+        self.door.call(lambda e, now: e.tick(now + 3600))
+
+
+@pytest.fixture
+def member() -> Member:
+    """A member with one partition, of which two records are running and one is done."""
+    made = Member()
+    made.poll(0, 1, 2)
+    made.finish(0)
+    return made
+
+
+def last(member: Member) -> bool:
+    """What a revoke does at its end."""
+    ours: list[Partition] = [member.partition]
+    member.door.call(lambda e, now: e.revoking(now, ours))
+    stored = member.committer.send_last(ours)
+    member.door.call(lambda e, now: e.closed(now, ours))
+    return stored
+
+
+def test_a_planned_commit_is_sent_once(member: Member) -> None:
+    """With the frontier of its snapshot."""
+    member.commit_due()
+    member.committer.send_planned()
+    member.committer.send_planned()
+    assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1]]
+
+
+def test_a_commit_planned_before_the_last_one_is_not_sent_after_it(member: Member) -> None:
+    """It is older, and the partition is another member's by then (found by a storm: S7)."""
+    member.commit_due()
+    member.finish(1)
+    assert last(member)
+    member.committer.send_planned()
+    assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[2]]
+
+
+def test_a_lost_partition_is_not_committed(member: Member) -> None:
+    """Nothing of a closed epoch goes out, planned or not."""
+    member.commit_due()
+    member.door.call(lambda e, now: e.closed(now, [member.partition], lost=True))
+    member.committer.send_planned()
+    assert member.consumer.stored == []
+
+
+def test_the_last_commit_is_tried_again(member: Member) -> None:
+    """A rebalance may refuse it for a moment."""
+    member.consumer.answers = ["retry", "retry"]
+    assert last(member)
+    assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1]]
+
+
+@pytest.mark.parametrize("verdict", ["gone", "stop", "silence"])
+def test_the_last_commit_is_given_up_where_it_cannot_be_stored(
+    member: Member, verdict: str
+) -> None:
+    """The group went on without us, or nobody answers."""
+    member.consumer.answers = [verdict]
+    assert not last(member)
+    assert member.consumer.stored == []
+
+
+# -- standing still --------------------------------------------------------------------------------
+
+
+def stand_still(member: Member) -> None:
+    """The polling thread went round long ago."""
+    member.lease.renew()
+    member.door.round_at -= STOOD_STILL_S + 0.1
+
+
+def starts(member: Member) -> int:
+    return sum(len(effect.works) for effect in member.started)
+
+
+def test_a_member_that_stood_still_starts_nothing_before_it_is_proven(member: Member) -> None:
+    """Whoever comes through the door first; the proof is a commit that the broker takes."""
+    stand_still(member)
+    before = starts(member)
+    member.poll(3, 4)
+    assert starts(member) == before
+    member.lease.renew()
+    member.committer.send_planned()
+    (proof,) = member.consumer.stored
+    assert starts(member) == before
+    member.committer.take([CommitAnswer(1, "t", 0, "stored", "")])
+    assert (proof[0].offset, starts(member)) == (1, before + 2)
+
+
+def test_a_refused_proof_proves_nothing(member: Member) -> None:
+    """The member stays in doubt until its partitions are gone."""
+    stand_still(member)
+    member.lease.renew()
+    member.committer.send_planned()
+    before = starts(member)
+    member.committer.take([CommitAnswer(1, "t", 0, "gone", "")])
+    member.poll(3)
+    assert starts(member) == before
+    assert member.door.in_doubt
+    member.door.call(lambda e, now: e.closed(now, [member.partition], lost=True))
+    member.partitions.clear()
+    member.lease.renew()
+    assert not member.door.in_doubt
+
+
+def test_a_thread_that_goes_round_in_time_is_never_doubted(member: Member) -> None:
+    """At the limit minus a little; and before its first round."""
+    member.poll(3)
+    member.lease.renew()
+    member.door.round_at -= STOOD_STILL_S - 0.5
+    member.lease.renew()
+    member.poll(4)
+    assert not member.door.in_doubt
+    assert starts(member) == 5
