@@ -126,17 +126,41 @@ class Endings:
         handler = work.partition.handler
         handler.free += 1
         handler.ended(work)
-        handler.failures += 1
         work.partition.in_flight -= 1
-        failure = record_failure(work, self._state.now, ending.error)
-        failure.batch_max = batch_failed // 2
+        self._split(work, ending, batch_failed, behind=behind)
+
+    def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
+        """Of a batch of `count` that failed as one: its next batch is half as large."""
+        handler = work.partition.handler
+        handler.failures += 1
+        failure = record_failure(work, self._state.now, failed.error)
+        failure.batch_max = count // 2
         if behind:
             self._requeue(work, failure)
         else:
             # Not the policy's growing delay: the healthy half should not wait for the bad one.
             retry = handler.spec.retry
             delay_s = 1.0 if callable(retry.delay_s) else retry.delay_s
-            self._retry(work, failure, delay_s if ending.delay_s is None else ending.delay_s)
+            self._retry(work, failure, delay_s if failed.delay_s is None else failed.delay_s)
+
+    def _outputs_refused(self, work: Work, error: ErrorInfo, *, ordered: bool) -> None:
+        """What the call returned cannot be stored: its attempt failed.
+
+        `ordered`: its lane still waits for it. Outputs that a batch returned together fail all of
+        its records, in halves.
+        """
+        count = getattr(work.extra, "records", 0)
+        work.extra = None
+        if work.partition.handler.spec.delivery == AT_MOST_ONCE:
+            self._failed(work, Failed(work, error))  # final, and the lane's order is kept by it
+            return
+        behind = ordered and count > 0 and work.partition.predecessors.pop(work, None) is not None
+        if behind or count > 1:
+            self._split(work, Failed(work, error), count, behind=behind)
+            return
+        self._failed(work, Failed(work, error))
+        if work.failure is not None:
+            work.failure.batch_max = min(1, count)
 
     def _requeue(self, work: Work, failure: Failure) -> None:
         """Back into its lane, where an earlier record goes first."""
@@ -177,6 +201,7 @@ class Endings:
             return
         work.move(states.SENDING)
         work.partition.sending += 1
+        work.extra = outputs
         self._state.emit(fx.Send(work, outputs))
 
     def settled(self, work: Work, sent: tuple[Sent, ...], error: ErrorInfo | None) -> None:
@@ -193,7 +218,7 @@ class Endings:
             work.extra = sent
             self._finish(work)
         else:
-            self._failed(work, Failed(work, error))
+            self._outputs_refused(work, error, ordered=True)
 
     def _finish(self, work: Work, *, report: bool = True) -> None:
         """The record is done, by the rules of its delivery."""
@@ -240,14 +265,14 @@ class Endings:
         for work, error in refused:
             failure = work.failure = work.failure or Failure()
             failure.left_lane = True
-            work.extra = None
             work.next = None
             if failure.given_up == "dead_lettered":
+                work.extra = None
                 failure.given_up = None
                 failure.error = error
                 self._park(work, failure)
             else:
-                self._failed(work, Failed(work, error))
+                self._outputs_refused(work, error, ordered=False)
 
     # -- failure -------------------------------------------------------------------------------
 

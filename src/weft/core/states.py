@@ -52,6 +52,7 @@ RECORD_TABLE: Final[dict[tuple[int, int], str]] = {
     (SENDING, DONE): "acknowledged",
     (SENDING, COMMITTING): "acknowledged (Commit each)",
     (SENDING, RETRYING): "refused, attempts left",
+    (SENDING, QUEUED): "refused with its batch, behind another of its lane",
     (SENDING, PARKED): "dead letter refused",
     (SENDING, SENDING): "outputs refused and exhausted, DeadLetter",
     (COMMITTING, DONE): "commit acknowledged",

@@ -4,6 +4,10 @@ A fatal error is the end of a librdkafka producer. confluent-kafka then raises f
 or `flush`, once, and the delivery callbacks that run in that same call find the exception set: any
 C function they call may end in SystemError. So each message stays here until it is answered, and
 what a broken producer has not answered goes on with the next one, in the same order.
+
+A broker takes or refuses whole batches, and librdkafka never splits one: a message that is too
+large takes those beside it along. What may have fallen in company is sent once more, one in a
+batch, and only what is refused then has been refused.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +31,15 @@ _log = logging.getLogger("weft.kafka")
 SERVE_S = 0.05
 RENEW_S = 1.0  # the least time between two producers: one that breaks at once must not spin
 PURGE_S = 0.5
+#: errors that a message may have from the company it was in
+IN_COMPANY = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001  # a public constant
+    }
+)
+ALONE = {"batch.num.messages": 1, "linger.ms": 0}
 LIVES = 3  # a message that meets so many broken producers has failed
 #: what `poll` and `flush` raise after a fatal error, and after nothing else
 FATAL = (KafkaException, SystemError)
@@ -38,6 +52,7 @@ class _Waiting(NamedTuple):
     message: OutMessage
     on_delivery: Callable[[Delivery], None]
     lives: int
+    alone: bool = False
 
 
 class _Life:
@@ -60,6 +75,9 @@ class KafkaProducer:
         """`on_served` is called after each round of acknowledgements, on the producer's thread."""
         self._config = dict(config)
         self._life = _Life(self._config)
+        #: for messages that go alone; made when there is one
+        self._solo: _Life | None = None
+        self._fell: deque[_Waiting] = deque()
         self._on_served = on_served
         self._closed = threading.Event()
         #: messages were refused without being queued: nothing of them comes with a poll
@@ -74,10 +92,9 @@ class KafkaProducer:
     def send(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
         """Queue one message. Raises BufferError when the queue is full."""
         with self._lock:
-            self._queue(_Waiting(message, on_delivery, LIVES))
+            self._queue(self._life, _Waiting(message, on_delivery, LIVES))
 
-    def _queue(self, one: _Waiting) -> None:
-        life = self._life
+    def _queue(self, life: _Life, one: _Waiting) -> None:
         number = next(life.numbers)
         life.waiting[number] = one
         try:
@@ -101,7 +118,11 @@ class KafkaProducer:
         if life.over and delivery.error is not None:
             return
         one = life.waiting.pop(number, None)
-        if one is not None:
+        if one is None:
+            return
+        if error is not None and not one.alone and error.code() in IN_COMPANY:
+            self._fell.append(one._replace(alone=True))
+        else:
             one.on_delivery(delivery)
 
     # -- on the producer's thread ------------------------------------------------------------------
@@ -113,11 +134,33 @@ class KafkaProducer:
             except FATAL as error:
                 served, self._reason = 0, error
                 self._broken.set()
+            if self._fell or self._solo is not None:
+                served += self._serve_alone()
             if served or self._refused:
                 self._refused = False  # before it is served: what is refused meanwhile counts anew
                 self._on_served()
             if self._broken.is_set():
                 self._renew()
+
+    def _serve_alone(self) -> int:
+        """Send once more, each for itself, what fell in company; how many were answered."""
+        with self._lock:
+            if self._solo is None:
+                self._solo = _Life({**self._config, **ALONE})
+            solo = self._solo
+            for _ in range(len(self._fell)):
+                self._again(solo, self._fell.popleft())
+        before = len(solo.waiting)
+        try:
+            solo.producer.poll(0)
+        except FATAL as error:
+            self._reason = error
+            with self._lock:
+                self._solo = None
+                solo.over = True
+                purge(solo.producer, PURGE_S)
+                self._fell.extend(solo.waiting.values())
+        return before - len(solo.waiting)
 
     def _renew(self) -> None:
         """Make another producer and go on with what the old one has not answered."""
@@ -133,13 +176,13 @@ class KafkaProducer:
                 "the producer is made anew, with %d messages: %s", len(old.waiting), self._reason
             )
             for one in old.waiting.values():
-                self._again(one)
+                self._again(self._life, one)
         self._on_served()
 
-    def _again(self, one: _Waiting) -> None:
+    def _again(self, life: _Life, one: _Waiting) -> None:
         if one.lives > 1:
             try:
-                self._queue(one._replace(lives=one.lives - 1))
+                self._queue(life, one._replace(lives=one.lives - 1))
             except BufferError:
                 pass
             else:
@@ -159,9 +202,14 @@ class KafkaProducer:
             except FATAL as error:
                 self._reason = error
                 self._broken.set()
-            if not self._life.waiting or time.monotonic() >= deadline:
-                return len(self._life.waiting)
+            left = self._unanswered()
+            if not left or time.monotonic() >= deadline:
+                return left
             self._closed.wait(min(SERVE_S, left_s))
+
+    def _unanswered(self) -> int:
+        alone = 0 if self._solo is None else len(self._solo.waiting)
+        return len(self._life.waiting) + len(self._fell) + alone
 
     def close(self, timeout_s: float) -> None:
         """Stop; what is still queued is failed."""
@@ -169,8 +217,9 @@ class KafkaProducer:
         self._closed.set()
         self._thread.join(SERVE_S * 4)
         with self._lock:
-            if self._life.waiting:
-                purge(self._life.producer, PURGE_S)
+            for life in (self._life, self._solo):
+                if life is not None and life.waiting:
+                    purge(life.producer, PURGE_S)
         self._on_served()
 
 

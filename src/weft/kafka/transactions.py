@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from weft.kafka import calls
 from weft.kafka.failures import root_cause
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
-from weft.kafka.producer import FATAL, delivery_of, flushed, produce, refused
+from weft.kafka.producer import ALONE, FATAL, IN_COMPANY, delivery_of, flushed, produce, refused
 from weft.kafka.verdicts import delivery_verdict, transaction_verdict
 
 _log = logging.getLogger("weft.kafka")
@@ -27,6 +27,8 @@ _log = logging.getLogger("weft.kafka")
 TRANSACTION_TIMEOUT_S = 10.0
 INIT_S = 30.0
 RETRY_S = 0.1
+FLUSH_S = 0.05
+COMPANY_NAMES = frozenset(KafkaError(code).name() for code in IN_COMPANY)
 
 #: what the broker holds for these partitions: `[(offset, metadata)]`, None where unreadable
 ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
@@ -52,8 +54,11 @@ class KafkaTransactions:
 
         Raises KafkaException when that cannot be done within 30 s.
         """
+        self._open({})
+
+    def _open(self, more: Mapping[str, Any]) -> None:
         self._discard()
-        producer = Producer(self._config)
+        producer = Producer({**self._config, **more})
         deadline = time.monotonic() + INIT_S
         while True:
             try:
@@ -81,6 +86,11 @@ class KafkaTransactions:
             if self._producer is None:
                 self.open()
             committed = self._attempt(messages, offsets, membership, deliveries)
+            if not committed and _fell_in_company(deliveries):
+                began, deliveries = time.monotonic(), [None] * len(messages)
+                self._open(ALONE)
+                committed = self._attempt(messages, offsets, membership, deliveries)
+                self._discard()
         except FATAL as error:
             cause = self._cause(error)
             timed_out = time.monotonic() - began >= TRANSACTION_TIMEOUT_S
@@ -99,7 +109,7 @@ class KafkaTransactions:
         producer.begin_transaction()
         for index, message in enumerate(messages):
             self._produce(producer, message, deliveries, index)
-        left = producer.flush(TRANSACTION_TIMEOUT_S)
+        left = self._flush(producer, deliveries)
         if left or any(one is None or one.error is not None for one in deliveries):
             self._abort(producer)
             # What was refused has left a hole in the sequence: this producer's next message for
@@ -113,8 +123,21 @@ class KafkaTransactions:
             ),
             deadline,
         )
-        _again(lambda left_s: producer.commit_transaction(left_s), deadline)
+        _again(producer.commit_transaction, deadline)
         return True
+
+    def _flush(self, producer: Producer, deliveries: list[Delivery | None]) -> int:
+        """Wait until all is answered; how many messages are left.
+
+        Once one has failed librdkafka sends no more of this transaction: it waits for the abort,
+        so waiting for the rest would take the whole time-out.
+        """
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
+        while left := producer.flush(FLUSH_S):
+            failed = any(one is not None and one.error is not None for one in deliveries)
+            if failed or time.monotonic() >= deadline:
+                break
+        return left
 
     def _produce(
         self,
@@ -228,6 +251,12 @@ def _again(call: Callable[[float], Any], deadline: float) -> None:
             time.sleep(RETRY_S)
         else:
             return
+
+
+def _fell_in_company(deliveries: Sequence[Delivery | None]) -> bool:
+    """Whole batches were refused: which of their messages are at fault shows when each is alone."""
+    fell = [one for one in deliveries if one and one.error and one.error.type in COMPANY_NAMES]
+    return len(fell) > 1
 
 
 def is_refusal(delivery: Delivery | None) -> bool:

@@ -151,7 +151,7 @@ class BatchCall:
             self._report(self.works, [], whole=False)
             return
         # One set of outputs for all: none of the records is done before all of it is stored.
-        shared = SharedOutputs(messages)
+        shared = SharedOutputs(messages, len(self.works))
         self._report([], [Returned(work, shared) for work in self.works], whole=False)
 
     def raised(self, error: BaseException) -> None:

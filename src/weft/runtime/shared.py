@@ -15,10 +15,12 @@ _numbers = itertools.count()
 class SharedOutputs(Sequence[OutMessage]):
     """The outputs of a batch that is acknowledged as a whole."""
 
-    __slots__ = ("_messages", "number", "pending")
+    __slots__ = ("_messages", "number", "pending", "records")
 
-    def __init__(self, messages: Sequence[OutMessage]) -> None:
+    def __init__(self, messages: Sequence[OutMessage], records: int) -> None:
         self._messages = messages
+        #: how many records they are of
+        self.records = records
         #: ascending with the batches' ends; of two batches with one lane the earlier has the lower
         self.number = next(_numbers)
         #: how far they are, once the first of their records has asked for them to be sent

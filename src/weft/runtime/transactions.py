@@ -143,12 +143,17 @@ class Transactor:
             self._member.door.post(lambda engine, now: engine.stop(now, "now"))
         sent, refused = [], []
         answers = iter(end.deliveries)
+        batches: dict[int, ErrorInfo] = {}
         for work, count in zip(works, counts, strict=True):
             mine = [next(answers) for _ in range(count)]
             sent.append((work, tuple(one.sent for one in mine if one and one.sent)))
             bad = next((one for one in mine if self._port.is_refusal(one)), None)
-            if bad is not None and bad.error is not None and end.outcome != "committed":
-                refused.append((work, bad.error))
+            shared = isinstance(work.extra, SharedOutputs)
+            error = batches.get(id(work.extra)) if bad is None and shared else bad and bad.error
+            if error is not None and end.outcome != "committed":
+                refused.append((work, error))
+                if shared:  # all of its records fell with it; they stand behind the first
+                    batches[id(work.extra)] = error
         self._tell(sequence, end, sent, refused)
 
     def _tell(
