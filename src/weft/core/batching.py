@@ -140,8 +140,7 @@ class Batching:
         )
         if not gathering.works:
             del groups[key]
-        followers = {work.next for work in chosen}
-        works = [work for work in chosen if self._may_run(work, followers)]
+        works = self._still_startable(chosen)
         if not works:
             return
         handler.free -= 1
@@ -167,16 +166,22 @@ class Batching:
                 partition.predecessors[work] = before
             last[partition, key] = work
 
-    def _may_run(self, work: Work, followers: set[Work | None]) -> bool:
-        partition = work.partition
-        if work.state != states.QUEUED:
-            return False
-        if partition.startable:
-            return True
-        # Paused or being revoked since it was gathered: a head goes back, followers never left.
-        if work not in followers:
-            partition.ready.appendleft(work)
-        return False
+    def _still_startable(self, chosen: list[Work]) -> list[Work]:
+        """Without those of partitions that were paused or revoked since they were gathered."""
+        works: list[Work] = []
+        returned: set[tuple[Partition, LaneKey]] = set()
+        for work in chosen:
+            partition = work.partition
+            if work.state != states.QUEUED:
+                continue
+            if partition.startable:
+                works.append(work)
+                continue
+            lane = (partition, partition.lane_key(work.record))
+            if lane not in returned:  # the head goes back; what follows it never left
+                returned.add(lane)
+                partition.ready.appendleft(work)
+        return works
 
     def _mark(self, works: list[Work]) -> None:
         batch = MarkedBatch(works)

@@ -108,7 +108,7 @@ class Commits:
             if work.extra is not None and id(work) not in inside
         }
         if not any(id(work.extra) in torn for item in items for work in item.claims):
-            return items
+            return [item for item in items if item.claims or item.partition.dirty]
         return self._whole([self._plan_without(item.partition, torn) for item in items])
 
     def _plan_without(self, partition: Partition, torn: set[int]) -> fx.PlanItem | None:
@@ -151,6 +151,8 @@ class Commits:
             partition.commit_at = self._state.now + self._state.limits.commit_answer_s
             partition.sent_plan = item
             partition.dirty = False
+            # What is left out waits for something to change, not for this answer.
+            partition.crowded = len(item.claims) < len(partition.claims)
         return self._sequence
 
     # -- answers ---------------------------------------------------------------------------------

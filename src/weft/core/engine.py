@@ -179,7 +179,9 @@ class Engine:
         for work, outputs in sent:
             if committed and work.state == states.PENDING:
                 work.extra = outputs
-        self._endings.refused(self._commits.transacted(sequence, committed=committed, refused=refused))
+        self._endings.refused(
+            self._commits.transacted(sequence, committed=committed, refused=refused)
+        )
         self._turn()
 
     # -- time and control ------------------------------------------------------------------------

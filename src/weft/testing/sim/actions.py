@@ -163,7 +163,7 @@ def outcome(
     if fate > 1.0 - odds.give_back:
         return GivenBack(work)
     if kind < odds.outputs:
-        return Returned(work, ("output",))
+        return Returned(work, ["output"])
     return None
 
 
@@ -227,7 +227,7 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
     for work in acked:
         life = world.oracle.left(work)
         if dice.chance(world.odds.outputs):
-            ended.append(Returned(work, ("output",)))
+            ended.append(Returned(work, ["output"]))
             if life is not None:
                 world.oracle.returned(life, work, world.now)
         else:
