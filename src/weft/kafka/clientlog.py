@@ -17,6 +17,26 @@ _KINDS_MAX = 100
 _CHANGES = re.compile(r"\d+")
 
 
+class Sparse:
+    """Lets one line of a kind pass in ten seconds and counts the others."""
+
+    def __init__(self) -> None:
+        #: kind of line -> when one passed last, and how many were left out since
+        self._alike: dict[str, tuple[float, int]] = {}
+
+    def left_out(self, kind: str) -> int | None:
+        """How many like this were left out before it; None when it is to be left out, too."""
+        now = time.monotonic()
+        at, count = self._alike.get(kind, (0.0, 0))
+        if kind in self._alike and now - at < ALIKE_EVERY_S:
+            self._alike[kind] = at, count + 1
+            return None
+        if len(self._alike) >= _KINDS_MAX:
+            self._alike.clear()
+        self._alike[kind] = now, 0
+        return count
+
+
 class ClientLog(logging.LoggerAdapter[logging.Logger]):
     """What a client is given as its `logger`; no secret of its configuration passes.
 
@@ -26,8 +46,7 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(logging.getLogger(NAME), {})
         self._config = config
-        #: kind of line -> when it was last logged, and how many were left out since
-        self._alike: dict[str, tuple[float, int]] = {}
+        self._sparse = Sparse()
         #: set when its client was left behind
         self.muted = False
 
@@ -39,22 +58,10 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
         if level <= logging.DEBUG:
             self.logger.log(level, "%s", scrub(text, self._config))
             return
-        left_out = self._left_out(_CHANGES.sub("", text))
+        left_out = self._sparse.left_out(_CHANGES.sub("", text))
         if left_out is not None:
             more = f" ({left_out} alike left out)" if left_out else ""
             self.logger.log(level, "%s%s", scrub(text, self._config), more)
-
-    def _left_out(self, kind: str) -> int | None:
-        """How many like this were left out before it; None when it is to be left out, too."""
-        now = time.monotonic()
-        at, count = self._alike.get(kind, (0.0, 0))
-        if kind in self._alike and now - at < ALIKE_EVERY_S:
-            self._alike[kind] = at, count + 1
-            return None
-        if len(self._alike) >= _KINDS_MAX:
-            self._alike.clear()
-        self._alike[kind] = now, 0
-        return count
 
 
 def with_client_log(config: Mapping[str, Any]) -> dict[str, Any]:

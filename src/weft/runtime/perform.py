@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
+from weft.kafka.clientlog import Sparse
 from weft.runtime.logs import event
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Performer:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._finished: list[fx.Finished] = []
+        self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {
             fx.Start: self._start,
             fx.StartBatch: self._start_batch,
@@ -89,7 +91,11 @@ class Performer:
         self._member.callbacks.call(self._member.config.on_commit, effect.committed)
 
     def _note(self, effect: fx.Note) -> None:
-        event(_log, effect.level, effect.event, **effect.fields)
+        # Of records by the thousand, as those that are parked, one line in ten seconds.
+        left_out = self._sparse.left_out(effect.event)
+        if left_out is not None:
+            more = {"alike": left_out} if left_out else {}
+            event(_log, effect.level, effect.event, **effect.fields, **more)
 
     def _drained(self, _effect: fx.Drained) -> None:
         self._member.leaving = True
