@@ -1,0 +1,12 @@
+"""What handlers saw. They travel as bytes and come back as copies; this module is found by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FACTS: list[Any] = []
+
+
+def tell(fact: Any) -> None:
+    """Remember it for the test."""
+    FACTS.append(fact)

@@ -1,0 +1,303 @@
+"""One task of the operator: lanes, failures, outputs and what it holds, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+from tests.unit.spark.processing import seen
+from tests.unit.spark.processing.conftest import record_batch
+
+import weft
+from weft.errors import ConfigError, FatalError
+from weft.spark.processing import lanes as lanes_module
+from weft.spark.processing import task as task_module
+
+
+@pytest.fixture(autouse=True)
+def facts():
+    """What handlers told, in order."""
+    seen.FACTS.clear()
+    return seen.FACTS
+
+
+def nothing(record):
+    return None
+
+
+async def nothing_async(record):
+    return None
+
+
+@pytest.mark.parametrize("handler", [nothing, nothing_async])
+def test_every_record_is_one_row(rows, handler):
+    """A handler that returns nothing: status done, one attempt, no error, no outputs."""
+    found = rows(handler, [(offset, b"k", b"v") for offset in range(3)])
+    assert found[0] == {
+        "topic": "t",
+        "partition": 0,
+        "offset": 0,
+        "key": b"k",
+        "status": "done",
+        "attempts": 1,
+        "error": None,
+        "outputs": [],
+    }
+    assert [row["offset"] for row in found] == [0, 1, 2]
+
+
+def test_no_records_no_rows(rows):
+    """An empty share of the data ends at once."""
+    assert rows(nothing, []) == []
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_key_is_handled_in_offset_order_one_at_a_time(rows, facts, sort):
+    """Lanes of two partitions with the same keys, interleaved: each in order, never overlapping."""
+
+    async def handler(record):
+        seen.tell(("start", record.partition, record.key, record.offset))
+        await asyncio.sleep(0.001)
+        seen.tell(("end", record.partition, record.key, record.offset))
+
+    records = [("t", p, o, b"%d" % (o % 5), b"") for o in range(100) for p in (1, 0)]
+    if sort:
+        records.reverse()
+    assert len(rows(handler, records, sort=sort)) == 200
+    for lane in {fact[1:3] for fact in facts}:
+        events = [fact for fact in facts if fact[1:3] == lane]
+        offsets = [fact[3] for fact in events[::2]]
+        assert offsets == sorted(offsets)
+        assert [fact[0] for fact in events] == ["start", "end"] * len(offsets)
+
+
+def test_null_keys_order_with_nothing(rows):
+    """Two records without a key run at once; b"" is a key like others."""
+
+    async def handler(record):
+        seen.tell(record.key)
+        if record.key is None:
+            while seen.FACTS.count(None) < 2:  # noqa: ASYNC110  # waits for its sibling to start
+                await asyncio.sleep(0.001)
+
+    found = rows(handler, [(0, None, b""), (1, None, b""), (2, b"", b"")], timeout_s=10.0)
+    assert [row["status"] for row in found] == ["done"] * 3
+    assert [row["key"] for row in found] == [None, None, b""]
+
+
+def test_the_whole_partition_can_be_a_lane(rows, facts):
+    """ordering="partition": offset order whatever the keys."""
+
+    async def handler(record):
+        await asyncio.sleep(0.001 if record.offset % 2 else 0)
+        seen.tell(record.offset)
+
+    rows(handler, [(o, b"%d" % o, b"") for o in range(20)], ordering="partition")
+    assert facts == list(range(20))
+
+
+def test_a_failure_is_a_row_and_its_lane_goes_on(rows, facts):
+    """Attempts are used up, the row says so with the last error, and the key's next is handled."""
+
+    def handler(record):
+        seen.tell((record.offset, record.attempt))
+        if record.offset == 1:
+            raise ValueError(f"bad {record.attempt}")
+
+    retry = weft.Retry(attempts=3, delay_s=0.001)
+    found = rows(handler, [(o, b"k", b"") for o in range(3)], retry=retry)
+    assert [row["status"] for row in found] == ["done", "failed", "done"]
+    assert (found[1]["attempts"], found[1]["error"]) == (3, "ValueError: bad 3")
+    assert facts == [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1)]
+
+
+def test_a_retry_that_succeeds_counts_its_attempts(rows):
+    """Done at the second attempt: attempts is 2 and there is no error."""
+
+    def handler(record):
+        if record.attempt == 1:
+            raise ValueError("once")
+
+    (row,) = rows(handler, [(0, b"k", b"")], retry=weft.Retry(delay_s=0.001))
+    assert (row["status"], row["attempts"], row["error"]) == ("done", 2, None)
+
+
+def test_reject_and_undecodable_values_are_final(rows):
+    """No second attempt where none can help."""
+
+    def handler(record):
+        raise weft.Reject("not for us")
+
+    found = rows(handler, [(0, b"a", b"{}"), (1, b"b", b"{")], value="json")
+    assert [row["attempts"] for row in found] == [1, 1]
+    assert found[0]["error"] == "Reject: not for us"
+    assert found[1]["error"].startswith("Undecodable: value cannot be decoded")
+
+
+def test_a_tombstone_is_not_decoded(rows):
+    """A null value reaches the handler as None."""
+
+    def handler(record):
+        assert record.value is None
+
+    assert rows(handler, [(0, b"k", None)], value="json")[0]["status"] == "done"
+
+
+def test_a_time_out_fails_the_attempt(rows):
+    """An async call that hangs is cancelled after timeout_s."""
+
+    async def handler(record):
+        await asyncio.sleep(60)
+
+    began = time.monotonic()
+    (row,) = rows(handler, [(0, b"k", b"")], timeout_s=0.05, retry=weft.Retry(attempts=1))
+    assert row["error"].startswith("AttemptTimeout")
+    assert time.monotonic() - began < 20
+
+
+def test_stop_ends_the_task_with_the_record_and_its_error(rows):
+    """on_exhausted=Stop(): one line that names the handler, the record and what it raised."""
+
+    def handler(record):
+        raise ValueError("no way")
+
+    with pytest.raises(FatalError, match=r"handler: <Record t\[0\]@7 .*Stop: ValueError: no way"):
+        rows(handler, [(7, b"k", b"")], retry=weft.Retry(attempts=1), on_exhausted=weft.Stop())
+
+
+def test_outputs_are_rows_as_kafka_would_get_them(rows):
+    """Topic, key, value and headers of each Produce; a key of its own, a null key, a tombstone."""
+
+    def handler(record):
+        yield weft.Produce("text", topic="a", headers={"h": "x", "n": None})
+        yield weft.Produce(None, topic="b", key=None)
+        yield weft.Produce({"n": 1}, topic="c", key="other")
+
+    (row,) = rows(handler, [(0, b"k", b"")])
+    headers = [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]
+    assert row["outputs"] == [
+        {"topic": "a", "key": b"k", "value": b"text", "headers": headers},
+        {"topic": "b", "key": None, "value": None, "headers": []},
+        {"topic": "c", "key": b"other", "value": b'{"n":1}', "headers": []},
+    ]
+
+
+def test_a_value_without_a_topic_is_a_failure_that_names_the_fix(rows):
+    """A plain return value needs output=, as in an app."""
+    (row,) = rows(lambda _: "value", [(0, b"k", b"")])
+    assert row["status"] == "failed"
+    assert "output=TOPIC" in row["error"]
+
+
+def test_rows_leave_while_a_slow_record_still_runs(task):
+    """Results are handed on as they finish, not when all have."""
+
+    async def handler(record):
+        if record.offset == 0:
+            while not seen.FACTS:  # noqa: ASYNC110  # the test lets it go
+                await asyncio.sleep(0.005)
+
+    batches = task(handler, [record_batch([(o, b"%d" % o, b"") for o in range(50)])])
+    first = next(batches)
+    assert 0 < first.num_rows < 50
+    assert 0 not in first.column("offset").to_pylist()
+    seen.tell("go")
+    assert first.num_rows + sum(batch.num_rows for batch in batches) == 50
+
+
+def test_intake_stops_while_much_waits(task, monkeypatch):
+    """Input is taken only as fast as it is handled: what waits is bounded."""
+    monkeypatch.setattr(task_module, "WAITING_RECORDS_MAX", 100)
+    pulled = []
+
+    def batches():
+        for start in range(0, 1_000, 50):
+            pulled.append(start)
+            yield record_batch([(o, b"k", b"") for o in range(start, start + 50)])
+
+    async def handler(record):
+        while not seen.FACTS:  # noqa: ASYNC110  # the test lets it go
+            await asyncio.sleep(0.005)
+
+    running = task(handler, batches())
+    threading.Timer(0.5, lambda: seen.tell(len(pulled))).start()
+    assert sum(batch.num_rows for batch in running) == 1_000
+    assert seen.FACTS == [3]
+
+
+def test_large_outputs_do_not_pile_up(task, monkeypatch):
+    """Past a limit nothing starts until Spark has taken the rows; everything arrives."""
+    monkeypatch.setattr(lanes_module, "OUTPUT_BYTES_HELD_MAX", 100_000)
+
+    def handler(record):
+        seen.tell(record.offset)
+        return weft.Produce(b"x" * 10_000, topic="o")
+
+    records = [(o, b"%d" % o, b"") for o in range(200)]
+    batches = task(handler, [record_batch(records)], concurrency=5)
+    first = next(batches)
+    # Ten fill the limit; what runs then, and what took its slots in the same turn, still ends.
+    assert first.num_rows <= 10 + 2 * 5
+    assert first.num_rows + sum(batch.num_rows for batch in batches) == 200
+
+
+def test_the_lifespan_opens_once_and_closes_at_the_end(rows, facts):
+    """It opens before the first call, and its value is app.state while the task runs."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere"})
+
+    @contextlib.asynccontextmanager
+    async def opened():
+        seen.tell("open")
+        yield "client"
+        seen.tell("close")
+
+    @app.consume("t")
+    async def handler(record):
+        seen.tell(app.state)
+
+    rows(handler, [(o, b"k", b"") for o in range(3)], lifespan=opened, app=app)
+    assert facts == ["open", "client", "client", "client", "close"]
+
+
+def test_a_lifespan_that_fails_ends_the_task_in_one_line(rows):
+    """The error names the lifespan and what it raised."""
+
+    @contextlib.contextmanager
+    def opened():
+        raise OSError("no database")
+        yield
+
+    with pytest.raises(FatalError, match="lifespan failed to open: OSError: no database"):
+        rows(nothing, [(0, b"k", b"")], lifespan=opened)
+
+
+def test_the_same_record_twice_is_handled_once(rows, facts):
+    """Overlapping reads: topic, partition and offset name one record, which is one row."""
+    found = rows(
+        lambda record: seen.tell(record.offset), [(0, b"k", b"v"), (0, b"k", b"v"), (1, b"k", b"v")]
+    )
+    assert [row["offset"] for row in found] == facts == [0, 1]
+
+
+def test_two_records_under_one_name_are_refused(rows):
+    """Rows that differ cannot be one record: nothing is dropped in silence."""
+    with pytest.raises(ConfigError, match=r"two rows are t\[0\]@0 and differ"):
+        rows(nothing, [(0, b"k", b"v"), (0, b"k", b"w")])
+
+
+def test_prefetch_of_the_decorator_is_used(rows):
+    """What it loads for a record is record.prefetched."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere"})
+
+    def load(records):
+        return [record.offset * 10 for record in records]
+
+    @app.consume("t", prefetch=load, output="o")
+    def handler(record):
+        return str(record.prefetched)
+
+    found = rows(handler, [(o, b"k", b"") for o in range(3)], app=app)
+    assert [row["outputs"][0]["value"] for row in found] == [b"0", b"10", b"20"]
