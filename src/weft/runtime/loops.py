@@ -83,8 +83,10 @@ class HandlerLoop:
         opening = asyncio.run_coroutine_threadsafe(self.enter(lifespan, app), self.loop)
         try:
             return opening.result(OPEN_TIMEOUT_S)
-        except TimeoutError as error:
+        except BaseException as error:
             opening.cancel()
+            if not isinstance(error, TimeoutError):
+                raise
             raise FatalError(f"the lifespan did not open within {OPEN_TIMEOUT_S:.0f} s") from error
 
     def at_exit(self, callback: Callable[[], Awaitable[None]]) -> None:

@@ -41,7 +41,7 @@ class StopSignals:
         self._count += 1
         if self._count >= 2:
             self.exit_code = 128 + number
-            if not self._started():
-                raise SystemExit(self.exit_code)
+        if not self._started():
+            raise SystemExit(self.exit_code or 0)  # nothing has run: there is nothing to finish
         mode: StopMode = "in_flight" if self._count == 1 else "now"
         threading.Thread(target=self._stop, args=(mode,), daemon=True).start()

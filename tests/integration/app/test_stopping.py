@@ -96,6 +96,26 @@ def test_one_signal_drains_and_is_a_clean_end(kafka, started):
     assert kafka.committed(group, source) == 1
 
 
+def test_a_signal_while_the_app_still_starts_ends_it_at_once(kafka, started):
+    """Nothing has run, so there is nothing to finish: exit code 0."""
+    text = f"""
+        from contextlib import asynccontextmanager
+        @asynccontextmanager
+        async def lifespan():
+            print("in", flush=True)
+            await asyncio.sleep(600)
+            yield
+        app = weft.App(group="g", kafka={{"bootstrap.servers": BROKERS}}, lifespan=lifespan)
+        @app.consume({kafka.topic()!r})
+        async def handler(record): ...
+        """
+    process = started(text)
+    wait_until_in(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
 @pytest.mark.parametrize("kind", ["async waits", "async blocks", "threads"])
 def test_a_stop_with_a_hanging_handler_is_bounded_by_the_drain_timeout(kafka, started, kind):
     """One signal; after `drain_timeout_s` the member leaves, whatever the handler does."""

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 
+import pytest
 from tests.integration.app.conftest import wait_for
 
 import weft
@@ -80,21 +81,28 @@ def test_a_plain_call_past_its_time_keeps_slot_and_lane_until_it_returns(kafka):
     assert [m.value() for m in kafka.read(out, 2)] == [b"in time"] * 2
 
 
-def test_all_slots_overdue_for_ten_times_the_limit_ends_the_run(kafka):
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_all_slots_overdue_for_ten_times_the_limit_ends_the_run(kafka, kind):
     """Nothing could ever start again: exit 1, naming the handler, bounded."""
     source = kafka.topic()
     kafka.fill(source, [b"a", b"b", b"c"])
     app = kafka.app(drain_timeout_s=0.5)
     go_on = threading.Event()
 
-    @app.consume(source, timeout_s=0.1, concurrency=2)
     def hangs(record):
         go_on.wait(60)
 
+    async def blocks(record):
+        go_on.wait(60)
+
+    # A loop that one handler blocks starts no second one.
+    handler, slots = (hangs, 2) if kind == "threads" else (blocks, 1)
+    app.consume(source, timeout_s=0.1, concurrency=slots)(handler)
     began = time.monotonic()
     report = kafka.start(app).wait(30)
     go_on.set()
-    assert (report.exit_code, "handler hangs: all 2 slots" in report.reason) == (1, True)
+    assert report.exit_code == 1
+    assert f"handler {handler.__name__}: all {slots} slots" in report.reason
     assert 1.0 < time.monotonic() - began < 10
 
 
