@@ -64,7 +64,9 @@ class KafkaTransactions:
             try:
                 producer.init_transactions(max(1.0, deadline - time.monotonic()))
             except KafkaException as error:
-                retriable = error.args[0].retriable() or error.args[0].code() == KafkaError._TIMED_OUT
+                retriable = (
+                    error.args[0].retriable() or error.args[0].code() == KafkaError._TIMED_OUT
+                )
                 if not retriable or time.monotonic() >= deadline:
                     raise
                 time.sleep(RETRY_S)

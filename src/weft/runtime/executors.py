@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,12 @@ Loop = asyncio.AbstractEventLoop | None
 
 def needs_loop(handlers: Sequence[HandlerOptions]) -> bool:
     """Whether something of theirs runs on an event loop."""
-    return any(handler.kind == "async" or is_async(handler.prefetch) for handler in handlers)
+    return any(
+        handler.kind == "async"
+        or is_async(handler.prefetch)
+        or inspect.isasyncgenfunction(handler.prefetch)
+        for handler in handlers
+    )
 
 
 def make_executors(

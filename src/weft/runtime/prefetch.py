@@ -7,7 +7,6 @@ function is called with them off every other thread, and each record goes on wit
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
 import time
@@ -16,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from weft.core.partition import Partition
+from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.options import is_async
 from weft.runtime.door import Door
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 GATHER_S = 0.005
 LOADERS = 4  # a quarter of the slots each, so that four fill them all
 LOAD_MIN = 10
-_Where = tuple[str, int, int]
+LOOK_S = 0.02  # how often finished records are looked for, where something is to be released
+CLOSE_S = 1.0
 
 
 class BadPrefetch(Exception):
@@ -37,14 +38,22 @@ class BadPrefetch(Exception):
 
 
 class _Group:
-    """Records that were loaded together, and how to release what was loaded."""
+    """Records that were loaded together by a generator, which is resumed to release that."""
 
-    __slots__ = ("left", "source")
+    __slots__ = ("records", "source", "works")
 
-    def __init__(self, count: int, source: Any) -> None:
-        self.left = count
-        #: the generator to resume; None for a function that returned
+    def __init__(self, works: Sequence[Work], source: Any) -> None:
+        self.works = list(works)
+        #: as they were handed on: a later attempt has another one
+        self.records = [work.record for work in works]
         self.source = source
+
+    def finished(self) -> bool:
+        """No call has any of them any more, however it ended, or whether it ever began."""
+        return not any(
+            work.state == RUNNING and work.record is record
+            for work, record in zip(self.works, self.records, strict=True)
+        )
 
 
 class Prefetcher:
@@ -61,17 +70,20 @@ class Prefetcher:
         self._loop = loop
         self._function: Callable[..., Any] = plan.prefetch
         self._limit = max(LOAD_MIN, plan.spec.concurrency // 4)
-        self._queue: SimpleQueue[list[Work] | _Group | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
         self._gathering = threading.Lock()
-        self._groups: dict[_Where, _Group] = {}
-        self._counting = threading.Lock()
-        if inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(
-            self._function
-        ):
-            plan.function = self._watched(plan.function)
-        for number in range(LOADERS):
-            name = f"weft-prefetch-{plan.spec.name}-{number}"
-            threading.Thread(target=self._load, name=name, daemon=True).start()
+        #: what is loaded and not released yet, of generators
+        self._groups: list[_Group] = []
+        self._looking = threading.Lock()
+        self._looked_at = 0.0
+        self._threads = [
+            threading.Thread(
+                target=self._load, name=f"weft-prefetch-{plan.spec.name}-{number}", daemon=True
+            )
+            for number in range(LOADERS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # -- as an executor ----------------------------------------------------------------------------
 
@@ -93,10 +105,13 @@ class Prefetcher:
         self.inner.warn(partitions)
 
     def close(self) -> None:
-        """End the loaders."""
+        """End the loaders, once they have released what no call has any more."""
         for _ in range(LOADERS):
             self._queue.put(None)
         self.inner.close()
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     # -- on a loader's thread ------------------------------------------------------------------------
 
@@ -104,26 +119,32 @@ class Prefetcher:
         batched = self._plan.spec.batch is not None
         while True:
             with self._gathering:
-                item = self._queue.get()
-                works = item if batched or not isinstance(item, list) else self._gather(item)
+                works = self._next(batched=batched)
+            self._release_finished(now=works is None)
             if works is None:
                 return
-            if isinstance(works, _Group):
-                self._release(works)
-            else:
+            if works:
                 self._load_for(works, batched=batched)
 
-    def _gather(self, works: list[Work]) -> list[Work] | None:
+    def _next(self, *, batched: bool) -> list[Work] | None:
+        """Records to load; none of them when it is only time to look what can be released."""
+        try:
+            works = self._queue.get(timeout=LOOK_S if self._groups else None)
+        except Empty:
+            return []
+        return works if batched or works is None else self._gather(works)
+
+    def _gather(self, works: list[Work]) -> list[Work]:
         deadline = time.monotonic() + GATHER_S
         while len(works) < self._limit:
             try:
-                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                more = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 break
-            if not isinstance(item, list):
-                self._queue.put(item)  # not a record: for the next round
+            if more is None:
+                self._queue.put(None)  # for the next round
                 break
-            works = works + item
+            works = works + more
         return works
 
     def _load_for(self, works: list[Work], *, batched: bool) -> None:
@@ -138,11 +159,10 @@ class Prefetcher:
         except BaseException as error:
             self._fail(works, error, batched=batched)
             return
-        if source is not None:
-            group = _Group(len(works), source)
-            self._groups.update({(r.topic, r.partition, r.offset): group for r in records})
         for work, value in zip(works, values, strict=True):
             work.record = work.record._replace(prefetched=value)
+        if source is not None:
+            self._groups.append(_Group(works, source))
         if batched:
             self.inner.start_batch(works)
         else:
@@ -181,38 +201,17 @@ class Prefetcher:
 
     # -- releasing -----------------------------------------------------------------------------------
 
-    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler, telling when it is finished with its record or batch."""
-        if is_async(function):
-
-            @functools.wraps(function)
-            async def watched_async(argument: Any, *more: Any) -> Any:
-                try:
-                    return await function(argument, *more)
-                finally:
-                    self._finished(argument)
-
-            return watched_async
-
-        @functools.wraps(function)
-        def watched(argument: Any, *more: Any) -> Any:
-            try:
-                return function(argument, *more)
-            finally:
-                self._finished(argument)
-
-        return watched
-
-    def _finished(self, argument: Any) -> None:
-        for record in [argument] if isinstance(argument, Record) else argument:
-            group = self._groups.pop((record.topic, record.partition, record.offset), None)
-            if group is None:
-                continue
-            with self._counting:
-                group.left -= 1
-                released = group.left == 0
-            if released:
-                self._queue.put(group)
+    def _release_finished(self, *, now: bool) -> None:
+        """Resume the generators whose records are finished with."""
+        if not self._groups or not (now or time.monotonic() - self._looked_at >= LOOK_S):
+            return
+        with self._looking:
+            self._looked_at = time.monotonic()
+            done = [group for group in self._groups if group.finished()]
+            for group in done:
+                self._groups.remove(group)
+        for group in done:
+            self._release(group)
 
     def _release(self, group: _Group) -> None:
         """Resume the generator: it releases what it loaded and ends."""
@@ -223,10 +222,9 @@ class Prefetcher:
             else:
                 self._on_loop(anext(source, None))
         except Exception as error:
+            text = f"{type(error).__name__}: {error}"
             self._door.post(
                 lambda engine, _: engine.state.note(
-                    "warning",
-                    "prefetch failed to release",
-                    error=f"{type(error).__name__}: {error}",
+                    "warning", "prefetch failed to release", error=text
                 )
             )
