@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from weft._version import __version__
-from weft.cli import bench, broker, offsets, simulate
+from weft.cli import bench, broker, demo, offsets, simulate
 from weft.cli.run import run as run_command
 from weft.errors import ConfigError, WeftError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command)
+app.command("demo")(demo.demo)
 app.add_typer(broker.app, name="broker")
 app.add_typer(offsets.app, name="offsets")
 app.command("simulate")(simulate.simulate)
