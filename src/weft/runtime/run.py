@@ -335,6 +335,10 @@ class Run:
             exit_code=self._report.exit_code,
             reason=self._report.reason,
             done=self._report.done,
+            failed_attempts=self._report.failed_attempts,
+            dead_lettered=self._report.dead_lettered,
+            skipped=self._report.skipped,
+            parked=self._report.parked,
             seconds=round(self._report.seconds, 3),
         )
         self._over.set()

@@ -165,7 +165,7 @@ def test_commits_come_by_interval_and_by_number(kafka):
 
 
 def test_partitions_added_while_it_runs_are_read_from_their_start(kafka):
-    """Also with "latest": what came before they were noticed is not skipped."""
+    """Without a restart."""
     source, group = kafka.topic(), kafka.name("g")
     app = kafka.app(group=group, kafka={"topic.metadata.refresh.interval.ms": 400})
     seen = []
