@@ -27,7 +27,7 @@ from weft.spark.fleet.server import Server
 from weft.spark.fleet.session import FleetSession, one_line, open_session
 from weft.spark.fleet.settings import FleetSettings
 from weft.spark.fleet.shipping import packed, sources_zip
-from weft.spark.fleet.signals import StopSignals
+from weft.spark.fleet.signals import FleetSignals
 from weft.spark.fleet.task import MemberTask
 from weft.spark.fleet.upfront import Upfront
 from weft.spark.fleet.wire import Message
@@ -75,7 +75,7 @@ class FleetRun:
         self._drained = False
         self._parked_at_drain = 0
         self._starting = True
-        self._signals = StopSignals(self.stop)
+        self._signals = FleetSignals(self.stop, lambda: self._jobs is not None)
         self._began = time.monotonic()
         self._report: RunReport | None = None
         self._over = threading.Event()
