@@ -69,6 +69,8 @@ class Epochs:
             )
             partition.map_limit = state.limits.map_chars
             partition.dirty = new.commit_start
+            if new.commit_start:
+                self._commits.soon()
             partition.user_paused = state.is_paused(new.topic)
             partition.startable = not partition.user_paused
             partition.held = dict.fromkeys(state.orphans.get(where, ()))

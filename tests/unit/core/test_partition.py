@@ -34,3 +34,70 @@ def test_claim_at_the_top_does_not_hide_what_comes_after_it():
     received(part, 5, 6)
     part.claims.append(part.incomplete[5])
     assert part.snapshot() == Snapshot(6, 5, [])
+
+
+def test_frontier_is_the_lowest_record_not_done():
+    """Records that finish beyond an unfinished one leave the frontier where it is."""
+    part = partition()
+    received(part, 3, 4, 5)
+    finish(part, 5)
+    assert part.frontier == 3
+
+
+def test_gap_is_never_waited_for():
+    """Offsets that were never received do not hold the frontier."""
+    part = partition()
+    received(part, 3, 9, 12)
+    finish(part, 3)
+    assert part.frontier == 9
+
+
+def test_frontier_rests_on_the_position_when_all_is_done():
+    """With everything done the next offset to read is committed, markers included."""
+    part = partition()
+    received(part, 3)
+    finish(part, 3)
+    part.advance(7)
+    assert part.frontier == 7
+
+
+def test_snapshot_names_the_holes_below_the_top():
+    """Frontier, top and what is not done between them come from one look."""
+    part = partition()
+    received(part, 0, 1, 2, 3, 4)
+    finish(part, 1, 3)
+    assert part.snapshot() == Snapshot(0, 3, [0, 2])
+
+
+def test_record_fetched_twice_is_taken_once():
+    """A poll after a pause brings records again; they are neither counted nor queued twice."""
+    part = partition()
+    received(part, 0, 1)
+    received(part, 1, 2)
+    assert (list(part.incomplete), len(part.ready)) == ([0, 1, 2], 3)
+
+
+def test_restored_map_skips_what_was_done():
+    """After a restart only the holes of the committed map are taken in again."""
+    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), 5, 9, (5, 8))
+    received(part, 5, 6, 7, 8, 9, 10)
+    assert [work.record.offset for work in part.ready] == [5, 8, 10]
+
+
+def test_restored_hole_that_was_compacted_away_is_forgotten():
+    """A hole that the log no longer has does not hold the frontier for ever."""
+    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), 5, 9, (5, 8))
+    received(part, 8, 10)
+    assert part.frontier == 8
+
+
+def test_mark_that_is_taken_back_makes_its_record_undone():
+    """at_most_once: a record given back before it began is a hole again, in offset order."""
+    part = partition()
+    received(part, 0, 1, 2)
+    for offset in (0, 1):
+        work = part.incomplete[offset]
+        work.state = states.MARKING
+        part.mark(work)
+    part.unmark(part.running_marked[0])
+    assert part.snapshot() == Snapshot(0, 1, [0])

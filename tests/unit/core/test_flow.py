@@ -1,0 +1,136 @@
+"""Bounds: what is fetched, what the map can hold, what failing records may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.core.conftest import ERROR, offsets
+from weft.codec import decode
+from weft.core import effects as fx
+from weft.core.endings import Failed
+from weft.core.spec import HandlerSpec, Limits
+from weft.core.window import always_fits
+from weft.policies import Retry
+
+SLOW = HandlerSpec("h", concurrency=1, ordering="unordered")
+
+
+@pytest.mark.parametrize(("count", "paused"), [(9, False), (10, True), (11, True)])
+def test_intake_pauses_at_the_budget(make_desk, count, paused):
+    """At `buffer_records` the partition is not fetched any more."""
+    desk = make_desk(SLOW, limits=Limits(buffer_records=10))
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(count))
+    assert [effect.partitions for effect in desk.take(fx.PauseIntake)] == [[part]] * paused
+
+
+def test_intake_resumes_when_half_is_free(make_desk):
+    """Resuming fetches again, so it waits until that is worth it."""
+    desk = make_desk(SLOW, limits=Limits(buffer_records=10))
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(10))
+    for resumed in (False, False, False, False, False, True):
+        desk.do("calls_ended", desk.started())
+        desk.do("tick")
+        assert any(isinstance(effect, fx.ResumeIntake) for effect in desk.effects) == resumed
+
+
+def test_failing_lane_does_not_stop_the_intake_of_others(make_desk):
+    """What stands behind a failing record is charged to another budget."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=60.0)), limits=Limits(buffer_records=10))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, key=b"bad")
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    desk.poll(part, *range(1, 9), key=b"bad")
+    desk.poll(part, 9, 10, key=b"good")
+    assert desk.take(fx.PauseIntake) == []
+    desk.poll(part, 11, 12, key=b"bad")
+    assert len(desk.take(fx.PauseIntake)) == 1
+
+
+def test_blocked_lane_is_healthy_again_when_its_head_is_done(make_desk):
+    """The charge of a lane moves back in one step."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=1.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    assert part.blocked_records == 3
+    desk.pass_time(2.0)
+    desk.do("calls_ended", desk.started())
+    assert (part.blocked_records, part.blocked_bytes) == (0, 0)
+
+
+def test_window_bounds_the_map(make_desk):
+    """With the frontier stuck, no more starts than a map of the broker's size can tell."""
+    spec = HandlerSpec("h", concurrency=100_000, ordering="unordered")
+    desk = make_desk(spec, limits=Limits(map_chars=64))
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(3_000))
+    _stuck, *others = desk.started()
+    for _ in range(20):
+        desk.do("calls_ended", others[::2])  # every other one: the worst case for a map
+        desk.do("tick")
+        others = desk.started()
+        if not others:
+            break
+    desk.pass_time(1.0)
+    (item,) = desk.take(fx.CommitOffsets)[-1].items
+    assert len(item.metadata) <= 64
+    assert decode(item.frontier, item.metadata).highest_seen == part.top
+
+
+@pytest.mark.parametrize("chars", [0, 4, 8, 64, 4096])
+def test_record_at_the_frontier_may_always_start(make_desk, chars):
+    """However small the map, the one record that makes room can start."""
+    desk = make_desk(HandlerSpec("h", ordering="unordered"), limits=Limits(map_chars=chars))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2)
+    for expected in range(3):
+        works = desk.started()
+        assert expected in offsets(works)
+        desk.do("calls_ended", works)
+        desk.do("tick")
+        if part.frontier == 3:
+            break
+    assert part.frontier == 3
+
+
+def test_stuck_record_does_not_stop_what_is_past_the_window(make_desk):
+    """One run of done records is a short map, however long the run is."""
+    spec = HandlerSpec("h", concurrency=5_000, ordering="unordered")
+    desk = make_desk(spec, limits=Limits(buffer_records=10**6, buffer_bytes=10**12))
+    (part,) = desk.assign(0)
+    reach = always_fits(4096)
+    for first in range(0, 2 * reach, 1_000):
+        desk.poll(part, *range(first, first + 1_000))
+        works = [work for work in desk.started() if work.record.offset]
+        while works:
+            desk.do("calls_ended", works)
+            works = desk.started()
+    assert part.top > 1.9 * reach
+
+
+def test_story_of_a_record_is_bounded(make_desk):
+    """A record that fails for ever keeps the last events of its history."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(attempts=None, delay_s=0.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    for _ in range(100):
+        (work,) = desk.started()
+        desk.do("calls_ended", [], [Failed(work, ERROR)])
+        desk.pass_time(0.01)
+    story = work.story()
+    assert len(story) == 32
+    assert "attempt 100 failed" in "".join(event.what for event in story)
+
+
+def test_schedule_forgets_ended_epochs(make_desk):
+    """Records with long delays do not stay in memory after their partition has gone."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=30.0)))
+    for _ in range(20):
+        (part,) = desk.assign(0)
+        desk.poll(part, *range(50), key=None)
+        failed = [Failed(work, ERROR, delay_s=7 * 86400.0) for work in desk.started()]
+        desk.do("calls_ended", [], failed)
+        desk.do("closed", [part])
+    assert len(desk.engine.state.retries) == 0
