@@ -20,9 +20,10 @@ MEMBERS = 2
 KILL_AT = 0.35
 _LOOK_S = 0.1
 _LOOK_AROUND_S = 1.0
-_NO_PROGRESS_S = 90.0
-#: Spark speaks of what it does not need to: only errors matter here.
-_SPARK_OPTIONS = ("--conf", "spark.ui.enabled=false")
+#: Far more than a slow machine needs; for what hangs.
+_NO_PROGRESS_S = 180.0
+#: For a JVM that lives some seconds, C2 and parallel collectors cost more than they bring.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: (records done, what else is to say)
 Progress = Callable[[int, str], None]
@@ -102,8 +103,8 @@ class Runs:
         }
 
     def _spark_options(self) -> Sequence[str]:
-        java = f"spark.driver.extraJavaOptions=-Djava.io.tmpdir={self.work}"
-        return (*_SPARK_OPTIONS, "--conf", java)
+        java = f"spark.driver.extraJavaOptions={JAVA_OPTIONS} -Djava.io.tmpdir={self.work}"
+        return ("--conf", "spark.ui.enabled=false", "--conf", java)
 
     def _kill_one(self, driver: Child) -> Kill | None:
         """Kill the member that has done most; only what our own driver has started is killed."""

@@ -49,6 +49,8 @@ def main() -> None:
         SparkSession.builder.appName("weft demo: alerts into a table")
         .master("local[2]")
         .config("spark.ui.enabled", "false")
+        # For a JVM that lives some seconds, C2 and parallel collectors cost more than they bring.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
