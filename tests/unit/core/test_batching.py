@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.core.conftest import ERROR, offsets
+
 from weft.core import effects as fx
 from weft.core.endings import Failed, GivenBack, Returned
 from weft.core.spec import Batch, HandlerSpec

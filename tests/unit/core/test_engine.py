@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.unit.core.conftest import ERROR
+
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.endings import Failed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.unit.core.conftest import ERROR, offsets
+
 from weft.codec import decode
 from weft.core import effects as fx
 from weft.core.endings import Failed

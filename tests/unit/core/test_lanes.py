@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.core.conftest import ERROR, offsets
+
 from weft.core.endings import Failed, GivenBack
 from weft.core.spec import HandlerSpec
 from weft.policies import Park, Retry

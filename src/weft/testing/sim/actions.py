@@ -1,21 +1,16 @@
-"""What one step may do to a member: the events of the engine, and the faults around them."""
+"""What one step may do to a member's polling and its handlers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.core import effects as fx
-from weft.core import states
-from weft.core.commits import Answer
 from weft.core.endings import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Partition
 from weft.core.work import Work
-from weft.kafka.ports import Verdict
 from weft.testing.sim.dice import Dice
-from weft.testing.sim.member import GROUP, Call, Exchange, Member
+from weft.testing.sim.member import Call, Member
 from weft.testing.sim.violation import Violation
-from weft.types import ErrorInfo, Record, Sent
+from weft.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
     from weft.testing.sim.world import World
@@ -32,18 +27,6 @@ class Shared:
     def __init__(self, works: list[Work]) -> None:
         self.works = list(works)
         self.records = len(works)
-
-
-VERDICTS: dict[str, Verdict] = {
-    "": "stored",
-    "UNKNOWN_MEMBER_ID": "gone",
-    "ILLEGAL_GENERATION": "retry",
-    "STALE_MEMBER_EPOCH": "retry",
-    "OFFSET_METADATA_TOO_LARGE": "too_large",
-}
-
-
-# -- polling -------------------------------------------------------------------------------------
 
 
 def poll(world: World, member: Member, dice: Dice) -> None:
@@ -85,7 +68,7 @@ def _check_memory(world: World, member: Member) -> None:
         raise Violation("S9", f"{member.name} holds more than {limit} records")
 
 
-# -- handlers ------------------------------------------------------------------------------------
+# -- handlers --------------------------------------------------------------------------------------
 
 
 def end_calls(world: World, member: Member, dice: Dice, *, every: bool = False) -> None:
@@ -253,294 +236,3 @@ def _nack(world: World, call: Call, ended: list[Ended]) -> None:
             offset = work.record.offset
             first = life.next_of(life.source.lane(offset)) == offset
             world.oracle.failed(life, work, world.now, final=False, delay_s=None, alone=first)
-
-
-# -- outputs and commits -----------------------------------------------------------------------------
-
-
-def settle(world: World, member: Member, dice: Dice, *, every: bool = False) -> None:
-    """The broker answers for some of the produced outputs, in any order."""
-    settled = []
-    shared: dict[int, bool] = {}
-    for pair in list(member.sends):
-        work, outputs = pair
-        later, refused = dice.chance(0.5), dice.chance(world.odds.output_refused)
-        if isinstance(outputs, Shared):  # one answer for all of them
-            refused = shared.setdefault(id(outputs), refused)
-        elif later and not every:
-            continue
-        member.sends.remove(pair)
-        alone = not isinstance(outputs, Shared) or outputs.records == 1
-        world.oracle.settled(work, world.now, refused=refused, alone=alone)
-        sent = () if refused else (Sent("out", 0, 0, None),)
-        settled.append((work, sent, ERROR if refused else None))
-    if settled:
-        member.engine.outputs_settled(world.now, settled)
-        member.perform()
-
-
-def commits(world: World, member: Member, dice: Dice) -> None:
-    """The first commit on the way reaches the broker, or does not; its answer likewise."""
-    if member.late_answers and dice.chance(0.3):
-        member.engine.commit_answered(world.now, member.late_answers.pop(0))
-        member.perform()
-    if not member.requests:
-        return
-    request = member.requests.pop(0)
-    odds, fate = world.odds, dice.roll()
-    answer_lost, refusal = dice.chance(odds.answer_lost), dice.roll()
-    if fate < odds.commit_lost:
-        world.oracle.stats["commits lost"] += 1
-        return
-    if refusal < odds.commit_refused:
-        verdict = dice.pick(_REFUSALS)
-        world.oracle.stats[f"refused {verdict}"] += 1
-        answers = [
-            Answer(i.partition, request.effect.sequence, verdict) for i in request.effect.items
-        ]
-    else:
-        answers = deliver(world, member, request.effect, request.generation)
-    if answer_lost:
-        world.oracle.stats["answers lost"] += 1
-        if dice.chance(0.5):
-            member.late_answers.append(answers)
-        return
-    for answer in answers:
-        partition = answer.partition
-        if partition.commit_state and partition.commit_sequence == answer.sequence:
-            world.oracle.heard(partition, world.now, stored=answer.verdict == "stored")
-    member.engine.commit_answered(world.now, answers)
-    member.perform()
-
-
-_REFUSALS: tuple[Verdict, ...] = ("retry",) * 6 + ("gone",) * 2 + ("stop",)
-
-
-def deliver(
-    world: World, member: Member, effect: fx.CommitOffsets, generation: int
-) -> list[Answer]:
-    """The broker takes in one commit."""
-    errors = member.store(effect.items, generation)
-    return [
-        Answer(
-            item.partition,
-            effect.sequence,
-            VERDICTS[errors[item.partition.topic, item.partition.number]],
-        )
-        for item in effect.items
-    ]
-
-
-def read_back(world: World, member: Member, dice: Dice) -> None:
-    """The committed values of commits in doubt are read."""
-    if not member.reads:
-        return
-    values: list[tuple[Partition, int | None, str]] = []
-    group = world.broker.group(GROUP)
-    for partition in member.reads.pop(0):
-        tp = (partition.topic, partition.number)
-        if dice.chance(world.odds.read_fails):
-            values.append((partition, None, ""))
-            continue
-        held = group.committed.get(tp)
-        for request in member.requests:
-            request.given_up.add(partition)
-        values.append((partition, -1, "") if held is None else (partition, *held))
-    world.oracle.stats["read back"] += 1
-    member.engine.committed_read(world.now, values)
-    for partition, _, _ in values:
-        world.oracle.heard(partition, world.now, stored=not partition.dirty)
-    member.perform()
-
-
-# -- transactions ------------------------------------------------------------------------------------
-
-
-def transact(world: World, member: Member, dice: Dice) -> None:
-    """The transaction on its way takes its next step."""
-    exchange = member.exchange
-    if exchange is None:
-        return
-    steps: tuple[Callable[[World, Member, Dice], None], ...] = (_write, _offsets, _end)
-    steps[exchange.phase](world, member, dice)
-
-
-def _write(world: World, member: Member, dice: Dice) -> None:
-    exchange, broker = member.exchange, world.broker
-    assert exchange is not None
-    broker.begin(member.producer)
-    refused: list[tuple[Work, ErrorInfo]] = []
-    shared: dict[int, bool] = {}
-    _check_whole(exchange)
-    for item in exchange.effect.items:
-        for work in item.claims:
-            if work.extra is None:
-                continue
-            no = dice.chance(world.odds.output_refused)
-            if shared.setdefault(id(work.extra), no) if isinstance(work.extra, Shared) else no:
-                refused.append((work, ERROR))
-                continue
-            where = f"{work.record.topic}:{work.record.partition}:{work.record.offset}"
-            broker.produce(("out", 0), work.record.key, where.encode(), producer=member.producer)
-    if not refused:
-        exchange.phase = 1
-        return
-    broker.abort(member.producer)
-    for work, _ in refused:
-        alone = not isinstance(work.extra, Shared) or work.extra.records == 1
-        world.oracle.refused(work, world.now, alone=alone)
-    world.oracle.stats["outputs refused in a transaction"] += 1
-    _ended(world, member, committed=False, refused=refused)
-
-
-def _check_whole(exchange: Exchange) -> None:
-    """Records that share outputs are in one transaction, all that are still there."""
-    claims = {id(work) for item in exchange.effect.items for work in item.claims}
-    for item in exchange.effect.items:
-        for work in item.claims:
-            if isinstance(work.extra, Shared):
-                mates = [mate for mate in work.extra.works if mate.extra is work.extra]
-                if any(mate.state == states.PENDING and id(mate) not in claims for mate in mates):
-                    raise Violation("S8", f"{work!r} is committed without others of its outputs")
-
-
-def _offsets(world: World, member: Member, dice: Dice) -> None:
-    exchange = member.exchange
-    assert exchange is not None
-    offsets = {
-        (item.partition.topic, item.partition.number): world.value(item)
-        for item in exchange.effect.items
-    }
-    errors = world.broker.send_offsets(
-        member.producer, GROUP, member.id, exchange.generation, offsets
-    )
-    if any(errors.values()) or dice.chance(world.odds.commit_refused):
-        world.broker.abort(member.producer)
-        world.oracle.stats["transactions aborted"] += 1
-        _ended(world, member, committed=False)
-    else:
-        exchange.phase = 2
-
-
-def _end(world: World, member: Member, dice: Dice) -> None:
-    """The commit of the transaction; indefinite: a new producer, then look what was stored."""
-    exchange, broker = member.exchange, world.broker
-    assert exchange is not None
-    indefinite, arrives = dice.chance(world.odds.indefinite), dice.chance(0.5)
-    committed = not indefinite or arrives
-    if committed:
-        broker.commit(member.producer)
-    if indefinite:
-        world.oracle.stats["transactions in doubt"] += 1
-        member.producer = broker.init_producer(member.producer.transactional_id)
-    if committed:
-        for item in exchange.effect.items:
-            tp = (item.partition.topic, item.partition.number)
-            world.oracle.stored(item, world.owner(tp))
-    _ended(world, member, committed=committed)
-
-
-def _ended(
-    world: World,
-    member: Member,
-    *,
-    committed: bool,
-    refused: list[tuple[Work, ErrorInfo]] | None = None,
-) -> None:
-    exchange = member.exchange
-    assert exchange is not None
-    member.exchange = None
-    now_in = {item.partition for item in exchange.effect.items}
-    for partition in member.parts.values():  # the others had to wait for this one
-        world.oracle.heard(partition, world.now, stored=committed or partition not in now_in)
-    member.engine.transacted(
-        world.now, exchange.effect.sequence, committed=committed, refused=refused or ()
-    )
-    member.perform()
-
-
-# -- the group ---------------------------------------------------------------------------------------
-
-
-def group(world: World, member: Member, dice: Dice) -> None:
-    """One heartbeat: what the coordinator wants, or the next step of what it wanted before."""
-    if member.drained and not member.revoking:
-        leave(world, member, dice)
-        return
-    if member.revoking:
-        _revoke_on(world, member, dice)
-        return
-    if member.pending and not dice.chance(world.odds.find_fails):
-        member.pending = [tp for tp in member.pending if not member.begin(tp)]
-        return
-    change = world.broker.group(GROUP).heartbeat(member.id)
-    world.tell(f"{member.id} is told {change}")
-    if change.lost:
-        world.oracle.stats["lost"] += 1
-        member.close(list(member.parts), lost=True, clean=False)
-        world.replace(member)
-    elif change.revoke:
-        world.oracle.stats["revoked"] += 1
-        member.revoking = change.revoke
-        parts = [member.parts[tp] for tp in change.revoke if tp in member.parts]
-        world.oracle.revoking(parts)
-        member.engine.revoking(world.now, parts)
-        member.perform()
-    else:
-        member.pending += change.assign
-
-
-def _revoke_on(world: World, member: Member, dice: Dice) -> None:
-    """Inside the callback: wait for what is in flight, until the deadline."""
-    if member.running(member.revoking) and not dice.chance(world.odds.slow_drain):
-        return
-    if member.exchange is not None and dice.chance(0.8):
-        transact(world, member, dice)
-        return
-    _give_up_transaction(world, member)
-    tps, member.revoking = member.revoking, ()
-    world.tell(f"{member.id} gives back {tps}")
-    _close_with_commit(world, member, tps, dice)
-    world.broker.group(GROUP).released(member.id, tps)
-
-
-def _give_up_transaction(world: World, member: Member) -> None:
-    """The deadline: nothing of a partition may be in a transaction when the callback returns."""
-    while member.exchange is not None:  # each end may let the engine begin the next
-        tps = {(i.partition.topic, i.partition.number) for i in member.exchange.effect.items}
-        if tps.isdisjoint(member.revoking):
-            return
-        if member.exchange.phase:
-            world.broker.abort(member.producer)
-        _ended(world, member, committed=False)
-
-
-def _close_with_commit(
-    world: World, member: Member, tps: tuple[tuple[str, int], ...], dice: Dice
-) -> None:
-    while member.requests:  # the broker applies the requests of one connection in order
-        request = member.requests.pop(0)
-        deliver(world, member, request.effect, request.generation)
-    effect = member.last_commit(tps)
-    member.excuse_marks(effect.items)
-    clean = not dice.chance(world.odds.commit_lost)
-    if clean:
-        answers = deliver(world, member, effect, member.generation)
-        clean = all(answer.verdict == "stored" for answer in answers)
-        world.oracle.stats["last commits"] += 1
-        if clean:
-            member.check_clean(tps)
-        if not dice.chance(world.odds.answer_lost):
-            member.engine.commit_answered(world.now, answers)
-            member.perform()
-    # A map of a few characters may have no room for taking a mark back: then it is missed.
-    member.close(tps, lost=False, clean=clean and world.setup.limits.map_chars == 4096)
-
-
-def leave(world: World, member: Member, dice: Dice) -> None:
-    """The engine has drained: commit, close, go."""
-    if member.exchange is not None:
-        transact(world, member, dice)
-        return
-    _close_with_commit(world, member, tuple(member.parts), dice)
-    world.bury(member, left=True)

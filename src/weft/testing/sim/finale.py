@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.policies import DeadLetter, Stop
-from weft.testing.sim import actions
+from weft.testing.sim import actions, answers, exchanges, rebalance
 from weft.testing.sim.dice import Dice
 from weft.testing.sim.ledger import Source
 from weft.testing.sim.member import GROUP, Member
@@ -96,23 +96,23 @@ def _round(world: World, seconds: float, *, may_start: bool) -> None:
 
 def _serve(world: World, member: Member, dice: Dice) -> None:
     for _ in range(4):
-        actions.group(world, member, dice)
+        rebalance.group(world, member, dice)
         if world.members.get(member.slot) is not member:
             return
     actions.poll(world, member, dice)
     for _ in range(3):
         actions.end_calls(world, member, dice, every=True)
-        actions.settle(world, member, dice, every=True)
+        answers.settle(world, member, dice, every=True)
         while member.requests:
-            actions.commits(world, member, dice)
+            answers.commits(world, member, dice)
         while member.reads:
-            actions.read_back(world, member, dice)
+            answers.read_back(world, member, dice)
         for _ in range(3):
-            actions.transact(world, member, dice)
+            exchanges.transact(world, member, dice)
     world.obey(member)
 
 
-# -- what finished means -----------------------------------------------------------------------------
+# -- what finished means ---------------------------------------------------------------------------
 
 
 def _done(source: Source, offset: int) -> bool:

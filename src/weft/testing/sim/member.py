@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
@@ -119,7 +119,7 @@ class Member:
         """Do, or put down to be done, all that the engine asks for."""
         for effect in self.engine.take_effects():
             self.world.trace_effect(self, effect)
-            _DOES[type(effect)](self, effect)
+            getattr(self, _DOES[type(effect)])(effect)
 
     def _start(self, effect: fx.Start) -> None:
         for work in effect.works:
@@ -303,20 +303,20 @@ class Member:
         )
 
 
-_DOES: dict[type[Any], Callable[[Member, Any], None]] = {
-    fx.Start: Member._start,
-    fx.StartBatch: Member._start_batch,
-    fx.Cancel: Member._cancel,
-    fx.Send: Member._send,
-    fx.SendDeadLetter: Member._send_dead_letter,
-    fx.CommitOffsets: Member._commit,
-    fx.Transact: Member._transact,
-    fx.ReadCommitted: Member._read,
-    fx.PauseIntake: Member._pause,
-    fx.ResumeIntake: Member._resume,
-    fx.Finished: Member._finished,
-    fx.CommitsStored: Member._committed,
-    fx.Note: Member._nothing,
-    fx.Drained: Member._drained,
-    fx.Fatal: Member._fatal,
+_DOES: dict[type[Any], str] = {
+    fx.Start: "_start",
+    fx.StartBatch: "_start_batch",
+    fx.Cancel: "_cancel",
+    fx.Send: "_send",
+    fx.SendDeadLetter: "_send_dead_letter",
+    fx.CommitOffsets: "_commit",
+    fx.Transact: "_transact",
+    fx.ReadCommitted: "_read",
+    fx.PauseIntake: "_pause",
+    fx.ResumeIntake: "_resume",
+    fx.Finished: "_finished",
+    fx.CommitsStored: "_committed",
+    fx.Note: "_nothing",
+    fx.Drained: "_drained",
+    fx.Fatal: "_fatal",
 }

@@ -60,7 +60,7 @@ def mutant(owner: Any, attribute: str, *promises: str) -> Callable[[Callable[...
     return register
 
 
-# -- S1, S2: what is committed -----------------------------------------------------------------------
+# -- S1, S2: what is committed ---------------------------------------------------------------------
 
 
 @mutant(Endings, "_send", "S2")
@@ -94,12 +94,12 @@ def _holes_dropped(original: Any) -> Any:
 
 @mutant(Endings, "_dead_letter_settled", "S2", "S1")
 def _dead_letter_refusal_ignored(original: Any) -> Any:
-    return lambda self, record, failure, sent, error: original(self, record, failure, sent, None)
+    return lambda self, record, failure, sent, _error: original(self, record, failure, sent, None)
 
 
 @mutant(Partition, "advance", "S1")
 def _gaps_waited_for(original: Any) -> Any:
-    return lambda self, position: None
+    return lambda _self, _position: None
 
 
 @mutant(Plans, "plan", "S2", "S5")
@@ -120,7 +120,7 @@ def _commits_while_in_doubt(original: Any) -> Any:
     return due
 
 
-# -- S3: order ---------------------------------------------------------------------------------------
+# -- S3: order -------------------------------------------------------------------------------------
 
 
 @mutant(intake, "_admit_keys", "S3")
@@ -157,7 +157,7 @@ def _delay_ignored(original: Any) -> Any:
     return retry_due
 
 
-# -- S4, S5, S6: repeats -------------------------------------------------------------------------------
+# -- S4, S5, S6: repeats ---------------------------------------------------------------------------
 
 
 @mutant(member, "resolve", "S4")
@@ -207,12 +207,12 @@ def _no_last_commit(original: Any) -> Any:
     return last_commit
 
 
-# -- S7: nothing after the epoch -------------------------------------------------------------------------
+# -- S7: nothing after the epoch -------------------------------------------------------------------
 
 
 @mutant(Epochs, "revoking", "S7")
 def _starts_while_revoking(original: Any) -> Any:
-    return lambda self, partitions: None
+    return lambda _self, _partitions: None
 
 
 @mutant(Endings, "_late", "S7", "S2")
@@ -241,7 +241,7 @@ def _commits_of_closed_epochs(original: Any) -> Any:
     return closed
 
 
-# -- S8: transactions --------------------------------------------------------------------------------------
+# -- S8: transactions ------------------------------------------------------------------------------
 
 
 @mutant(Endings, "_send", "S8")
@@ -265,10 +265,10 @@ def _aborted_counts_as_committed(original: Any) -> Any:
 
 @mutant(Commits, "_send", "S8")
 def _offsets_outside_the_transaction(original: Any) -> Any:
-    return lambda self, kind, items: original(self, fx.CommitOffsets, items)
+    return lambda self, _kind, items: original(self, fx.CommitOffsets, items)
 
 
-# -- S9: bounds ----------------------------------------------------------------------------------------------
+# -- S9: bounds ------------------------------------------------------------------------------------
 
 
 @mutant(Endings, "_failed", "S9")
@@ -291,20 +291,20 @@ def _slot_leak(original: Any) -> Any:
 
 @mutant(Flow, "to_pause", "S9")
 def _intake_never_paused(original: Any) -> Any:
-    return lambda self, touched, every: []
+    return lambda _self, _touched, _every: []
 
 
-# -- L: it goes on ---------------------------------------------------------------------------------------------
+# -- L: it goes on ---------------------------------------------------------------------------------
 
 
 @mutant(Flow, "to_resume", "S1", "L2")
 def _intake_never_resumed(original: Any) -> Any:
-    return lambda self, every: []
+    return lambda _self, _every: []
 
 
 @mutant(Endings, "retry_due", "S1", "L1", "L2")
 def _retry_latch(original: Any) -> Any:
-    return lambda self: None
+    return lambda _self: None
 
 
 @mutant(Handler, "enlist", "S1", "L1", "L2", "structure")
@@ -318,7 +318,7 @@ def _turn_forgotten(original: Any) -> Any:
 
 @mutant(Engine, "_check_drained", "L4")
 def _never_drained(original: Any) -> Any:
-    return lambda self: None
+    return lambda _self: None
 
 
 @mutant(Endings, "_retry", "S10")

@@ -27,7 +27,8 @@ class Broken:
 
     def __str__(self) -> str:
         extra = "" if self.steps == STEPS else f" --steps {self.steps}"
-        return f"seed {self.seed}: {self.what}\n  replay: weft simulate --seed {self.seed}{extra} --trace"
+        replay = f"weft simulate --seed {self.seed}{extra} --trace"
+        return f"seed {self.seed}: {self.what}\n  replay: {replay}"
 
 
 @dataclass(slots=True)

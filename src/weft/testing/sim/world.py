@@ -13,7 +13,7 @@ from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
 from weft.testing.groups import Committed, TopicPartition
 from weft.testing.memory import MemoryBroker
-from weft.testing.sim import actions, finale
+from weft.testing.sim import actions, answers, exchanges, finale, rebalance
 from weft.testing.sim.dice import Dice
 from weft.testing.sim.ledger import Claimed, Source
 from weft.testing.sim.liveness import check_liveness
@@ -83,7 +83,7 @@ class World:
         self.runs[100 + member.slot] += 1
         member.rejoin(self.runs[100 + member.slot])
 
-    # -- what the actions ask ------------------------------------------------------------------------
+    # -- what the actions ask ----------------------------------------------------------------------
 
     def held(self, work: Work) -> Claimed:
         """What the broker holds for the record's partition."""
@@ -127,11 +127,12 @@ class World:
         if self.trace is not None:
             self.trace.append(f"{self.step:4d} {self.now:9.4f}   {text}")
 
-    # -- steps ---------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """The whole life. Raises Violation."""
-        for self.step in range(self.setup.steps):
+        for step in range(self.setup.steps):
+            self.step = step
             self.one_step(Dice(self.rng.getrandbits(64)))
             if self.step % STRUCTURE_EVERY == 0:
                 self.check_structure()
@@ -290,9 +291,9 @@ _WORLD_ACTIONS = {
 _MEMBER_ACTIONS = {
     "poll": actions.poll,
     "end_calls": actions.end_calls,
-    "settle": actions.settle,
-    "commits": actions.commits,
-    "read_back": actions.read_back,
-    "transact": actions.transact,
-    "group": actions.group,
+    "settle": answers.settle,
+    "commits": answers.commits,
+    "read_back": answers.read_back,
+    "transact": exchanges.transact,
+    "group": rebalance.group,
 }
