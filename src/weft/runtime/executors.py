@@ -17,7 +17,8 @@ from weft.runtime.processes.protocol import WorkerSpec
 from weft.runtime.threads import ThreadExecutor
 
 if TYPE_CHECKING:
-    from weft.runtime.member import Executor, Member
+    from weft.runtime.member import Member
+    from weft.runtime.member_config import Executor
 
 Loop = asyncio.AbstractEventLoop | None
 

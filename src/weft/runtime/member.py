@@ -10,36 +10,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Protocol
 
 from weft.core import effects as fx
 from weft.core.engine import Engine, StopMode
 from weft.core.partition import Partition
-from weft.core.spec import Limits
-from weft.core.starting import OnLost
-from weft.core.work import Work
 from weft.errors import ConfigError
-from weft.kafka.clock import REAL_CLOCK, Clock
-from weft.kafka.ports import (
-    ConsumerPort,
-    Polled,
-    ProducerPort,
-    TopicPartition,
-)
+from weft.kafka.ports import ConsumerPort, Polled, TopicPartition
 from weft.runtime.committing import Committer
 from weft.runtime.door import Door
 from weft.runtime.lease import Lease
 from weft.runtime.logs import event
+from weft.runtime.member_config import Executor, MemberConfig
 from weft.runtime.outputs import Outputs
 from weft.runtime.perform import Performer
-from weft.runtime.plan import HandlerPlan
 from weft.runtime.rebalance import Rebalance
 from weft.runtime.rejoining import Rejoining
 from weft.runtime.reports import Callbacks
-from weft.runtime.topic_ids import TopicIds
 from weft.runtime.transactions import Transactor
 from weft.types import ErrorInfo
 
@@ -52,54 +40,6 @@ BUSY_SHARE = 0.8
 LEAVE_S = 10.0
 LEAVE_LEAST_S = 2.0  # also when a drain has used its time: for the last commit
 ENDS_EVERY_S = 1.0
-
-
-class Executor(Protocol):
-    """Calls one handler."""
-
-    def start(self, works: Sequence[Work]) -> None:
-        """Call it for each of these; never blocks."""
-
-    def start_batch(self, works: list[Work]) -> None:
-        """Call it once for all of these; never blocks."""
-
-    def cancel(self, work: Work, *, expired: bool) -> None:
-        """End this attempt if that can be done."""
-
-    def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Tell running batches that these partitions, or all, go away."""
-
-    def close(self) -> None:
-        """Start nothing more."""
-
-
-@dataclass(slots=True)
-class MemberConfig:
-    """What a member is told by the app."""
-
-    group: str
-    topics: list[str]
-    plans: list[HandlerPlan]
-    #: topic -> index of its handler
-    route: Callable[[str], int]
-    limits: Limits
-    make_consumer: Callable[[], ConsumerPort]
-    make_producer: Callable[[Callable[[], None]], ProducerPort]
-    make_executors: Callable[[Member], list[Executor]]
-    #: with exactly_once: the transactions of this member and the id they go under
-    make_transactor: Callable[[Member], Transactor] | None = None
-    #: opened again in each worker process
-    lifespan: Callable[..., Any] | None = None
-    drain_timeout_s: float = 20.0
-    revoke_timeout_s: float = 5.0
-    on_offset_lost: OnLost = "stop"
-    on_commit: Callable[..., Any] | None = None
-    on_assign: Callable[..., Any] | None = None
-    on_revoke: Callable[..., Any] | None = None
-    #: called with every batch of finished records, on whatever thread is inside the door
-    on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
-    topic_ids: TopicIds = field(default_factory=lambda: TopicIds(lambda _: {}))
-    clock: Clock = REAL_CLOCK
 
 
 class Member:
@@ -247,10 +187,14 @@ class Member:
             self._note_log_ends()
         if self.outputs.backed_up:
             self.door.post(lambda _engine, _now: self.outputs.retry_waiting())
-        deadline = self.door.call(self._tick_inside)
-        self.door.wakes_at = min(max(deadline, now + 0.001), now + POLL_S)
+        self.tick_engine(now)
         if self._stopped_at is not None and not self.leaving and self._left_s() <= 0:
             self._give_up_waiting()
+
+    def tick_engine(self, now: float) -> None:
+        """Let the engine do what is due. For use inside a rebalance callback too."""
+        deadline = self.door.call(self._tick_inside)
+        self.door.wakes_at = min(max(deadline, now + 0.001), now + POLL_S)
 
     @staticmethod
     def _tick_inside(engine: Engine, now: float) -> float:

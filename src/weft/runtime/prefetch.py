@@ -24,7 +24,7 @@ from weft.runtime.plan import HandlerPlan
 from weft.types import Record
 
 if TYPE_CHECKING:
-    from weft.runtime.member import Executor
+    from weft.runtime.member_config import Executor
 
 GATHER_S = 0.005
 LOADERS = 4  # a quarter of the slots each, so that four fill them all

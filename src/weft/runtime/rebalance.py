@@ -180,8 +180,10 @@ class Rebalance:
         member = self._member
         deadline = member.now() + timeout_s
         while not done():
-            if member.now() >= deadline:
+            if (now := member.now()) >= deadline:
                 return False
+            if now >= member.door.wakes_at:  # a refused transaction is due again, a call has hung
+                member.tick_engine(now)
             member.committer.send_planned()
             member.committer.take(member.consumer.commit_answers(0.005))
             member.lease.renew()

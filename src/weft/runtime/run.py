@@ -23,7 +23,8 @@ from weft.runtime.drain import Drain
 from weft.runtime.executors import make_executors, needs_loop
 from weft.runtime.logs import event
 from weft.runtime.loops import HandlerLoop
-from weft.runtime.member import Executor, Member, MemberConfig
+from weft.runtime.member import Member
+from weft.runtime.member_config import Executor, MemberConfig
 from weft.runtime.plans import commit_of, plans_of
 from weft.runtime.preflight import ANSWER_S, check_cluster
 from weft.runtime.reports import ResultStream

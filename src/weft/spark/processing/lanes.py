@@ -36,7 +36,7 @@ from weft.spark.processing.rows import Outputs, message_bytes
 from weft.types import ErrorInfo, Sent
 
 if TYPE_CHECKING:
-    from weft.runtime.member import Executor
+    from weft.runtime.member_config import Executor
 
 _log = logging.getLogger("weft.spark")
 
