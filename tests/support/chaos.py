@@ -27,6 +27,9 @@ LOOK_S = 0.01
 COMMIT_WAY_S = 0.5
 #: Group time-outs that make a dead member noticed soon; the brokers' own floor is lower.
 SESSION_S = 3.0
+#: A cooperative member goes on during a rebalance, but its commits wait on the same connection
+#: behind its join, which is answered when the dead have timed out.
+JOIN_WAY_S = SESSION_S + 2.0
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range"},
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
@@ -83,13 +86,12 @@ class Chaos:
         seed: int,
         protocol: str = "eager",
         partitions: int = 4,
-        way_s: float = COMMIT_WAY_S,
         session_s: float = SESSION_S,
         **plan: Any,
     ) -> None:
         self.broker, self.folder, self.seed = broker, folder, seed
         self.dice = random.Random(seed)
-        self._way_s = way_s
+        self._way_s = JOIN_WAY_S if protocol == "cooperative" else COMMIT_WAY_S
         name = uuid.uuid4().hex[:8]
         kafka = {**PROTOCOLS[protocol], **plan.pop("kafka", {})}
         if protocol != "consumer":

@@ -44,8 +44,6 @@ def main() -> None:
             protocol=arguments.protocol,
             partitions=arguments.partitions,
             kind=arguments.kind,
-            # A cooperative member's commits wait behind its join, which waits for the dead.
-            way_s=SESSION_S + 2.0 if arguments.protocol == "cooperative" else 1.0,
             work_s=0.01,
             failing_permille=10,
             slow_permille=5,
