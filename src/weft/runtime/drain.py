@@ -59,8 +59,8 @@ class Drain:
             return False
         if len(held) < len(self._left) and not self._stalemate(held):
             return False
-        self.acknowledging = any(
-            partition.dirty or partition.commit_state != states.IDLE for partition in held.values()
+        self.acknowledging = not all(
+            acknowledged(partition, self._left[where]) for where, partition in held.items()
         )
         if self.acknowledging:
             engine.commit_soon(now)
@@ -101,6 +101,14 @@ class Drain:
             # Past the log's own end it is of another log, and says nothing of this one.
             if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
                 del self._left[where]
+
+
+def acknowledged(partition: Partition, end: int) -> bool:
+    """Whether the broker has all of it up to this end."""
+    if not partition.dirty and partition.commit_state == states.IDLE:
+        return True
+    # Where records keep coming there always is something to commit; what is before the end counts.
+    return partition.committed >= min(partition.frontier, end)
 
 
 def passed(partition: Partition, end: int) -> bool:
