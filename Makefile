@@ -5,7 +5,9 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-NOT_FAST := broker or spark or java or long
+NOT_FAST := broker or spark or java or long or push
+# Two workers, one broker each; tests/conftest.py says who runs what.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=15
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-long lint types bench docs lock need-broker
@@ -30,10 +32,10 @@ demo: need-broker ## The main job from end to end, with its proof in demo-out/
 	$(BIN)/weft demo
 
 test: need-broker ## Everything a push must pass
-	$(BIN)/python -m pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under 60 s)
-	$(BIN)/python -m pytest -m "not ($(NOT_FAST))"
+	$(PYTEST) --dist worksteal -m "not ($(NOT_FAST))"
 
 test-long: need-broker ## What takes minutes: kills, churn, many seeds
 	$(BIN)/python -m pytest -m long

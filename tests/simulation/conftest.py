@@ -1,17 +1,10 @@
-"""The lane of the long seeds, and the seeds that once failed."""
+"""The seeds that once failed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Know the marker of this folder."""
-    config.addinivalue_line("markers", "push: takes a minute; not in `make test-fast`")
 
 
 def regressions() -> list[int]:
