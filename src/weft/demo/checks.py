@@ -45,8 +45,9 @@ class RunSeen:
     dead_letters: Sequence[Seen]
     #: (partitions with a committed offset, records before their ends)
     lag: tuple[int, int]
-    #: the member that was killed, as the service knows it
+    #: the member that was killed, as the service knows it, and how many calls it had in flight
     killed: str | None = None
+    in_flight_max: int = 0
 
     @property
     def handled(self) -> Counter[Where]:
@@ -145,6 +146,9 @@ def run_checks(seen: RunSeen, fleet: Fleet, partitions: int) -> Iterator[Check]:
     else:
         meaning = f"of {seen.repeats} repeats: not in the killed member's hands"
         yield Check(run, "unexplained repeats", unexplained_repeats(seen), 0, meaning)
+        beyond = max(0, seen.repeats - seen.in_flight_max)
+        meaning = f"repeats beyond the {seen.in_flight_max} calls the member had in flight"
+        yield Check(run, "excess repeats", beyond, 0, meaning)
     yield Check(run, "alerts", len(alerts), len(fleet.alerts), "different alerts in the topic")
     yield Check(run, "wrong alerts", len(wrong), 0, "alerts missing, or that should not be there")
     late = alerts_out_of_order(seen.alerts)

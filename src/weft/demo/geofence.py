@@ -46,6 +46,7 @@ app = weft.App(group=GROUP, kafka={"bootstrap.servers": BOOTSTRAP}, lifespan=ses
     retry=weft.Retry(attempts=6, delay_s=0.1),
     timeout_s=10.0,
     on_exhausted=weft.DeadLetter("{topic}.dlq"),
+    commit=weft.Commit(each=True),  # kill -9 repeats no more than what was in flight
     output=ALERTS,
 )
 async def check(record: weft.Record) -> dict[str, object] | None:

@@ -24,7 +24,7 @@ from weft.broker.java import find_java
 from weft.demo import checks, stage, witness
 from weft.demo.children import Children, DemoError, kill, left_after
 from weft.demo.facts import Found, summary
-from weft.demo.runs import Kill, Runs
+from weft.demo.runs import MEMBER_CONCURRENCY, Kill, Runs
 from weft.demo.screen import Screen, show_checks
 from weft.demo.stage import ALERTS, LOCAL, PLAIN, SPARK, group_of
 from weft.demo.tracks import VEHICLES, Fleet, fleet
@@ -185,7 +185,7 @@ class _Play:
                 witness.read_topic(bootstrap, ALERTS[run_name]),
                 [one for one in letters if one.headers.get(GROUP_HEADER) == group.encode()],
                 witness.lag_of(bootstrap, group, stage.POSITIONS),
-                str(kill.pid) if run_name == SPARK else None,
+                *((str(kill.pid), MEMBER_CONCURRENCY) if run_name == SPARK else ()),
             )
         rows = witness.read_table(self._out / "alerts")
         found = [

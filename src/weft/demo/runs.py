@@ -17,6 +17,7 @@ from weft.demo.witness import Answer
 #: Calls in flight in all, whatever the number of members.
 CONCURRENCY = 300
 MEMBERS = 2
+MEMBER_CONCURRENCY = CONCURRENCY // MEMBERS
 KILL_AT = 0.35
 _LOOK_S = 0.1
 _LOOK_AROUND_S = 1.0
@@ -62,7 +63,7 @@ class Runs:
     def weft_on_spark(self, records: int, on_progress: Progress) -> Kill:
         """The same with `--engine spark`; one member's process is killed with -9 on the way."""
         fleet = ("--engine", "spark", "--members", str(MEMBERS), "--master", f"local[{MEMBERS}]")
-        child = self._weft(SPARK, CONCURRENCY // MEMBERS, *fleet, *self._spark_options())
+        child = self._weft(SPARK, MEMBER_CONCURRENCY, *fleet, *self._spark_options())
         kill: Kill | None = None
 
         def look(done: int, said: str) -> None:

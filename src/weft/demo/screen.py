@@ -20,6 +20,7 @@ from weft.demo.checks import Check
 
 _BAR_WIDTH = 30
 _REFRESHES_PER_S = 8
+_WIDTH_WITH_MEANING = 110
 
 
 @dataclass(slots=True)
@@ -117,10 +118,14 @@ def _cells(step: Step) -> tuple[RenderableType, ...]:
 
 
 def show_checks(console: Console, checks: Sequence[Check]) -> None:
-    """The proof as a table."""
-    table = Table("", "run", "fact", "found", "must be", "meaning", box=None, header_style="dim")
+    """The proof as a table; what the facts mean stands beside them where there is room."""
+    explained = console.width >= _WIDTH_WITH_MEANING
+    names = ("", "run", "fact", "found", "must be", *(["meaning"] if explained else []))
+    table = Table(*names, box=None, header_style="dim")
+    for number in (3, 4):
+        table.columns[number].justify = "right"
     for check in checks:
         sign = Text("✓", style="bold green") if check.ok else Text("✗", style="bold red")
-        numbers = f"{check.found:,}", f"{check.wanted:,}"
-        table.add_row(sign, check.run, check.name, *numbers, Text(check.meaning, style="dim"))
+        cells = [check.run, check.name, f"{check.found:,}", f"{check.wanted:,}"]
+        table.add_row(sign, *cells, *([Text(check.meaning, style="dim")] if explained else []))
     console.print(table)

@@ -12,7 +12,7 @@ from weft.demo.witness import Answer
 
 INK, MUTED, GRID, PAPER = "#1c2430", "#6b7686", "#e4e8ee", "#ffffff"
 RED = "#d1343b"
-_BINS_WANTED = 60
+_BINS_WANTED = 50
 _BINS_S = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0)
 _NARROWEST = 0.3
 
@@ -58,6 +58,8 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         )  # fmt: skip
         for panel, line in zip(panels[0], lines, strict=True):
             _draw_run(panel, line, bin_s)
+        # Shared by all, so only when the last one has been drawn.
+        panels[0][0].set_ylim(bottom=0)
         _mark_plain(panels[0], lines)
         panels[0][0].set_ylabel("records a second, as the service counts them")
         figure.supxlabel("seconds since the run's first call", fontsize=11, color=MUTED, y=-0.02)
@@ -77,7 +79,6 @@ def _draw_run(panel: Any, line: Line, bin_s: float) -> None:
         fontsize=11, fontweight="bold",
     )  # fmt: skip
     panel.set_xlim(0, max(line.seconds, bin_s))
-    panel.set_ylim(bottom=0)
     panel.grid(axis="y", color=GRID, linewidth=1)
     panel.set_axisbelow(True)
     panel.tick_params(length=0)
@@ -93,6 +94,7 @@ def _mark_kill(panel: Any, at: float) -> None:
     panel.annotate(
         "kill -9 of a member", (at, 0.97), xycoords=("data", "axes fraction"),
         xytext=(6, 0), textcoords="offset points", color=RED, fontsize=10, va="top",
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 2, "alpha": 0.85},
     )  # fmt: skip
 
 

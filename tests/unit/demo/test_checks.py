@@ -115,7 +115,15 @@ def test_only_the_killed_member_explains_repeats(first: str, second: str, names:
     """A repeat is excused when the killed member had the position before, and only then."""
     others = [one for one in ANSWERS if (one.vehicle, one.seq) != ("v1", 3)]
     twice = [answer("v1", 3, 3.0, first), answer("v1", 3, 9.0, second)]
-    assert broken(replace(GOOD, answers=[*others, *twice], killed="1")) == names
+    assert broken(replace(GOOD, answers=[*others, *twice], killed="1", in_flight_max=1)) == names
+
+
+def test_a_kill_repeats_no_more_than_was_in_flight() -> None:
+    """Two repeats are two, of a member that had two calls in flight, and one too many of one."""
+    again = [answer("v1", 3, 9.0, "2"), answer("v2", 3, 9.0, "2")]
+    seen = replace(GOOD, answers=[*ANSWERS, *again], killed="1")
+    assert broken(replace(seen, in_flight_max=2)) == set()
+    assert broken(replace(seen, in_flight_max=1)) == {"excess repeats"}
 
 
 def row_of(seen: Seen) -> dict[str, object]:
