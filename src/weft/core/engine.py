@@ -95,7 +95,7 @@ class Engine:
             partition.admit(records, sizes)
             partition.handler.enlist(partition)
             touched.append(partition)
-        pause = state.flow.to_pause(touched, list(state.partitions.values()))
+        pause = state.flow.to_pause(touched, state.partitions.values())
         if pause:
             state.emit(fx.PauseIntake(pause))
         self._turn()
@@ -258,7 +258,7 @@ class Engine:
                     self._fill(handler)
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:
             self._since_resume = 0
-            resume = state.flow.to_resume(list(state.partitions.values()))
+            resume = state.flow.to_resume()
             if resume:
                 state.emit(fx.ResumeIntake(resume))
         self._commits.run()

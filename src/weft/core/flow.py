@@ -1,22 +1,33 @@
 """When to stop fetching a partition and when to go on: two budgets, with hysteresis.
 
 Healthy records and the records of failing lanes are charged apart, so that lanes that fail for
-ever fill their own budget and never stop the intake of the others. Every partition has an equal
-share; it may borrow while the member as a whole is less than half full.
+ever fill their own budget and never stop the intake of the others. Of each budget one half is
+shared out equally and kept for its partition; the other half is for whoever needs it. So a busy
+partition may take three quarters and more, and the budget is never exceeded by more than a poll.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from weft.core.partition import Partition
 from weft.core.spec import Limits
 
-RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before half is free
-BORROW_SHARE = 0.5
+KEPT_SHARE = 0.5  # of a budget: divided equally, nobody else may have it
+RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before half is gone
+BLOCKED_RESUME_SHARE = 0.75
 ACTIVE_BYTES_SHARE = 0.5  # the rest: failing lanes 1/4, librdkafka's own queue 1/4
 BLOCKED_BYTES_SHARE = 0.25
-BLOCKED_RESUME_SHARE = 0.75
+_NEVER_FULL = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    """A paused partition is fetched again when it holds less than this of both budgets."""
+
+    healthy: float
+    blocked: float
 
 
 class Flow:
@@ -24,67 +35,69 @@ class Flow:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.paused: set[Partition] = set()
+        self.paused: dict[Partition, _Resume] = {}
 
-    def _fill(self, partition: Partition, shares: int) -> float:
-        """How full the partition's share is; 1.0 is full, whichever of four limits is nearest."""
+    def _healthy(self, partition: Partition) -> float:
+        """The part of the member's budget that it holds, of records or of bytes."""
         limits = self.limits
-        healthy = partition.buffered - partition.blocked_records
-        healthy_bytes = partition.bytes - partition.blocked_bytes
-        return shares * max(
-            healthy / limits.buffer_records,
-            healthy_bytes / (limits.buffer_bytes * ACTIVE_BYTES_SHARE),
+        return max(
+            (partition.buffered - partition.blocked_records) / limits.buffer_records,
+            (partition.bytes - partition.blocked_bytes)
+            / (limits.buffer_bytes * ACTIVE_BYTES_SHARE),
         )
 
-    def _blocked_fill(self, partition: Partition, shares: int) -> float:
+    def _blocked(self, partition: Partition) -> float:
+        """The same of the budget of failing lanes."""
         limits = self.limits
-        return shares * max(
+        return max(
             partition.blocked_records / limits.buffer_records,
             partition.blocked_bytes / (limits.buffer_bytes * BLOCKED_BYTES_SHARE),
         )
 
-    def _total(self, partitions: Iterable[Partition]) -> tuple[float, float]:
-        """How full the whole member is with healthy and with failing records."""
-        fills = [(self._fill(p, 1), self._blocked_fill(p, 1)) for p in partitions]
-        return sum(fill for fill, _ in fills), sum(blocked for _, blocked in fills)
+    def _roomy(self, every: Collection[Partition]) -> bool:
+        """At a glance: less than half of either budget is taken, so neither can be full."""
+        limits = self.limits
+        return (
+            2 * sum([len(p.incomplete) for p in every]) < limits.buffer_records
+            and 2 * sum([p.bytes for p in every]) < limits.buffer_bytes * BLOCKED_BYTES_SHARE
+        )
 
-    def to_pause(self, touched: Iterable[Partition], every: list[Partition]) -> list[Partition]:
+    def to_pause(
+        self, touched: Iterable[Partition], every: Collection[Partition]
+    ) -> list[Partition]:
         """Which of the partitions that just grew must not be fetched for now."""
-        shares, totals = len(every), None
+        if self._roomy(every):
+            return []
+        kept = KEPT_SHARE / len(every)
+        # What is kept for a partition counts as taken, whether it is there or not.
+        healthy_full = sum(max(self._healthy(p), kept) for p in every) >= 1.0
+        blocked_full = sum(max(self._blocked(p), kept) for p in every) >= 1.0
         pause = []
         for partition in touched:
-            if partition.intake_paused:
-                continue
-            fill = self._fill(partition, shares)
-            blocked = self._blocked_fill(partition, shares)
-            if fill < 1.0 and blocked < 1.0:
-                continue
-            totals = totals or self._total(every)
-            if _over(fill, totals[0]) or _over(blocked, totals[1]):
+            healthy, blocked = self._healthy(partition), self._blocked(partition)
+            too_many = healthy_full and healthy >= kept
+            too_bad = blocked_full and blocked >= kept
+            if (too_many or too_bad) and not partition.intake_paused:
+                partition.intake_paused = True
+                self.paused[partition] = _Resume(
+                    healthy * RESUME_SHARE if too_many else _NEVER_FULL,
+                    blocked * BLOCKED_RESUME_SHARE if too_bad else _NEVER_FULL,
+                )
                 pause.append(partition)
-        for partition in pause:
-            partition.intake_paused = True
-        self.paused.update(pause)
         return pause
 
-    def to_resume(self, every: list[Partition]) -> list[Partition]:
+    def to_resume(self) -> list[Partition]:
         """Which paused partitions have room again."""
         resume = [
             partition
-            for partition in self.paused
-            if self._fill(partition, len(every)) < RESUME_SHARE
-            and self._blocked_fill(partition, len(every)) < BLOCKED_RESUME_SHARE
+            for partition, below in self.paused.items()
+            if self._healthy(partition) < below.healthy and self._blocked(partition) < below.blocked
         ]
         for partition in resume:
             partition.intake_paused = False
-        self.paused.difference_update(resume)
-        # The set has no order of its own, and effects must be the same in every run.
-        return sorted(resume, key=lambda p: (p.topic, p.number))
+            del self.paused[partition]
+        return resume
 
     def forget(self, partition: Partition) -> None:
         """The epoch ended."""
-        self.paused.discard(partition)
-
-
-def _over(share: float, total: float) -> bool:
-    return share >= 1.0 and total >= BORROW_SHARE
+        self.paused.pop(partition, None)

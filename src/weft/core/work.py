@@ -67,7 +67,7 @@ class LaneCharge:
 class Work:
     """A record that was received and is not done yet."""
 
-    __slots__ = ("record", "partition", "size", "state", "next", "failure", "charge", "extra")
+    __slots__ = ("charge", "extra", "failure", "next", "partition", "record", "size", "state")
 
     def __init__(self, record: Record, partition: Partition, size: int) -> None:
         self.record = record

@@ -134,3 +134,40 @@ def test_schedule_forgets_ended_epochs(make_desk):
         desk.do("calls_ended", [], failed)
         desk.do("closed", [part])
     assert len(desk.engine.state.retries) == 0
+
+
+def test_budget_is_that_of_the_member(make_desk):
+    """Whoever comes first, all partitions together hold no more than the budget and a poll."""
+    desk = make_desk(SLOW, limits=Limits(buffer_records=100))
+    parts = desk.assign(0, 1, 2, 3)
+    fetched = dict.fromkeys(parts, 0)
+    for _ in range(100):
+        for part in parts:
+            if not part.intake_paused:
+                desk.poll(part, fetched[part])
+                fetched[part] += 1
+    assert 95 <= sum(fetched.values()) <= 100 + len(parts)
+
+
+def test_busy_partition_may_use_what_others_do_not_need(make_desk):
+    """Half of the budget is kept for all equally, the other half is for whoever comes."""
+    desk = make_desk(SLOW, limits=Limits(buffer_records=100))
+    busy, quiet = desk.assign(0, 1)
+    desk.poll(busy, *range(74))
+    assert not busy.intake_paused
+    desk.poll(busy, 74)
+    assert busy.intake_paused
+    desk.poll(quiet, *range(24))
+    assert not quiet.intake_paused
+
+
+def test_busy_partition_resumes_at_half_of_what_it_held(make_desk):
+    """It is fetched again long before it has run dry."""
+    desk = make_desk(SLOW, limits=Limits(buffer_records=100))
+    busy, *_ = desk.assign(*range(10))
+    desk.poll(busy, *range(60))
+    assert busy.intake_paused
+    while busy.intake_paused:
+        desk.do("calls_ended", desk.started())
+        desk.do("tick")
+    assert busy.buffered == 29

@@ -299,7 +299,7 @@ def _intake_never_paused(original: Any) -> Any:
 
 @mutant(Flow, "to_resume", "S1", "L2")
 def _intake_never_resumed(original: Any) -> Any:
-    return lambda _self, _every: []
+    return lambda _self: []
 
 
 @mutant(Endings, "retry_due", "S1", "L1", "L2")
