@@ -1,0 +1,64 @@
+"""`weft simulate`: proves, replays, says one line on bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from weft.cli.simulate import simulate
+from weft.errors import ConfigError
+from weft.testing.sim import runner
+from weft.testing.sim.mutants import MUTANTS
+
+app = typer.Typer()
+app.command()(simulate)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_seeds_that_hold_exit_with_zero():
+    """The number of seeds and of broken promises are told."""
+    result = run("--seeds", "3", "--steps", "30")
+    assert (result.exit_code, "3 seeds" in result.stdout, "0 broken" in result.stdout) == (0, True, True)
+
+
+def test_json_says_what_was_covered():
+    """Counts of faults and of changes of state, for people who count."""
+    found = json.loads(run("--seeds", "2", "--steps", "40", "--json").stdout)
+    assert (found["seeds"], found["broken"], found["stats"]["starts"] > 0) == (2, [], True)
+
+
+def test_trace_prints_every_step():
+    """One seed can be read, step by step."""
+    result = run("--seed", "7", "--steps", "30", "--trace")
+    assert result.exit_code == 0
+    assert "CommitOffsets" in result.stdout
+
+
+def test_broken_seed_comes_with_its_replay_command():
+    """A broken promise is named, with the command that shows it again."""
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == "highest_seen_committed"]
+    with mutant.alive():
+        broken = [b for seed in range(20) for b in runner.run_seed(seed).broken]
+    assert f"weft simulate --seed {broken[0].seed} --trace" in str(broken[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds 0: give 1 or more"),
+        (["--jobs", "0"], "--jobs 0: give 1 or more"),
+        (["--steps", "-1"], "--steps -1: give 1 or more"),
+        (["--trace"], "--trace prints one seed: add --seed with its number"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, message):
+    """What is wrong and what to give instead."""
+    result = run(*arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == message
