@@ -19,7 +19,7 @@ def filled(text: str) -> str:
     for name, diagram in diagrams().items():
         block = f"<!-- generated: {name} -->\n```mermaid\n{diagram}\n```\n<!-- end -->"
         pattern = rf"<!-- generated: {name} -->.*?<!-- end -->"
-        text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+        text = re.sub(pattern, block.replace("\\", r"\\"), text, flags=re.DOTALL)
     return text
 
 

@@ -11,11 +11,37 @@ from weft.errors import ConfigError
 Delay = float | Callable[[int, BaseException], float]
 
 
-def _seconds(owner: str, name: str, value: object, *, above: float | None = None) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or float(value) < 0 or (above is not None and float(value) <= above):  # type: ignore[arg-type] # checked by `good`
-        floor = "> 0" if above == 0 else ">= 0"
+# The checks take `object`: at run time a user's value may be of any type, whatever its annotation.
+def _seconds(owner: str, name: str, value: object, *, zero: bool = True) -> None:
+    if not _is_seconds(value) or (value == 0 and not zero):
+        floor = ">= 0" if zero else "> 0"
         raise ConfigError(f"{owner}({name}={value!r}): give a number of seconds {floor}")
+
+
+def _is_seconds(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 0
+
+
+def _between(value: object, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and least <= value <= most
+
+
+def _one_or_more(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_exception_type(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +63,25 @@ class Retry:
     final: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_attempts()
-        if not callable(self.delay_s):
-            _seconds("Retry", "delay_s", self.delay_s)
-        _seconds("Retry", "delay_max_s", self.delay_max_s)
-        if not isinstance(self.multiplier, int | float) or not 1 <= self.multiplier <= 1000:
-            raise ConfigError(
-                f"Retry(multiplier={self.multiplier!r}): give a number from 1 to 1000"
-            )
-        if not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 1:
-            raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
-        self._check_final()
-
-    def _check_attempts(self) -> None:
-        if self.attempts is None:
-            return
-        if (
-            isinstance(self.attempts, bool)
-            or not isinstance(self.attempts, int)
-            or self.attempts < 1
-        ):
+        if self.attempts is not None and not _one_or_more(self.attempts):
             raise ConfigError(
                 f"Retry(attempts={self.attempts!r}): give 1 or more, or None for ever"
             )
+        if not callable(self.delay_s):
+            _seconds("Retry", "delay_s", self.delay_s)
+        _seconds("Retry", "delay_max_s", self.delay_max_s)
+        if not _between(self.multiplier, 1, 1000):
+            raise ConfigError(
+                f"Retry(multiplier={self.multiplier!r}): give a number from 1 to 1000"
+            )
+        if not _between(self.jitter, 0, 1):
+            raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
+        self._check_final()
 
     def _check_final(self) -> None:
-        kinds = self.final if isinstance(self.final, tuple) else (self.final,)
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        given: object = self.final
+        kinds = given if isinstance(given, tuple) else (given,)
+        if not all(map(_is_exception_type, kinds)):
             raise ConfigError(f"Retry(final={self.final!r}): give a tuple of exception types")
         object.__setattr__(self, "final", kinds)
 
@@ -84,7 +102,7 @@ class DeadLetter:
     on_missing: str = "error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topic, str) or not self.topic:
+        if not _is_name(self.topic):
             raise ConfigError(f"DeadLetter({self.topic!r}): give the name of a topic")
         if self.on_missing not in ("error", "create"):
             raise ConfigError(
@@ -121,13 +139,11 @@ class Commit:
     each: bool = False
 
     def __post_init__(self) -> None:
-        _seconds("Commit", "interval_s", self.interval_s, above=0)
+        _seconds("Commit", "interval_s", self.interval_s, zero=False)
         limit = self.max_records
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
-        ):
+        if limit is not None and not _one_or_more(limit):
             raise ConfigError(f"Commit(max_records={limit!r}): give 1 or more, or None")
-        if not isinstance(self.each, bool):
+        if not _is_bool(self.each):
             raise ConfigError(f"Commit(each={self.each!r}): give True or False")
 
 

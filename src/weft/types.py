@@ -69,7 +69,7 @@ class Produce:
 
     value: Any
     topic: str | None = field(default=None, kw_only=True)
-    key: bytes | str | None | _SameKey = field(default=SAME_KEY, kw_only=True)
+    key: bytes | str | _SameKey | None = field(default=SAME_KEY, kw_only=True)
     headers: Sequence[tuple[str, bytes | str | None]] | Mapping[str, bytes | str | None] = field(
         default=(), kw_only=True
     )
