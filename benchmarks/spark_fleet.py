@@ -87,7 +87,8 @@ class session:  # noqa: N801  # used like a function
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder.master("local[2,100]").config("spark.ui.enabled", "false")
-        self.spark = builder.config("spark.log.level", "OFF").getOrCreate()
+        self.spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+        self.spark.sparkContext.setLogLevel("OFF")
         return self.spark
 
     def __exit__(self, *_: object) -> None:
@@ -146,10 +147,10 @@ def drained_s(bootstrap: str, topic: str, name: str, each: int, how: dict[str, A
 
 
 def spread(shot: dict[str, Any], members: int) -> bool:
-    """All partitions are held, by all members, and records wait in each."""
+    """All partitions are held, by all members."""
     rows = shot["partitions"]
     owners = {row.get("member", 0) for row in rows}
-    return len(rows) == PARTITIONS and len(owners) == members and all(r["buffered"] for r in rows)
+    return len(rows) == PARTITIONS and len(owners) == members
 
 
 def count(shot: dict[str, Any]) -> int:
@@ -194,9 +195,8 @@ def latencies_ms(bootstrap: str, spark: Any, slow: bool, seconds: int) -> list[f
     taken: list[float] = []
 
     def read() -> None:
-        for one in results:
-            if one.record.value == b"fast":
-                taken.append(one.finished_at * 1e3 - one.record.timestamp_ms)
+        fast = (one for one in results if one.record.value == b"fast")
+        taken.extend(one.finished_at * 1e3 - one.record.timestamp_ms for one in fast)
 
     reader = threading.Thread(target=read)
     reader.start()

@@ -239,6 +239,8 @@ class App:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options, self._handlers = state["options"], state["handlers"]
         self._run, self._stream, self._paused, self.state = None, None, set(), None
+        for handler in self._handlers:
+            _APPS.setdefault(id(handler.function), (handler.function, self))
 
     def adopt(self, run: RunHandle | None, options: AppOptions) -> None:
         """Be the app of this member: for the engine that hosts it."""

@@ -13,7 +13,7 @@ from weft.runtime.batches import BatchTasks, BatchThreads
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.prefetch import Prefetcher
 from weft.runtime.processes.executor import ProcessExecutor, check_spawnable
-from weft.runtime.processes.protocol import WorkerSpec
+from weft.runtime.processes.protocol import WorkerSpec, found_by_name
 from weft.runtime.threads import ThreadExecutor
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def _plain(member: Member, handler: HandlerOptions, plan: HandlerPlan, loop: Loo
 
 def _processes(member: Member, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
     batch = plan.spec.batch
-    check_spawnable(handler.function, member.config.lifespan, handler.name)
+    if found_by_name():
+        check_spawnable(handler.function, member.config.lifespan, handler.name)
     spec = WorkerSpec(
         function=handler.function,
         lifespan=member.config.lifespan,

@@ -20,7 +20,7 @@ from tests.integration.spark.fleet_kit import (
     write_app,
 )
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 RECORDS, PARTITIONS = 6_000, 4
 #: The session time-out in the apps is 6 s: sooner than that only a static id can be.

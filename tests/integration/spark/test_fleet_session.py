@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.integration.spark.fleet_kit import fill, wait_until
 import weft
 from weft.spark.fleet import roster, slots
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 PARTITIONS, KEYS = 4, 50
 LOCK = threading.Lock()
@@ -127,6 +127,33 @@ def test_on_result_and_parked_records(spark, app_on) -> None:
     assert (report.exit_code, report.parked) == (3, 1), report
     wait_until(lambda: len(told) == 197, 10, "all results")  # 3 stay behind the parked one
     assert Counter(one.outcome for one in told) == {"done": 196, "parked": 1}
+
+
+def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:
+    """executor="processes" works in a member, whose workers cannot import the app's module."""
+    out = topic(1, "out")
+    app, name = app_on(60, lifespan=plain_lifespan)
+
+    @app.consume(name, executor="processes", concurrency=1, value=Payload, output=out)
+    def handle(record: weft.Record) -> Any:
+        return [os.getpid(), app.state, record.value.number]
+
+    results = app.results()
+    run = app.start(engine="spark", spark=spark, members=1, until="drained")
+    member = app.snapshot()["members"][0]["pid"]
+    returned = [one.returned for one in results]
+    assert run.wait(40).done == 60
+    workers = {pid for pid, _, _ in returned}
+    assert len(workers) == 1
+    assert member not in workers
+    assert {state for _, state, _ in returned} == workers
+    assert {number for _, _, number in returned} == {0, 1}
+
+
+@contextmanager
+def plain_lifespan(app: weft.App) -> Any:
+    """The process that opened it."""
+    yield os.getpid()
 
 
 def test_stop_policy_ends_all_members(spark, app_on) -> None:

@@ -6,8 +6,10 @@ record starts, so that a dying worker takes no result with it that was already t
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 from weft.kafka.ports import OutMessage
@@ -32,6 +34,23 @@ class WorkerSpec:
     explicit: bool
     group: str
     ledger: SqlLedger | None
+
+
+def by_value(dumps: Callable[[Any], bytes]) -> None:
+    """Send specs as `dumps` writes them: their functions have no module in this process.
+
+    So it is where apps travel by value, on a fleet's executors.
+    """
+    ForkingPickler.register(WorkerSpec, lambda spec: (pickle.loads, (dumps(spec),)))
+    _BY_VALUE.append(dumps)
+
+
+_BY_VALUE: list[Any] = []
+
+
+def found_by_name() -> bool:
+    """Workers import the module of what they are to call."""
+    return not _BY_VALUE
 
 
 class Job(NamedTuple):

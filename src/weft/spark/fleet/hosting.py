@@ -19,7 +19,9 @@ from weft.app_options import AppOptions
 from weft.core.engine import Engine, StopMode
 from weft.errors import ConfigError, WeftError
 from weft.runtime.drain import passed
+from weft.runtime.processes.protocol import by_value
 from weft.runtime.reports import ResultStream
+from weft.spark.fleet import pickles
 from weft.spark.fleet.handle import MemberHandle
 from weft.spark.fleet.limits import (
     AGAIN_MAX_S,
@@ -66,6 +68,7 @@ class Host:
         self._parent = os.getppid()
         self._progress_at = 0.0
         self._log = _ToDriver(link)
+        by_value(pickles.dumps)  # worker processes cannot import the app either
 
     def run(self) -> dict[str, Any]:
         """Until the end; what to tell the driver last."""
