@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 
@@ -105,3 +106,79 @@ def test_what_runs_is_finished_and_committed_before_a_partition_goes(kafka):
     wait_for(lambda: len(first.snapshot()["partitions"]) == 1)
     assert seen == {b"0": 1, b"1": 1}
     assert [kafka.committed(group, source, n) for n in range(2)] == [1, 1]
+
+
+def test_an_async_attempt_that_outlasts_the_revoke_is_cancelled_and_the_next_owner_gets_it(kafka):
+    """It is no failed attempt; the record is handled once more, by the other member."""
+    source, group = kafka.topic(partitions=2), kafka.name("g")
+    for number in range(2):
+        kafka.fill(source, [b"%d" % number], partition=number)
+    started, cancelled, done = [], [], []
+
+    def make(name):
+        app = kafka.app(group=group, kafka=QUICK, revoke_timeout_s=0.3)
+
+        @app.consume(source)
+        async def handler(record):
+            started.append((name, record.value))
+            if name == "first":
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    cancelled.append(record.value)
+                    raise
+            done.append((record.value, record.attempt))
+
+        return app
+
+    first, second = make("first"), make("second")
+    run = kafka.start(first)
+    wait_for(lambda: len(started) == 2)
+    kafka.start(second)
+    wait_for(lambda: len(done) == 1)
+    run.stop("now")
+    report = run.wait(20)
+    assert report.failed_attempts == 0
+    wait_for(lambda: len(done) == 2)
+    assert sorted(done) == [(b"0", 1), (b"1", 1)]
+    assert {b"0", b"1"} <= set(cancelled)
+
+
+def test_a_partition_that_comes_back_waits_for_the_old_attempt_of_a_lane(kafka):
+    """A thread cannot be cancelled: its record is not handled twice at the same time."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [{"value": b"slow", "key": b"a"}, {"value": b"other", "key": b"b"}])
+    gate, lock, running, most, calls = threading.Event(), threading.Lock(), 0, 0, []
+    app = kafka.app(
+        group=group,
+        kafka={"topic.metadata.refresh.interval.ms": 400, **QUICK},
+        revoke_timeout_s=0.2,
+    )
+
+    @app.consume(source)
+    def handler(record):
+        nonlocal running, most
+        with lock:
+            calls.append(record.value)
+            if record.key != b"a":
+                return
+            running += 1
+            most = max(most, running)
+        gate.wait(30)
+        with lock:
+            running -= 1
+
+    kafka.start(app)
+    wait_for(lambda: sorted(calls) == [b"other", b"slow"])
+    # Another partition: every member gives all of its own back and is assigned anew.
+    kafka.grow(source, 2)
+    wait_for(lambda: len(app.snapshot()["partitions"]) == 2)
+    kafka.fill(source, [{"value": b"behind", "key": b"c", "partition": 0}])
+    wait_for(lambda: b"behind" in calls)
+    assert calls.count(b"slow") == 1
+    gate.set()
+    wait_for(lambda: calls.count(b"slow") == 2)
+    wait_for(lambda: kafka.committed(group, source) == 3)
+    assert most == 1
+    assert calls.count(b"other") == 1
+    assert app.snapshot()["handlers"]["handler"]["superseded"] == 1
