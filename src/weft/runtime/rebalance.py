@@ -45,29 +45,31 @@ class Rebalance:
         """Read what is committed and open an epoch for each."""
         self._assignments += 1
         began = self._member.now()
+        if not self._member.consumer.assign_may_block:
+            self.find_later(partitions)
+            return {}
         try:
             found = self._member.consumer.find(partitions, FIND_S)
         except KafkaUnavailable as error:
             event(_log, "warning", "assigned, offsets unreadable", reason=str(error))
             self.find_later(partitions)
             return {}
+        return self._assigned(found, began)
+
+    def _assigned(self, found: dict[TopicPartition, Found], began: float) -> dict[TopicPartition, int]:
+        """Open the epochs and say so."""
         starts = self.open(found)
-        event(
-            _log,
-            "info",
-            "assigned",
-            partitions=names(partitions),
-            seconds=round(self._member.now() - began, 3),
-        )
+        seconds = round(self._member.now() - began, 3)
+        event(_log, "info", "assigned", partitions=names(list(found)), seconds=seconds)
         return starts
 
     def find_later(self, partitions: Sequence[TopicPartition]) -> None:
         """Read their offsets in the background and begin them then."""
-        token = self._assignments
+        token, began = self._assignments, self._member.now()
         self.waiting.update(dict.fromkeys(partitions, token))
-        self._member.background(lambda: self._find_again(list(partitions), token))
+        self._member.background(lambda: self._find_again(list(partitions), token, began))
 
-    def _find_again(self, partitions: list[TopicPartition], token: int) -> None:
+    def _find_again(self, partitions: list[TopicPartition], token: int, began: float) -> None:
         """On the background thread: until it can be read, or the partitions are gone."""
         while not self._member.ending:
             left = [where for where in partitions if self.waiting.get(where) == token]
@@ -78,15 +80,16 @@ class Rebalance:
             except KafkaUnavailable:
                 self._member.pause_background(FIND_AGAIN_S)
             else:
-                self._member.on_poll_thread(lambda: self._begin(found, token))
+                self._member.on_poll_thread(lambda: self._begin(found, token, began))
                 return
 
-    def _begin(self, found: dict[TopicPartition, Found], token: int) -> None:
+    def _begin(self, found: dict[TopicPartition, Found], token: int, began: float) -> None:
         ours = {where: one for where, one in found.items() if self.waiting.get(where) == token}
         for where in ours:
             del self.waiting[where]
-        for where, offset in self.open(ours).items():
-            self._member.consumer.begin(where, offset)
+        if ours:
+            for where, offset in self._assigned(ours, began).items():
+                self._member.consumer.begin(where, offset)
 
     def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
         """Begin an epoch for each; where to fetch from."""
@@ -217,11 +220,20 @@ def quiet(partitions: Sequence[Partition]) -> bool:
 
 
 def names(partitions: Sequence[TopicPartition]) -> str:
-    """`orders[0,1,2] users[4]`, for people."""
+    """`orders[0-2,5] users[4]`, for people: a topic may have thousands."""
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)
-    shown = (
-        f"{topic}[{','.join(map(str, sorted(held)))}]" for topic, held in sorted(topics.items())
-    )
+    shown = (f"{topic}[{_runs(sorted(held))}]" for topic, held in sorted(topics.items()))
     return " ".join(shown) or "none"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers as runs: `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
