@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -155,6 +156,48 @@ def test_a_drain_that_takes_too_long_cancels_and_commits_what_is_done(kafka):
     commit = kafka.commit_of(group, source)
     assert commit.offset == 0
     assert commit.metadata
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_a_handler_may_stop_pause_and_look_at_its_own_app(kafka, kind):
+    """From inside a call: it is finished and committed like any other."""
+    source, group = kafka.topic(), kafka.name("g")
+    kafka.fill(source, [b"%d" % n for n in range(50)], key=b"k")
+    app = kafka.app(group=group)
+    states = []
+
+    def plain(record):
+        states.append(app.snapshot()["state"])
+        app.pause("another")
+        app.resume("another")
+        if record.value == b"4":
+            app.stop()
+
+    async def waits(record):
+        plain(record)
+
+    app.consume(source)(waits if kind == "async" else plain)
+    report = kafka.start(app).wait(20)
+    assert (report.exit_code, report.done) == (0, 5)
+    assert set(states) == {"running"}
+    assert kafka.committed(group, source) == 5
+
+
+def test_run_puts_the_signal_handlers_back(kafka):
+    """On the main thread they are Weft's only while it runs."""
+    source = kafka.topic()
+    kafka.fill(source, [b"x"])
+    app = kafka.app()
+    during = []
+
+    @app.consume(source)
+    def handler(record):
+        during.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    app.run(until="drained")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert during[0] not in before
 
 
 def test_stopping_an_app_that_does_not_run_is_nothing(kafka):
