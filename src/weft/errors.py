@@ -2,7 +2,7 @@
 
 WeftError
 ├── ConfigError          bad input: fix the option it names (exit code 2)
-├── FatalError           the run ended: a fatal Kafka error, or fenced by another member (exit code 1)
+├── FatalError           the run ended: a fatal Kafka error, or fenced by another member (exit 1)
 ├── OutOfOrder           a batch acknowledged a record before an earlier one of its lane
 ├── NotStarted           the app is not running: call run(), start() or serve() first
 └── HandlerSignal        raised by a handler to steer what happens to its record

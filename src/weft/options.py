@@ -26,6 +26,7 @@ VALUES = ("bytes", "str", "json")
 #: stand for "not given": at_most_once has other defaults
 RETRY = Retry()
 PARK = Park()
+COMMIT = Commit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class HandlerOptions:
     output: str | None = None
     value: Any = "bytes"
     delivery: str = "at_least_once"
-    commit: Commit = Commit()
+    commit: Commit = COMMIT
     ledger: SqlLedger | None = None
     batch: Batch | None = None
     prefetch: Callable[..., Any] | None = None
@@ -109,8 +110,8 @@ def _check_function(where: str, options: HandlerOptions) -> None:
         inspect.signature(function).bind(*wanted)
     except TypeError as error:
         raise ConfigError(
-            f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: def {options.name}"
-            f"({', '.join(wanted)}) ({error})"
+            f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
+            f"def {options.name}({', '.join(wanted)}) ({error})"
         ) from None
     except ValueError:
         return  # a builtin without a signature: its first call will tell
@@ -157,9 +158,10 @@ def _check_numbers(where: str, options: HandlerOptions) -> None:
     limit = limits.get(options.kind, CONCURRENCY_MAX)
     count = options.concurrency
     if type(count) is not int or not 1 <= count <= limit:
+        why = ": it is the number of worker processes" if options.kind == "processes" else ""
         raise ConfigError(
             f"{where}: concurrency={count!r}: give a whole number from 1 to {limit} for "
-            f"{options.kind}{': it is the number of worker processes' * (options.kind == 'processes')}"
+            f"{options.kind}{why}"
         )
     _positive(where, "timeout_s", options.timeout_s)
     _positive(where, "rate_limit_per_s", options.rate_limit_per_s)
@@ -188,8 +190,8 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
         for topic in options.topics:
             if policy.topic_for(topic) == topic:
                 raise ConfigError(
-                    f"{where}: the dead-letter topic {topic!r} is the topic it reads: name another, "
-                    'such as weft.DeadLetter("{topic}.dlq")'
+                    f"{where}: the dead-letter topic {topic!r} is the topic it reads: name "
+                    'another, such as weft.DeadLetter("{topic}.dlq")'
                 )
 
 
@@ -274,8 +276,8 @@ def _check_ledger(where: str, options: HandlerOptions) -> None:
         )
     if options.batch is not None and options.batch.ack == "explicit":
         raise ConfigError(
-            f'{where}: Batch(ack="explicit") cannot go with a ledger: the batch is one transaction; '
-            'use Batch(ack="all")'
+            f'{where}: Batch(ack="explicit") cannot go with a ledger: the batch is one '
+            'transaction; use Batch(ack="all")'
         )
     ledger.url_for(use_async=is_async(options.function))
     if importlib.util.find_spec("sqlalchemy") is None:

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.endings import Ended, Endings
 from weft.core.handler import Handler
-from weft.core.partition import LaneKey, Partition
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.state import EngineState
-from weft.core.work import Work
+from weft.core.work import LaneKey, Work
+
+_ALWAYS = float("inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -50,39 +54,64 @@ class Batching:
         self._state = state
         self._endings = endings
         self._open: list[dict[Hashable, Gathering]] = [{} for _ in state.handlers]
+        #: the open batches by the time they start at the latest; those that started are stale
+        self._lingering: list[list[tuple[float, int, Hashable, Gathering]]] = [
+            [] for _ in state.handlers
+        ]
+        self._order = count()  # equal times keep the order in which they came
+        #: handlers that got records since their open batches were last looked through
+        self._grown: set[Handler] = set()
 
     # -- gathering -------------------------------------------------------------------------------
 
     def fill(self, handler: Handler) -> None:
-        """Gather what is ready and start what is full or has lingered."""
+        """Start what has lingered, gather what is ready, start what is full by that."""
         groups = self._open[handler.index]
+        # Those first that have waited longest: records that fail without a delay would else take
+        # every slot before the others' linger is over.
+        self._start_lingered(handler, groups)
         while handler.free > 0 and handler.rotation:
             works = handler.gather(self._state.now, self._batch_of(handler))
             if not works:
                 break
             for work in works:
                 self._join(handler, groups, work)
-        for key in list(groups):
-            self._start_due(handler, groups, key)
+        if handler in self._grown:
+            self._grown.discard(handler)
+            for key in list(groups):
+                self._start_full(handler, groups, key)
+        self._start_lingered(handler, groups)
 
-    def _start_due(
+    def grew(self, handler: Handler) -> None:
+        """More records came in: they may fill a batch whose lanes they are in."""
+        self._grown.add(handler)
+
+    def _start_full(
         self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable
     ) -> None:
-        """Start what is full or has lingered of one group, as far as there are slots."""
+        """Start full batches of one group, as far as there are slots."""
         while handler.free > 0 and key in groups:
-            gathering = groups[key]
-            self._extend(gathering)
-            if len(gathering.works) < gathering.room and not self._lingered(gathering):
+            self._extend(groups[key])
+            if len(groups[key].works) < groups[key].room:
                 return
             self._start(handler, groups, key)
+
+    def _start_lingered(self, handler: Handler, groups: dict[Hashable, Gathering]) -> None:
+        """Start what has waited long enough, the longest first; everything when a stop waits."""
+        heap = self._lingering[handler.index]
+        now = self._state.now if self._state.stop_mode is None else _ALWAYS
+        while heap and handler.free > 0 and heap[0][0] <= now:
+            entry = heappop(heap)
+            key, gathering = entry[2], entry[3]
+            if groups.get(key) is gathering:  # else it started, or its epochs ended
+                self._start(handler, groups, key)
+                if groups.get(key) is gathering:
+                    heappush(heap, entry)
 
     def _batch_of(self, handler: Handler) -> int:
         spec = handler.spec.batch
         assert spec is not None
         return spec.max_records
-
-    def _lingered(self, gathering: Gathering) -> bool:
-        return gathering.due <= self._state.now or self._state.stop_mode is not None
 
     def _join(self, handler: Handler, groups: dict[Hashable, Gathering], work: Work) -> None:
         spec = handler.spec.batch
@@ -95,9 +124,10 @@ class Batching:
         gathering = groups.get(key)
         if gathering is None:
             gathering = groups[key] = Gathering(self._state.now + linger_s, room)
+            entry = (gathering.due, next(self._order), key, gathering)
+            heappush(self._lingering[handler.index], entry)
         gathering.works.append(work)
-        if len(gathering.works) >= room and handler.free > 0:
-            self._start(handler, groups, key)
+        self._start_full(handler, groups, key)
 
     def _group(self, work: Work) -> Hashable:
         spec = work.partition.handler.spec.batch
@@ -220,10 +250,10 @@ class Batching:
 
     def next_due(self, handler: Handler) -> float | None:
         """When the next open batch has lingered long enough, if a slot is free for it."""
-        groups = self._open[handler.index]
-        if not groups or handler.free <= 0:
-            return None
-        return min(gathering.due for gathering in groups.values())
+        heap, groups = self._lingering[handler.index], self._open[handler.index]
+        while heap and groups.get(heap[0][2]) is not heap[0][3]:
+            heappop(heap)
+        return heap[0][0] if heap and handler.free > 0 else None
 
     def waiting(self) -> bool:
         """Some record stands in an open batch."""

@@ -324,7 +324,8 @@ class Endings:
         else:
             self._park(work, failure, outcome_failed=True)
             self._state.fail(
-                f"{work.partition.handler.name}: {work.record!r} is exhausted and its policy is Stop",
+                f"{work.partition.handler.name}: {work.record!r} is exhausted "
+                "and its policy is Stop",
                 failure.error,
             )
 

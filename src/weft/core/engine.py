@@ -94,6 +94,8 @@ class Engine:
                 continue
             partition.admit(records, sizes)
             partition.handler.enlist(partition)
+            if partition.handler.spec.batch is not None:
+                self._batching.grew(partition.handler)
             touched.append(partition)
         pause = state.flow.to_pause(touched, state.partitions.values())
         if pause:
@@ -212,16 +214,16 @@ class Engine:
             due.append(next(iter(handler.running.values()), None))
         return min(time for time in due if time is not None)
 
-    def hold(self, now: float, reason: str, on: bool) -> None:
+    def hold(self, now: float, reason: str, *, on: bool) -> None:
         """Start nothing (or start again) for a reason outside: outputs or results back up."""
         self.state.now = now
         (self.state.holds.add if on else self.state.holds.discard)(reason)
         self._turn()
 
-    def pause(self, now: float, topic: str | None, on: bool) -> None:
+    def pause(self, now: float, topic: str | None, *, on: bool) -> None:
         """The user pauses or resumes a topic, or all."""
         self.state.now = now
-        self.state.set_paused(topic, on)
+        self.state.set_paused(topic, on=on)
         for partition in self.state.partitions.values():
             if topic in (None, partition.topic):
                 partition.user_paused = on
@@ -331,7 +333,7 @@ class Engine:
 
     # -- what is known -----------------------------------------------------------------------------
 
-    def report_results(self, on: bool) -> None:
+    def report_results(self, *, on: bool) -> None:
         """Someone reads results, or nobody does any more."""
         self.state.reporting = on
 

@@ -15,11 +15,11 @@ from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commits import Commits
-from weft.core.partition import LaneKey, Partition
+from weft.core.partition import Partition
 from weft.core.plans import Plans
 from weft.core.spec import EXACTLY_ONCE
 from weft.core.state import EngineState
-from weft.core.work import Work
+from weft.core.work import LaneKey, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.core import charge, intake, states
 from weft.core.intake import WHOLE
 from weft.core.spec import KEY, UNORDERED
-from weft.core.work import LaneKey as LaneKey
-from weft.core.work import Work
+from weft.core.work import LaneKey, Work
 from weft.types import Record
 
 if TYPE_CHECKING:
@@ -162,7 +161,8 @@ class Partition:
         self.commit_at = 0.0
         #: the plan on the way to the broker, or in doubt
         self.sent_plan: PlanItem | None = None
-        #: finished records whose next step waits for the next commit (at_most_once, each, exactly_once)
+        #: finished records whose next step waits for the next commit: at_most_once, each,
+        #: exactly_once
         self.claims: list[Work] = []
         #: the last plan had no room for all claims: the next one waits for something to change
         self.crowded = False
@@ -307,7 +307,8 @@ class Partition:
     def snapshot(self, claims: Sequence[Work] | None = None) -> Snapshot:
         """Frontier, top and holes together; these claims (or all) count as done."""
         claimed = {work.record[2] for work in (self.claims if claims is None else claims)}
-        top = max(self.top, max(claimed)) if claimed else self.top
+        top = max(claimed, default=self.top)
+        top = max(self.top, top)
         not_done = self._not_done_to(top)
         if claimed:
             not_done = [offset for offset in not_done if offset not in claimed]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.policies import Batch as Batch
-from weft.policies import Commit, OnExhausted, Park, Retry
+from weft.policies import Batch, Commit, OnExhausted, Park, Retry
 
 ALL_STARTS_PER_S = float("inf")
 

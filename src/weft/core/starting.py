@@ -68,9 +68,9 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
 def _lost(found: Found, committed: int, on_lost: OnLost) -> Start | OffsetLost:
     if on_lost == "stop":
         return OffsetLost(
-            f"committed offset {committed} is past the end of the log {found.log_end} (a topic made "
-            'again, or a truncated log): set on_offset_lost="earliest" or "latest", or commit a '
-            "valid offset with `weft offsets set`"
+            f"committed offset {committed} is past the end of the log {found.log_end} (a topic "
+            'made again, or a truncated log): set on_offset_lost="earliest" or "latest", or commit '
+            "a valid offset with `weft offsets set`"
         )
     target = found.log_start if on_lost == "earliest" else found.log_end
     return Start(

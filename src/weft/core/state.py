@@ -10,9 +10,9 @@ from weft.core import effects as fx
 from weft.core.failing import RetrySchedule
 from weft.core.flow import Flow
 from weft.core.handler import Handler
-from weft.core.partition import LaneKey, Partition
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import Work
+from weft.core.work import LaneKey, Work
 from weft.types import ErrorInfo, OutcomeName
 
 
@@ -73,7 +73,7 @@ class EngineState:
         work.partition.claims.append(work)
         self.claiming[work.partition] = None
 
-    def set_paused(self, topic: str | None, on: bool) -> None:
+    def set_paused(self, topic: str | None, *, on: bool) -> None:
         """The user pauses or resumes a topic, or all: for epochs to come as well."""
         if topic is None:
             self.all_paused = on

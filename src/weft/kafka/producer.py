@@ -267,7 +267,7 @@ def _is_fatal(error: KafkaException) -> bool:
 
 
 def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
-    """librdkafka's report of one message as plain data."""
+    """The report librdkafka makes of one message as plain data."""
     try:
         # Called through a tuple, Python looks whether a C function left an exception behind, and
         # so finds one that was there before. Raised and caught, it is gone.

@@ -65,8 +65,11 @@ def _made(make: Callable[..., Any], url: str, ledger: SqlLedger, concurrency: in
 
 
 def begin_immediately(engine: Engine) -> None:
-    """SQLite: take the write lock when the transaction begins. Deferred ones fail with "database
-    is locked" as soon as two threads have read before they write (294 of 480, measured)."""
+    """SQLite: take the write lock when the transaction begins.
+
+    Deferred ones fail with "database is locked" as soon as two threads have read before they
+    write (294 of 480, measured).
+    """
 
     @event.listens_for(engine, "connect")
     def no_implicit_begin(connection: Any, _record: Any) -> None:

@@ -169,7 +169,7 @@ class LedgerRun:
     def _clash(
         self, error: IntegrityError, rows: list[tuple[str, str, int | None]], count: int
     ) -> None:
-        """Was it our id, stored by another member meanwhile, or the handler's own mistake?"""
+        """Find out: was it our id, stored by another member meanwhile, or the handler's mistake."""
         if "weft_ledger" not in str(error.orig) and "weft_ledger" not in str(error.statement):
             raise error
         if count > 1:
@@ -235,8 +235,8 @@ def _keys(rows: list[tuple[str, str, int | None]]) -> list[tuple[str, str]]:
 def _no_outputs(returned: Any) -> None:
     if returned is not None:
         raise OutputsRefused(
-            "a handler with a ledger returns None: its outputs could be lost between the database's "
-            "commit and Kafka's"
+            "a handler with a ledger returns None: its outputs could be lost between the commit "
+            "of the database and Kafka's"
         )
 
 

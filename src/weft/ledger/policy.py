@@ -45,7 +45,7 @@ class SqlLedger:
 
     @property
     def backend(self) -> str:
-        """ "sqlite" or "postgresql"."""
+        """The database's kind: "sqlite" or "postgresql"."""
         return re.split(r"[+:]", self.url, maxsplit=1)[0]
 
     def url_for(self, *, use_async: bool) -> str:

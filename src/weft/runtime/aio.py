@@ -117,7 +117,7 @@ class AsyncExecutor:
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End the attempt of this record, as a time-out or because its partition goes away."""
-        self._call_on_loop(lambda: self._cancel(work, expired))
+        self._call_on_loop(lambda: self._cancel(work, expired=expired))
 
     def start_batch(self, works: list[Work]) -> None:
         """Single-record handlers are given no batches."""
@@ -277,7 +277,7 @@ class AsyncExecutor:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _cancel(self, work: Work, expired: bool) -> None:
+    def _cancel(self, work: Work, *, expired: bool) -> None:
         for worker in self._workers:
             if worker.work is work and worker.task is not None:
                 worker.expired, worker.dropped = expired, not expired

@@ -7,18 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.core.endings import Ended, GivenBack, Returned
-from weft.core.partition import LaneKey, Partition
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, UNORDERED
-from weft.core.work import Work
+from weft.core.work import LaneKey, Work
 from weft.errors import OutOfOrder
 from weft.runtime.aio import AttemptTimeout
 from weft.runtime.door import Door
 from weft.runtime.invoke import BadReturn, Undecodable, decoded, failed, outputs_of
-from weft.runtime.record_batch import Nacked, RecordBatch
 from weft.runtime.plan import HandlerPlan, call_of, may_call
+from weft.runtime.record_batch import Nacked, RecordBatch
 from weft.runtime.shared import SharedOutputs
 from weft.runtime.threads import WorkerThreads
 
@@ -319,11 +320,11 @@ class BatchTasks:
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End the call that holds this record; any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._cancel, work, expired)
+            self._loop.call_soon_threadsafe(partial(self._cancel, work, expired=expired))
         except RuntimeError:
             return  # the loop is closed: nothing runs any more
 
-    def _cancel(self, work: Work, expired: bool) -> None:
+    def _cancel(self, work: Work, *, expired: bool) -> None:
         call = self._calls.of(work)
         task = None if call is None else self._tasks.get(call)
         if call is not None and task is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from types import CoroutineType, GeneratorType
@@ -65,7 +66,7 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
         delay_s = float(retry.delay_s(attempt, error))
     except Exception:
         return None  # the engine falls back to one second: a broken policy must not lose a record
-    return delay_s if delay_s == delay_s else None
+    return None if math.isnan(delay_s) else delay_s
 
 
 def decoder(kind: Any) -> Callable[[bytes], Any] | None:

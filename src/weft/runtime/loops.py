@@ -20,7 +20,7 @@ TASKS_END_S = 0.5
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's if it is installed: 5 % more on handlers that wait 10 ms, measured."""
+    """A loop, from uvloop if it is installed: 5 % more on handlers that wait 10 ms, measured."""
     try:
         import uvloop
     except ImportError:
@@ -67,7 +67,7 @@ class HandlerLoop:
             if isinstance(context, AbstractContextManager):
                 return self._stack.enter_context(context)
         except Exception as error:
-            _log.error("the lifespan failed to open", exc_info=True)  # noqa: TRY400  # it is raised on, too
+            _log.error("the lifespan failed to open", exc_info=True)
             raise FatalError(
                 f"the lifespan failed to open: {type(error).__name__}: {error}"
             ) from error

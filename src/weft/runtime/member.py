@@ -210,8 +210,10 @@ class Member:
         self.door.post(lambda engine, now: engine.stop(now, "now"))
 
     def _wait_for_room(self) -> bool:
-        """Whether to poll. Full buffers are waited for a little, because pausing a partition
-        throws away what librdkafka has fetched of it.
+        """Whether to poll.
+
+        Full buffers are waited for a little, because pausing a partition throws away what
+        librdkafka has fetched of it.
         """
         limit = self.config.limits.buffer_records * BUSY_SHARE
         held = sum(len(p.incomplete) - p.blocked_records for p in self.partitions.values())
@@ -288,8 +290,8 @@ class Member:
         if outputs.backed_up:
             self.door.post(lambda _engine, _now: outputs.retry_waiting())
 
-    def _outputs_full(self, full: bool) -> None:
-        self.door.post(lambda engine, now: engine.hold(now, "outputs", full))
+    def _outputs_full(self, full: bool) -> None:  # noqa: FBT001  # on_level's only argument
+        self.door.post(lambda engine, now: engine.hold(now, "outputs", on=full))
 
     # -- between threads ---------------------------------------------------------------------------
 

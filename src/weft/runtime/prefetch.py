@@ -113,7 +113,7 @@ class Prefetcher:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    # -- on a loader's thread ------------------------------------------------------------------------
+    # -- on a loader's thread ----------------------------------------------------------------------
 
     def _load(self) -> None:
         batched = self._plan.spec.batch is not None
@@ -153,8 +153,8 @@ class Prefetcher:
             values, source = self._call(records)
             if len(values) != len(records):
                 raise BadPrefetch(
-                    f"prefetch returned {len(values)} values for {len(records)} records: return one "
-                    "for each, in the same order"
+                    f"prefetch returned {len(values)} values for {len(records)} records: return "
+                    "one for each, in the same order"
                 )
         except BaseException as error:
             self._fail(works, error, batched=batched)
@@ -199,7 +199,7 @@ class Prefetcher:
             self._door.ended.extend(ends)
             self._door.turn()
 
-    # -- releasing -----------------------------------------------------------------------------------
+    # -- releasing ---------------------------------------------------------------------------------
 
     def _release_finished(self, *, now: bool) -> None:
         """Resume the generators whose records are finished with."""

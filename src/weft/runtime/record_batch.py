@@ -94,6 +94,6 @@ class RecordBatch(Sequence[Record]):
 
     async def wait_cancelled(self) -> None:
         """Return once `cancelled` is true."""
-        while not self.cancel_event.is_set():
+        while not self.cancel_event.is_set():  # noqa: ASYNC110  # a threading.Event, set elsewhere
             # Set from other threads: a look every so often needs no future of each waiter.
             await asyncio.sleep(0.01)

@@ -58,7 +58,7 @@ class Results:
         member = self._member
         assert member is not None
         stream.on_level = lambda full: member.door.post(
-            lambda engine, now: engine.hold(now, name, full)
+            lambda engine, now: engine.hold(now, name, on=full)
         )
         stream.on_close = lambda: self._detach(name, stream)
         self._streams[name] = stream
@@ -75,7 +75,7 @@ class Results:
         for plan in self._plans:
             plan.calls = (plan.calls or {}) if on else None
         assert self._member is not None
-        self._member.door.post(lambda engine, _now: engine.report_results(on))
+        self._member.door.post(lambda engine, _now: engine.report_results(on=on))
 
     def put(self, finished: list[fx.Finished]) -> None:
         """Inside the door: hand the results to who listens."""

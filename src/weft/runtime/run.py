@@ -376,12 +376,12 @@ class Run:
         if self._member is None:
             self._paused.append(topic)
         else:
-            self._member.door.post(lambda engine, now: engine.pause(now, topic, True))
+            self._member.door.post(lambda engine, now: engine.pause(now, topic, on=True))
 
     def resume(self, topic: str | None) -> None:
         """See `App.resume`."""
         if self._member is not None:
-            self._member.door.post(lambda engine, now: engine.pause(now, topic, False))
+            self._member.door.post(lambda engine, now: engine.pause(now, topic, on=False))
 
     def snapshot(self) -> dict[str, Any]:
         """See `App.snapshot`."""

@@ -8,7 +8,6 @@ from typing import Any, overload
 
 from weft.kafka.ports import OutMessage
 
-
 _numbers = itertools.count()
 
 

@@ -44,7 +44,7 @@ class TopicIds:
         self._due = 0.0
 
     def look(self, member: Member) -> None:
-        """On the watching thread, now and then: has a topic of ours been made again?"""
+        """Look whether a topic of ours was made again; on the watching thread, now and then."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + LOOK_EVERY_S

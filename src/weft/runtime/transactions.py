@@ -15,6 +15,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -197,5 +198,5 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
         except OSError:
             os.close(held)
         else:
-            return f"{group}-{socket.gethostname()}-{slot}", lambda: os.close(held)
+            return f"{group}-{socket.gethostname()}-{slot}", partial(os.close, held)
     raise RuntimeError(f"more than {SLOTS_MAX} members of group {group!r} on this host")

@@ -6,8 +6,8 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
 from weft.core.endings import Failed, GivenBack, Returned
-from weft.core.spec import Batch, HandlerSpec
-from weft.policies import Retry, Skip
+from weft.core.spec import HandlerSpec
+from weft.policies import Batch, Retry, Skip
 from weft.types import Sent
 
 
@@ -178,9 +178,9 @@ def test_paused_partition_gets_back_the_head_alone(make_desk):
     desk = make_desk(spec(5, 0.5))
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1, 2)
-    desk.do("pause", None, True)
+    desk.do("pause", None, on=True)
     desk.pass_time(1.0)
     assert offsets(part.ready) == [0]
-    desk.do("pause", None, False)
+    desk.do("pause", None, on=False)
     desk.pass_time(1.0)
     assert batches(desk) == [[0, 1, 2]]

@@ -125,7 +125,7 @@ def test_records_of_a_closed_epoch_are_dropped(make_desk):
 def test_reported_outcome_comes_with_the_record(make_desk):
     """While somebody reads results every finished record is told."""
     desk = make_desk()
-    desk.engine.report_results(True)
+    desk.engine.report_results(on=True)
     (part,) = desk.assign(0)
     desk.poll(part, 0)
     desk.do("calls_ended", desk.started())

@@ -158,7 +158,7 @@ def test_pause_outlives_a_rebalance(make_desk):
     """A topic that the user paused stays paused when its partition is assigned again."""
     desk = make_desk()
     (part,) = desk.assign(0)
-    desk.do("pause", "t", True)
+    desk.do("pause", "t", on=True)
     desk.do("closed", [part])
     (again,) = desk.assign(0)
     desk.poll(again, 0)
@@ -168,8 +168,8 @@ def test_pause_outlives_a_rebalance(make_desk):
 def test_resume_of_all_takes_back_every_pause(make_desk):
     """After `resume()` a topic paused by name runs too, in this epoch and the next."""
     desk = make_desk()
-    desk.do("pause", "t", True)
-    desk.do("pause", None, False)
+    desk.do("pause", "t", on=True)
+    desk.do("pause", None, on=False)
     (part,) = desk.assign(0)
     desk.poll(part, 0)
     assert offsets(desk.started()) == [0]
@@ -179,8 +179,8 @@ def test_hold_stops_all_starts(make_desk):
     """While outputs back up nothing starts; then everything does."""
     desk = make_desk()
     (part,) = desk.assign(0)
-    desk.do("hold", "outputs", True)
+    desk.do("hold", "outputs", on=True)
     desk.poll(part, 0)
     assert desk.started() == []
-    desk.do("hold", "outputs", False)
+    desk.do("hold", "outputs", on=False)
     assert offsets(desk.started()) == [0]

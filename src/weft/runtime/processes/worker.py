@@ -134,7 +134,7 @@ class Worker:
             except OSError:
                 os._exit(0)  # as in _read: nobody hears it
 
-    # -- records -------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def _handle(self, job: Job) -> None:
         if self._ledger is not None:
@@ -270,7 +270,7 @@ class BatchOfWorker:
             whole=False,
         )
 
-    # -- as RecordBatch's call -----------------------------------------------------------------------
+    # -- as RecordBatch's call ---------------------------------------------------------------------
 
     def ack(self, index: int, outputs: Any) -> None:
         """See RecordBatch.ack."""

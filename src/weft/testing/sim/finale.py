@@ -40,8 +40,8 @@ def _heal(world: World) -> None:
     for member in world.members.values():
         member.user_paused = member.held = False
         member.freed_at = world.now
-        member.engine.pause(world.now, None, False)
-        member.engine.hold(world.now, "outputs", False)
+        member.engine.pause(world.now, None, on=False)
+        member.engine.hold(world.now, "outputs", on=False)
         member.perform()
         for call in member.calls:
             call.stuck = False

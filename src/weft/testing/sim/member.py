@@ -71,7 +71,7 @@ class Member:
         self.name = f"m{slot}-{run}"
         self.id = self.name
         self.engine = Engine(world.setup.specs, world.setup.limits)
-        self.engine.report_results(run % 2 == 0)
+        self.engine.report_results(on=run % 2 == 0)
         self.parts: dict[TopicPartition, Partition] = {}
         self.positions: dict[TopicPartition, int] = {}
         self.paused: set[Partition] = set()

@@ -14,11 +14,10 @@ from weft.core.spec import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     EXACTLY_ONCE,
-    Batch,
     HandlerSpec,
     Limits,
 )
-from weft.policies import Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
+from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
 from weft.testing.groups import Protocol
 
 #: What a step may do, with its usual weight.

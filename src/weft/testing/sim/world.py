@@ -257,10 +257,10 @@ def control(world: World, dice: Dice) -> None:
     if dice.chance(0.5):
         member.user_paused = not member.user_paused
         topic = dice.pick((None, world.setup.topic(0)))
-        member.engine.pause(world.now, topic if member.user_paused else None, member.user_paused)
+        member.engine.pause(world.now, topic if member.user_paused else None, on=member.user_paused)
     else:
         member.held = not member.held
-        member.engine.hold(world.now, "outputs", member.held)
+        member.engine.hold(world.now, "outputs", on=member.held)
     member.freed_at = world.now
     member.perform()
 
