@@ -12,7 +12,7 @@ from weft.demo.witness import Answer
 
 INK, MUTED, GRID, PAPER = "#1c2430", "#6b7686", "#e4e8ee", "#ffffff"
 RED = "#d1343b"
-_BINS_WANTED = 50
+_BINS_WANTED = 90
 _BINS_S = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0)
 _NARROWEST = 0.3
 
@@ -62,7 +62,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         panels[0][0].set_ylim(bottom=0)
         _mark_plain(panels[0], lines)
         panels[0][0].set_ylabel("records a second, as the service counts them")
-        figure.supxlabel("seconds since the run's first call", fontsize=11, color=MUTED, y=-0.02)
+        figure.supxlabel("seconds since the run's first call", fontsize=11, color=MUTED, y=0.0)
         figure.savefig(path, bbox_inches="tight", facecolor=PAPER)
         plt.close(figure)
 
