@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
+from weft.app_options import AppOptions, checked_app
 from weft.errors import ConfigError, NotStarted
 from weft.ledger.policy import SqlLedger
-from weft.options import PARK, RETRY, HandlerOptions, checked, topics_of
+from weft.options import COMMIT, PARK, RETRY, HandlerOptions, checked, topics_of
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
-from weft.runtime.reports import ResultStream
-from weft.app_options import AppOptions, checked_app
 from weft.runtime.handle import RunHandle
+from weft.runtime.hosted import belongs, owner_of
+from weft.runtime.reports import ResultStream
 from weft.runtime.run import Run
 from weft.types import RunReport
 
@@ -50,7 +51,7 @@ class App:
             AppOptions(
                 group=group,
                 kafka=kafka,  # type: ignore[arg-type]  # checked, then copied, by checked_app
-                producer={} if producer is None else producer,  # type: ignore[arg-type]  # as kafka
+                producer={} if producer is None else producer,  # type: ignore[arg-type]  # the same
                 lifespan=lifespan,
                 drain_timeout_s=drain_timeout_s,
                 revoke_timeout_s=revoke_timeout_s,
@@ -90,14 +91,16 @@ class App:
         output: str | None = None,
         value: Any = "bytes",
         delivery: str = "at_least_once",
-        commit: Commit = Commit(),  # noqa: B008  # frozen
+        commit: Commit = COMMIT,
         ledger: SqlLedger | None = None,
         batch: Batch | None = None,
         prefetch: Callable[..., Any] | None = None,
         rate_limit_per_s: float | None = None,
     ) -> Callable[[F], F]:
-        """Handle the records of these topics with the decorated function, which is returned as
-        it is. A name that starts with ^ is a pattern; a literal name beats a pattern."""
+        """Handle the records of these topics with the decorated function, returned as it is.
+
+        A name that starts with ^ is a pattern; a literal name beats a pattern.
+        """
 
         def decorate(function: F) -> F:
             options = checked(
@@ -122,7 +125,7 @@ class App:
             )
             Routes([*self._handlers, options])  # refuses a topic that has a handler already
             self._handlers.append(options)
-            _APPS[id(function)] = (function, self)
+            belongs(function, self)
             return function
 
         return decorate
@@ -149,8 +152,11 @@ class App:
         spark: Any = None,
         conf: Mapping[str, str] | None = None,
     ) -> RunReport:
-        """Run until stopped, or `until="drained"`; SIGINT and SIGTERM stop it when this is the
-        main thread. Raises ConfigError for bad configuration, before anything is consumed."""
+        """Run until stopped, or `until="drained"`.
+
+        SIGINT and SIGTERM stop it when this is the main thread. Raises ConfigError for bad
+        configuration, before anything is consumed.
+        """
         run = self._prepare(engine, until, members, master, spark, conf)
         run.install_signals()
         try:
@@ -240,7 +246,8 @@ class App:
         self._options, self._handlers = state["options"], state["handlers"]
         self._run, self._stream, self._paused, self.state = None, None, set(), None
         for handler in self._handlers:
-            _APPS.setdefault(id(handler.function), (handler.function, self))
+            if owner_of(handler.function) is None:
+                belongs(handler.function, self)
 
     def adopt(self, run: RunHandle | None, options: AppOptions) -> None:
         """Be the app of this member: for the engine that hosts it."""
@@ -249,8 +256,10 @@ class App:
     # -- while it runs -----------------------------------------------------------------------------
 
     def stop(self, mode: StopMode = "in_flight") -> None:
-        """End the run; any thread. "in_flight" finishes what runs, "buffered" also what is
-        buffered, "now" only commits."""
+        """End the run; any thread.
+
+        "in_flight" finishes what runs, "buffered" also what is buffered, "now" only commits.
+        """
         if mode not in _STOP_MODES:
             raise ConfigError(f'stop({mode!r}): choose "in_flight", "buffered" or "now"')
         if self._run is not None:
@@ -286,11 +295,7 @@ class App:
         return self._run.snapshot()
 
 
-#: handler -> its app, for worker processes, which are told the function alone
-_APPS: dict[int, tuple[Any, App]] = {}
-
-
 def app_of(function: Any) -> App | None:
     """The app that decorated this function last, in this process."""
-    known = _APPS.get(id(function))
-    return None if known is None else known[1]
+    app = owner_of(function)
+    return app if isinstance(app, App) else None

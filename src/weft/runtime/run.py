@@ -21,6 +21,7 @@ from weft.routing import Routes
 from weft.runtime import gc_pace
 from weft.runtime.drain import Drain
 from weft.runtime.executors import make_executors, needs_loop
+from weft.runtime.hosted import Hosted
 from weft.runtime.logs import event
 from weft.runtime.loops import HandlerLoop
 from weft.runtime.member import Member
@@ -36,7 +37,6 @@ from weft.runtime.transactions import Transactor, transactional_id
 from weft.types import RunReport
 
 if TYPE_CHECKING:
-    from weft.app import App
     from weft.ledger.handling import LedgerRun
 
 _log = logging.getLogger("weft")
@@ -53,7 +53,7 @@ class Run:
     #: the static group id of a fleet's member
     instance_id: str | None = None
 
-    def __init__(self, app: App, *, until: str | None, stream: ResultStream | None) -> None:
+    def __init__(self, app: Hosted, *, until: str | None, stream: ResultStream | None) -> None:
         self._app = app
         self._options = app.options
         self._handlers = app.handlers

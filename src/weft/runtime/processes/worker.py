@@ -16,6 +16,7 @@ from typing import Any
 from weft.errors import OutOfOrder
 from weft.kafka.ports import OutMessage
 from weft.options import is_async
+from weft.runtime.hosted import owner_of
 from weft.runtime.invoke import (
     BadReturn,
     Undecodable,
@@ -77,10 +78,8 @@ class Worker:
             self._handle(self._jobs.get())
 
     def _open(self) -> None:
-        from weft.app import app_of
-
         spec = self.spec
-        app = app_of(spec.function)
+        app = owner_of(spec.function)
         if spec.lifespan is not None:
             context = spec.lifespan(app) if takes_argument(spec.lifespan) else spec.lifespan()
             if isinstance(context, AbstractAsyncContextManager):

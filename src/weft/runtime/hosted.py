@@ -1,0 +1,38 @@
+"""The app as its run sees it; and which app a handler belongs to, by the function alone."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from weft.app_options import AppOptions
+from weft.options import HandlerOptions
+
+
+class Hosted(Protocol):
+    """What a run asks of the app that it runs."""
+
+    #: the value of the lifespan while the app runs
+    state: Any
+
+    @property
+    def options(self) -> AppOptions:
+        """The app's own options."""
+
+    @property
+    def handlers(self) -> tuple[HandlerOptions, ...]:
+        """Its handlers, in the order of their declaration."""
+
+
+#: handler -> its app, for worker processes, which are told the function alone
+_OWNERS: dict[int, tuple[Any, Hosted]] = {}
+
+
+def belongs(function: Any, app: Hosted) -> None:
+    """From now on `owner_of` this function is the app."""
+    _OWNERS[id(function)] = (function, app)
+
+
+def owner_of(function: Any) -> Hosted | None:
+    """The app that decorated this function last, in this process."""
+    known = _OWNERS.get(id(function))
+    return None if known is None else known[1]
