@@ -47,6 +47,7 @@ class BatchCall:
         self._fresh: deque[tuple[Work, list[OutMessage]]] = deque()
         self._flushed_at = self.began
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
         self._over = False
 
     # -- before the call ---------------------------------------------------------------------------
@@ -112,9 +113,12 @@ class BatchCall:
 
     def flush(self) -> None:
         """Tell the engine what was acknowledged since the last time."""
-        done, ended = self._take_fresh()
-        if done or ended:
-            self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
+        # The handler's thread and the polling thread may both flush: what is taken by one must
+        # not reach the engine behind what the other took later.
+        with self._flushing:
+            done, ended = self._take_fresh()
+            if done or ended:
+                self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
 
     def _take_fresh(self) -> tuple[list[Work], list[Ended]]:
         fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
@@ -170,7 +174,7 @@ class BatchCall:
         with self._lock:
             self._over = True
             left = [i for i, acked in enumerate(self._acked) if not acked]
-        done, ends = self._take_fresh()
+        ends: list[Ended] = []
         for index in left:
             work = self.works[index]
             reason = self._nacks.get(index) or error
@@ -178,7 +182,9 @@ class BatchCall:
                 ends.append(GivenBack(work))
             else:
                 ends.append(failed(work, reason, self.plan.retry))
-        self._report(done, ends, whole=False)
+        with self._flushing:
+            done, acked = self._take_fresh()
+            self._report(done, [*acked, *ends], whole=False)
 
     def _report(self, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from weft.core.work import Work
@@ -131,8 +132,13 @@ class Outputs:
 
     def take_settled(self) -> list[Settled]:
         """Answers that came since the last call."""
-        settled = self.settled
-        return [settled.popleft() for _ in range(len(settled))]
+        taken: list[Settled] = []
+        # Taken by the producer's thread and by whoever is inside the door, also at the same time:
+        # what the length said may be gone with the other one.
+        with suppress(IndexError):
+            while self.settled:
+                taken.append(self.settled.popleft())
+        return taken
 
     # -- on the producer's thread ------------------------------------------------------------------
 

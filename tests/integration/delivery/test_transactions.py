@@ -1,0 +1,219 @@
+"""exactly_once through what happens to brokers and processes: Kafka's copy test is the judge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+
+from tests.integration.delivery.test_kills import STATIC
+from tests.integration.processes.conftest import SETTINGS
+from tests.support.chaos import Chaos, Child
+from tests.support.exactness import Copy, compare, read_committed
+from weft.broker import LocalBroker
+from weft.kafka import calls
+from weft.kafka.ports import Delivery, OutMessage, ToCommit
+from weft.kafka.transactions import TRANSACTION_TIMEOUT_S, KafkaTransactions
+
+SUCCESSOR_S = 12.0
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[LocalBroker]:
+    """A broker that may be killed; each test finds it running."""
+    with LocalBroker(config=SETTINGS) as broker:
+        yield broker
+
+
+def copying(make: Callable[..., Chaos], **options: Any) -> Chaos:
+    """A scenario that copies its topic, exactly once."""
+    run = make(mode="exactly_once", work_s=0.01, concurrency=16, **options)
+    run.plan.output = f"{run.plan.topic}-out"
+    run.broker.create_topic(run.plan.output, 3)
+    return run
+
+
+def copied(run: Chaos) -> Copy:
+    copy = compare(run.produced, read_committed(run.broker.bootstrap, run.plan.output))
+    print(f"seed={run.seed} kills={run.kills} {copy.summary()}")
+    assert copy.exact, copy
+    return copy
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.timeout(400)
+def test_a_broker_that_restarts_tears_no_transaction(
+    mortal: LocalBroker, tmp_path: Path, kills: int
+) -> None:
+    """The broker is killed in the middle of transactions and started again: still a copy."""
+
+    def make(**options: Any) -> Chaos:
+        return Chaos(mortal, tmp_path, **options)
+
+    with copying(make, seed=651, session_s=120.0) as run:
+        members = [run.start(), run.start()]
+        run.feed(200)
+        run.until(lambda: min(map(run.starts_of, members)) > 100, 30, "both work")
+        for number in range(kills):
+            mortal.kill()
+            threading.Event().wait(0.5 * number)
+            mortal.restart()
+            back = run.completed
+            run.until(lambda back=back: run.completed > back + 200, 90, "work goes on")
+        run.stop_feeding()
+        run.all_done(40)
+        run.until(run.committed, 30, "everything committed")
+        for child in members:
+            run.terminate(child)
+        copied(run)
+
+
+@pytest.mark.parametrize("stopped_s", [2.0, pytest.param(14.0, marks=pytest.mark.long)])
+@pytest.mark.timeout(240)
+def test_a_process_that_stands_still_is_not_taken_for_fenced(
+    chaos: Callable[..., Chaos], stopped_s: float
+) -> None:
+    """SIGSTOP past its session, and past its transaction's time-out, which the broker answers as
+    it answers fencing: the process goes on, and the copy is exact."""
+    with copying(chaos, seed=652) as run:
+        first, second = run.start(), run.start()
+        run.feed(200)
+        run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
+        since = run.suspend(first)
+        threading.Event().wait(stopped_s)
+        run.wake(first, since)
+        back = run.starts_of(first)
+        run.until(lambda: run.starts_of(first) > back + 50, 30, "it works again")
+        run.stop_feeding()
+        run.all_done(40)
+        run.until(run.committed, 30, "everything committed")
+        for child in (first, second):
+            run.terminate(child)
+        copied(run)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.timeout(120)
+def test_a_killed_producers_successor_is_not_held_up(
+    chaos: Callable[..., Chaos], static: bool
+) -> None:
+    """kill -9 with a transaction open: the successor ends it by taking its id, and works within
+    12 s (a foreign open transaction would block the group's offsets until its time-out)."""
+    kafka = STATIC if static else {}
+    with copying(chaos, seed=653, kafka=kafka) as run:
+        run.produce(4000, keys=200)
+        took = []
+        for _ in range(2):
+            child = run.start()
+            run.let_work(child, run.dice.uniform(0.4, 0.8))
+            run.kill(child)
+            began = time.monotonic()
+            successor = run.start()
+            run.until(lambda: run.starts_of(successor) > 0, SUCCESSOR_S, "the successor works")
+            took.append(time.monotonic() - began)
+            run.kill(successor)
+        last = run.start()
+        run.all_done(60)
+        run.until(run.committed, 20, "everything committed")
+        run.terminate(last)
+        print(f"successor at work after {[round(s, 2) for s in took]} s")
+        copied(run)
+
+
+def test_a_transaction_open_at_the_kill_ends_with_its_successor(
+    chaos_broker: LocalBroker,
+) -> None:
+    """Sure to be open: produced and never ended. `open` of the same id aborts it, at once."""
+    topic = "open-transaction"
+    chaos_broker.create_topic(topic)
+    config = {"bootstrap.servers": chaos_broker.bootstrap, "log_level": 0}
+    dead = KafkaTransactions(config, "the-same-id")
+    dead.open()
+    assert dead._producer is not None
+    dead._producer.begin_transaction()
+    dead._producer.produce(topic, b"never committed")
+    assert dead._producer.flush(10) == 0
+    began = time.monotonic()
+    successor = KafkaTransactions(config, "the-same-id")
+    successor.open()
+    took_s = time.monotonic() - began
+    assert read_committed(chaos_broker.bootstrap, topic, TRANSACTION_TIMEOUT_S) == []
+    print(f"the successor was held up {took_s:.2f} s")
+    assert took_s < SUCCESSOR_S
+    successor.close()
+
+
+def test_a_fenced_member_writes_nothing_and_ends(chaos: Callable[..., Chaos]) -> None:
+    """S8: another process takes its static id; the fenced one stops with exit 1."""
+    with copying(chaos, seed=654, kafka=STATIC) as run:
+        first = run.start()
+        run.feed(200)
+        run.until(lambda: run.starts_of(first) > 50, 30, "the first works")
+        second: Child = run.start()
+        run.until(lambda: run.starts_of(second) > 50, 30, "the second works")
+        run.wait_exit(first, 30, code=1)
+        assert "Traceback" not in first.said()
+        run.stop_feeding()
+        run.all_done(40)
+        run.until(run.committed, 20, "everything committed")
+        run.terminate(second)
+        copied(run)
+
+
+def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) -> None:
+    """The offsets of a transaction whose group has moved on are not taken, nor its outputs."""
+    topic, group = "stale-membership", "stale-membership"
+    chaos_broker.create_topic(topic)
+    config = {"bootstrap.servers": chaos_broker.bootstrap, "log_level": 0}
+    member = {**config, "group.id": group, "session.timeout.ms": 6000}
+    consumer, other = Consumer(member), Consumer(member)
+    consumer.subscribe([topic])
+    while not consumer.assignment():
+        consumer.poll(0.1)
+    membership = calls.group_metadata(consumer)
+    other.subscribe([topic])
+    deadline = time.monotonic() + 30
+    while not (other.assignment() or consumer_moved(consumer, membership)):
+        assert time.monotonic() < deadline
+        other.poll(0.1)
+        consumer.poll(0.1)
+    transactions = KafkaTransactions(config, "stale-membership")
+    transactions.open()
+    end = transactions.transact(
+        [OutMessage(topic, b"x", None)], [ToCommit(topic, 0, 5, "")], membership, lambda _: [(None, "")]
+    )
+    assert end.outcome == "aborted"
+    assert isinstance(end.deliveries[0], Delivery)
+    assert read_committed(chaos_broker.bootstrap, topic) == []
+    membership.close()
+    transactions.close()
+    consumer.close()
+    other.close()
+
+
+def consumer_moved(consumer: Consumer, membership: Any) -> bool:
+    """The group has a new generation since the membership was taken."""
+    return not consumer.assignment()
+
+
+def test_a_static_kip_848_member_comes_back_by_itself(chaos: Callable[..., Chaos]) -> None:
+    """Killed and started again under its id: refused until the old session has run out, the
+    consumer is made anew with growing waits, and then it works."""
+    with chaos(seed=655, protocol="consumer", mode="each", work_s=0.01) as run:
+        run.plan.kafka |= STATIC
+        run.produce(1500)
+        child = run.start()
+        run.let_work(child, 0.5)
+        run.kill(child)
+        again = run.start()
+        run.all_done(60)
+        run.until(run.committed, 10, "everything committed")
+        run.terminate(again)
+        assert "the consumer is made anew code=UNRELEASED_INSTANCE_ID" in again.said(10**6)
+        verdict = run.verdict()
+        assert verdict.restarts + verdict.repeated
