@@ -19,7 +19,6 @@ RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before
 BLOCKED_RESUME_SHARE = 0.75
 ACTIVE_BYTES_SHARE = 0.5  # the rest: failing lanes 1/4, librdkafka's own queue 1/4
 BLOCKED_BYTES_SHARE = 0.25
-_NEVER_FULL = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Flow:
         if self._roomy(every):
             return []
         kept = KEPT_SHARE / len(every)
+        alone = 1.0 - KEPT_SHARE + kept  # what one partition may have in all
         # What is kept for a partition counts as taken, whether it is there or not.
         healthy_full = sum(max(self._healthy(p), kept) for p in every) >= 1.0
         blocked_full = sum(max(self._blocked(p), kept) for p in every) >= 1.0
@@ -80,8 +80,8 @@ class Flow:
             if (too_many or too_bad) and not partition.intake_paused:
                 partition.intake_paused = True
                 self.paused[partition] = _Resume(
-                    healthy * RESUME_SHARE if too_many else _NEVER_FULL,
-                    blocked * BLOCKED_RESUME_SHARE if too_bad else _NEVER_FULL,
+                    min(healthy, 1.0) * RESUME_SHARE if too_many else alone,
+                    min(blocked, 1.0) * BLOCKED_RESUME_SHARE if too_bad else alone,
                 )
                 pause.append(partition)
         return pause

@@ -184,3 +184,18 @@ def test_paused_partition_gets_back_the_head_alone(make_desk):
     desk.do("pause", None, on=False)
     desk.pass_time(1.0)
     assert batches(desk) == [[0, 1, 2]]
+
+
+def test_failing_records_do_not_take_every_slot_from_waiting_ones(make_desk):
+    """Records that fail without a delay take turns with those whose linger is over."""
+    desk = make_desk(spec(5, 0.05, concurrency=1, retry=Retry(attempts=None, delay_s=0.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, 3, 4, key=None)
+    desk.poll(part, 5, 6, key=None)
+    for _ in range(40):
+        desk.pass_time(0.1)
+        for effect in desk.take(fx.StartBatch):
+            bad = [Failed(work, ERROR) for work in effect.works if work.record.offset < 5]
+            good = [work for work in effect.works if work.record.offset >= 5]
+            desk.do("batch_ended", 0, good, bad, whole=bool(bad))
+    assert part.top == 6
