@@ -22,8 +22,9 @@ from typing import Any
 from tests.support.handler_log import Writer
 
 import weft
-from weft.core.commits import Commits
+from weft.core.effects import PlanItem
 from weft.core.partition import Partition, Snapshot
+from weft.core.plans import Plans
 from weft.runtime import door
 
 VARIABLE = "WEFT_CHAOS"
@@ -81,7 +82,7 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(0.5)
+            time.sleep(0.5)  # a look every so often, as long as the process lives
         os._exit(99)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -111,9 +112,9 @@ class Handlers:
         """A plain handler."""
         epoch = self._begin(record)
         try:
-            time.sleep(self._seconds(record))
+            time.sleep(self._seconds(record))  # its work
             while self._stuck(record):
-                time.sleep(0.02)
+                time.sleep(0.02)  # its work, which hangs
             self._fail_first(record)
         except BaseException:
             self._write("F", record, epoch)
@@ -157,8 +158,13 @@ class Handlers:
 
 def forget_the_map() -> None:
     """Commit the frontier alone."""
-    plan = Commits.plan
-    Commits.plan = lambda self, partition: plan(self, partition)._replace(metadata="")  # type: ignore[method-assign]  # a mutant
+    whole = Plans.plan
+
+    def plan(self: Plans, partition: Partition, claims: Any = None) -> PlanItem | None:
+        item = whole(self, partition, claims)
+        return None if item is None else item._replace(metadata="")
+
+    Plans.plan = plan  # type: ignore[method-assign]  # mutant of the engine
 
 
 def commit_what_was_seen() -> None:
@@ -167,7 +173,7 @@ def commit_what_was_seen() -> None:
     def snapshot(self: Partition, claims: Any = None) -> Snapshot:
         return Snapshot(self.position, self.position - 1, [])
 
-    Partition.snapshot = snapshot  # type: ignore[method-assign]  # a mutant
+    Partition.snapshot = snapshot  # type: ignore[method-assign]  # mutant of the engine
 
 
 def trust_yourself() -> None:

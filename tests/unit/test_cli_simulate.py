@@ -24,7 +24,11 @@ def run(*arguments: str):
 def test_seeds_that_hold_exit_with_zero():
     """The number of seeds and of broken promises are told."""
     result = run("--seeds", "3", "--steps", "30")
-    assert (result.exit_code, "3 seeds" in result.stdout, "0 broken" in result.stdout) == (0, True, True)
+    assert (result.exit_code, "3 seeds" in result.stdout, "0 broken" in result.stdout) == (
+        0,
+        True,
+        True,
+    )
 
 
 def test_json_says_what_was_covered():

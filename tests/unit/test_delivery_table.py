@@ -132,7 +132,7 @@ def test_a_ledger_goes_with_at_least_once_alone(delivery: str) -> None:
 
 def test_an_unknown_delivery_names_the_known_ones() -> None:
     """The line lists what there is."""
-    with pytest.raises(weft.ConfigError, match="at_least_once.*at_most_once.*exactly_once"):
+    with pytest.raises(weft.ConfigError, match=r"at_least_once.*at_most_once.*exactly_once"):
         decorate({"delivery": "effectively_once"}, use_async=False)
 
 
@@ -195,8 +195,11 @@ def test_the_table_of_the_docs_is_this_one() -> None:
         "`Commit(each=True)`": "Commit(each=True)",
     }
     for shown, row in rows.items():
-        cells = [c.strip() for c in next(
-            line for line in page.splitlines() if line.startswith(f"| {shown} |")
-        ).strip("|").split("|")]
+        cells = [
+            c.strip()
+            for c in next(line for line in page.splitlines() if line.startswith(f"| {shown} |"))
+            .strip("|")
+            .split("|")
+        ]
         yes = {mode for mode, cell in zip(columns, cells[1:], strict=True) if cell != "no"}
         assert yes == TABLE[row][1], shown

@@ -136,9 +136,7 @@ class Commits:
                 return self.last([partition])
         return None
 
-    def _send(
-        self, kind: type[fx.CommitOffsets | fx.Transact], items: list[fx.PlanItem]
-    ) -> int:
+    def _send(self, kind: type[fx.CommitOffsets | fx.Transact], items: list[fx.PlanItem]) -> int:
         self._state.emit(kind(self._mark_sent(items), items))
         return self._sequence
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.integration.app.conftest import _kafka, kafka
 from tests.integration.processes.conftest import chaos, chaos_broker
 

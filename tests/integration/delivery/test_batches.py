@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-import weft
 from tests.integration.app.conftest import Kafka, wait_for
 from tests.support.exactness import read_committed
+
+import weft
 
 KINDS = ("async", "threads")
 
@@ -30,7 +30,7 @@ def as_kind(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keyed(count: int, keys: int) -> list[dict[str, bytes]]:
-    """Records with values 0, 1, 2, …"""
+    """Records whose values are 0, 1, 2 and so on."""
     return [{"value": b"%d" % n, "key": b"%d" % (n % keys)} for n in range(count)]
 
 
@@ -163,7 +163,13 @@ def test_a_batch_is_a_sequence(kafka: Kafka) -> None:
     @app.consume(topic, batch=weft.Batch(3))
     def handler(batch: weft.RecordBatch) -> None:
         facts.append(
-            (len(batch), batch[0].value, [r.value for r in batch[1:]], batch[-1] in batch, repr(batch))
+            (
+                len(batch),
+                batch[0].value,
+                [r.value for r in batch[1:]],
+                batch[-1] in batch,
+                repr(batch),
+            )
         )
 
     kafka.drain(app)
@@ -371,7 +377,9 @@ def test_nack_carries_its_error(kafka: Kafka) -> None:
 def test_acknowledging_out_of_order_raises(kafka: Kafka, ordering: str, raises: int) -> None:
     """Per key, per partition, or not at all; the record stays not acknowledged and comes again."""
     topic = kafka.topic()
-    kafka.fill(topic, [{"value": b"%d" % n, "key": k} for n, k in enumerate((b"a", b"b", b"a", b"c"))])
+    kafka.fill(
+        topic, [{"value": b"%d" % n, "key": k} for n, k in enumerate((b"a", b"b", b"a", b"c"))]
+    )
     app, errors, done = kafka.app(), [], Counter[int]()
 
     @app.consume(
@@ -470,9 +478,7 @@ def test_acknowledgements_of_a_running_batch_are_committed(kafka: Kafka) -> None
     kafka.fill(topic, keyed(10, 10))
     app, release = kafka.app(), threading.Event()
 
-    @app.consume(
-        topic, batch=weft.Batch(10, ack="explicit"), commit=weft.Commit(interval_s=0.1)
-    )
+    @app.consume(topic, batch=weft.Batch(10, ack="explicit"), commit=weft.Commit(interval_s=0.1))
     def handler(batch: weft.RecordBatch) -> None:
         for record in batch[:6]:
             threading.Event().wait(0.01)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-
-import weft
 from tests.integration.app.conftest import Kafka, wait_for
 from tests.support.exactness import read_committed
+
+import weft
 from weft.kafka import clib
 
 FATAL_CODES = [KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
@@ -40,7 +40,7 @@ def test_outputs_and_dead_letters_survive_a_fatal_error(kafka: Kafka, code: int)
         on_exhausted=weft.DeadLetter(dead),
     )
     def handler(record: weft.Record) -> bytes:
-        time.sleep(0.005)
+        time.sleep(0.005)  # its work
         if int(record.value) % 10 == 0:
             failures.append(record.attempt)
             raise ValueError("ten")
@@ -70,7 +70,7 @@ def test_a_transaction_survives_a_fatal_error(kafka: Kafka) -> None:
 
     @app.consume(topic, output=output, delivery="exactly_once")
     def handler(record: weft.Record) -> bytes:
-        time.sleep(0.01)
+        time.sleep(0.01)  # its work
         return record.value
 
     run = kafka.start(app, until="drained")

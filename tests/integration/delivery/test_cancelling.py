@@ -1,5 +1,7 @@
-"""Batches whose partitions are taken away, or whose app stops: told in three forms, and what is
-acknowledged until the revoke deadline still counts."""
+"""Batches whose partitions are taken away, or whose app stops.
+
+They are told in three forms, and what is acknowledged until the revoke deadline still counts.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import time
 from collections import Counter
 
 import pytest
-
-import weft
 from tests.integration.app.conftest import Kafka, wait_for
 from tests.integration.delivery.test_batches import keyed
+
+import weft
 
 
 def test_a_stop_is_told_in_three_forms(kafka: Kafka) -> None:
@@ -55,8 +57,10 @@ def test_a_plain_handler_waits_for_the_event(kafka: Kafka) -> None:
 
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])
 def test_acknowledgements_count_until_the_revoke_deadline(kafka: Kafka, protocol: str) -> None:
-    """A batch that is told of the loss acknowledges on; what it did acknowledge is not repeated,
-    what it did not is handled by the next owner."""
+    """A batch that is told of the loss acknowledges on.
+
+    What it did acknowledge is not repeated, what it did not is handled by the next owner.
+    """
     topic, group = kafka.topic(2), kafka.name("g")
     kafka.fill(topic, keyed(40, 40))
     config = (
@@ -76,7 +80,7 @@ def test_acknowledgements_count_until_the_revoke_deadline(kafka: Kafka, protocol
                 batch.cancel_event.wait(30)
                 told.set()
                 for record in batch[: len(batch) // 2]:
-                    time.sleep(0.01)
+                    time.sleep(0.01)  # its work
                     batch.ack(record)
                     done[int(record.value)] += 1
                 time.sleep(4)  # past the deadline

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-
 from tests.support.chaos import Chaos
 from tests.support.exactness import compare, read_committed
 from tests.support.handler_log import Entry

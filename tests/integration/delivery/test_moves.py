@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from tests.integration.delivery.test_kills import went_back
 from tests.integration.processes.test_churn import churn
 from tests.support.chaos import PROTOCOLS, Chaos

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
 
 import pytest
-
-import weft
 from tests.integration.app.conftest import Kafka, wait_for
 from tests.integration.delivery.test_batches import InOrder, keyed
+
+import weft
 
 COUNT = 400
 
@@ -35,7 +35,7 @@ class Loader:
         return [10 * value for value in values]
 
     def plain(self, records: list[weft.Record]) -> list[int]:
-        time.sleep(0.001)
+        time.sleep(0.001)  # its work
         return self._load(records)
 
     async def waiting(self, records: list[weft.Record]) -> tuple[int, ...]:
@@ -47,9 +47,7 @@ class Loader:
         yield values
         self.released.update(value // 10 for value in values)
 
-    async def async_generator(
-        self, records: list[weft.Record]
-    ) -> AsyncGenerator[list[int], None]:
+    async def async_generator(self, records: list[weft.Record]) -> AsyncGenerator[list[int], None]:
         await asyncio.sleep(0.001)
         values = self._load(records)
         yield values
@@ -87,7 +85,9 @@ def test_each_record_has_its_own_value(kafka: Kafka, form: str, kind: str) -> No
         wait_for(lambda: loader.released == Counter(range(COUNT)))
 
 
-@pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (8, 8), (39, 10), (40, 10), (44, 11), (400, 100)])
+@pytest.mark.parametrize(
+    ("concurrency", "most"), [(1, 1), (8, 8), (39, 10), (40, 10), (44, 11), (400, 100)]
+)
 def test_how_many_are_loaded_at_once(kafka: Kafka, concurrency: int, most: int) -> None:
     """At most max(10, concurrency // 4), and no more than there are slots."""
     topic = kafka.topic()
@@ -112,7 +112,9 @@ def test_a_lone_record_waits_five_milliseconds_at_most(kafka: Kafka) -> None:
 
     @app.consume(topic, prefetch=load)
     async def handler(record: weft.Record) -> None:
-        waits.append((time.monotonic() - record.prefetched, time.time() - record.timestamp_ms / 1000))
+        waits.append(
+            (time.monotonic() - record.prefetched, time.time() - record.timestamp_ms / 1000)
+        )
 
     kafka.start(app)
     wait_for(lambda: app.snapshot()["partitions"])
@@ -199,9 +201,7 @@ def test_a_generator_goes_on_when_its_records_are_finished_with(kafka: Kafka, en
         released.append(mine)
         raise OSError("closing failed")
 
-    @app.consume(
-        topic, prefetch=load, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip()
-    )
+    @app.consume(topic, prefetch=load, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
     async def handler(record: weft.Record) -> None:
         await asyncio.sleep(0.01 * record.offset)
         running.discard(record.offset)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from tests.integration.ledger.conftest import database
 
 import weft
-from tests.integration.ledger.conftest import database
 from weft.testing import MemoryKafka, run
 from weft.types import Committed
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import weft
 
@@ -14,7 +15,7 @@ NOTES = "WEFT_TEST_NOTES"  # a file that handlers append to, whichever process t
 
 def note(text: str) -> None:
     """Append a line in one write, which lines of other processes cannot tear."""
-    with open(os.environ[NOTES], "ab", buffering=0) as file:
+    with Path(os.environ[NOTES]).open("ab", buffering=0) as file:
         file.write(f"{text} {os.getpid()}\n".encode())
 
 
@@ -32,7 +33,7 @@ def work(record: weft.Record) -> weft.Produce | None:
     if text == "die" or (text == "die-once" and record.attempt == 1):
         os.kill(os.getpid(), 9)
     if text == "sleep":
-        time.sleep(60)
+        time.sleep(60)  # a call that hangs
     if text == "raise":
         raise ValueError("as asked")
     end = time.perf_counter() + 0.001

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.integration.workers import burning
 
 import weft
-from tests.integration.workers import burning
 from weft.testing import run
 
 Notes = Callable[[], list[list[str]]]
