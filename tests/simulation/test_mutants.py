@@ -10,6 +10,8 @@ from weft.testing.sim.runner import digest
 from weft.testing.sim.violation import Violation
 from weft.testing.sim.world import World
 
+pytestmark = pytest.mark.push
+
 SEEDS_MAX = 1_000
 PROMISES = {"S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "L1", "L2", "L4"}
 
@@ -39,6 +41,7 @@ def first_caught(mutant: Mutant) -> int | None:
 @pytest.mark.parametrize(
     "mutant", [m for m in MUTANTS if m.promises != ("S10",)], ids=lambda mutant: mutant.name
 )
+@pytest.mark.timeout(600)
 def test_mutant_is_caught(mutant, record_property):
     """The simulator names a promise that the mutant breaks, within 1,000 seeds."""
     seed = first_caught(mutant)
