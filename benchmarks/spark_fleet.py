@@ -182,7 +182,7 @@ def latency(bootstrap: str, spark: Any, rounds: int, seconds: int) -> Iterator[d
     }
 
 
-def latencies_ms(bootstrap: str, spark: Any, slow: bool, seconds: int) -> list[float]:  # noqa: FBT001  # a case
+def latencies_ms(bootstrap: str, spark: Any, slow: bool, seconds: int) -> list[float]:  # noqa: FBT001  # one of the two cases
     """From a fast record's timestamp to the end of its call."""
     topic = create(bootstrap, TopicSpec(0, KEYS, 4, 0))
     app = weft.App(group=f"b-{topic}", kafka={"bootstrap.servers": bootstrap})
@@ -213,7 +213,7 @@ def latencies_ms(bootstrap: str, spark: Any, slow: bool, seconds: int) -> list[f
 WARM_S = 2
 
 
-def produce(bootstrap: str, topic: str, slow: bool, seconds: int) -> None:  # noqa: FBT001  # a case
+def produce(bootstrap: str, topic: str, slow: bool, seconds: int) -> None:  # noqa: FBT001  # one of the two cases
     """400 records a second, evenly; the first two seconds only warm up."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     began = time.perf_counter()

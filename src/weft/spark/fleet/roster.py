@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from weft.core.engine import StopMode
 from weft.kafka.ports import TopicPartition
 from weft.runtime.logs import event
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from weft.spark.fleet.results import decoded
-from weft.spark.fleet.slots import Slot
+from weft.spark.fleet.slots import Incarnation, Slot
 from weft.spark.fleet.wire import Message, Wire, WireError
 from weft.types import Result
 
@@ -67,8 +68,10 @@ class Roster:
         self.changed = threading.Condition()
         self._ears = ears
         self._shot_id = 0
-        #: highest number of results taken, by member and incarnation
-        self._taken: dict[tuple[int, Any], int] = {}
+        #: whose line it is, also of one that has been replaced and still flushes
+        self._lives: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
+        #: highest number of results taken, by life
+        self._taken: dict[Incarnation, int] = {}
 
     # -- the server's calls ------------------------------------------------------------------------
 
@@ -82,6 +85,7 @@ class Roster:
             int(hello["attempt"]),
         )
         slot = self.slots[index]
+        self._lives[wire] = incarnation
         with self.changed:
             self._see_off(slot, incarnation)
             again = slot.up
@@ -185,7 +189,7 @@ class Roster:
             )
 
     def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:
-        life = (slot.index, wire)
+        life = self._lives[wire]
         sequence = int(message["sequence"])
         fresh = sequence > self._taken.get(life, 0)
         self._taken[life] = max(sequence, self._taken.get(life, 0))
@@ -193,7 +197,17 @@ class Roster:
         def taken() -> None:
             _tell(wire, {"type": "taken", "sequence": sequence})
 
-        self._ears.results(decoded(message["data"]) if fresh else [], taken)
+        self._ears.results(self._readable(slot, message["data"]) if fresh else [], taken)
+
+    @staticmethod
+    def _readable(slot: Slot, data: str) -> list[Result]:
+        """The results, unless they hold what exists on the executor alone."""
+        try:
+            return decoded(data)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            event(_log, "error", "results unreadable here", member=slot.index, reason=reason)
+            return []
 
     @staticmethod
     def _log_line(slot: Slot, message: Message) -> None:

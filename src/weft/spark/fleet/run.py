@@ -95,6 +95,7 @@ class FleetRun:
             self._launch(self._session, topics)
         except BaseException:
             self._clean_up()
+            self._over.set()
             raise
         threading.Thread(target=self._watch, name="weft-watch", daemon=True).start()
         try:

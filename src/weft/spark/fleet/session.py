@@ -80,7 +80,7 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
     if settings.spark is None and SparkContext._active_spark_context is None:  # noqa: SLF001  # PySpark has no public way to ask
         return _new_session(settings, name)
     session = settings.spark if settings.spark is not None else _active_session(settings)
-    if session.sparkContext._jsc is None:  # noqa: SLF001  # as above
+    if session.sparkContext._jsc is None:  # noqa: SLF001  # nor to ask whether one has ended
         raise ConfigError("the Spark session has been stopped: give a running one")
     found = FleetSession(session, own=False)
     refuse_speculation(found.context.getConf().get("spark.speculation"))

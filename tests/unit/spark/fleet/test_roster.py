@@ -178,12 +178,23 @@ def test_twins_of_results_are_dropped(roster, heard) -> None:
     import base64
     import pickle
 
-    wire = join(roster)
     data = base64.b64encode(pickle.dumps(["r"])).decode()
     for _ in range(2):
+        wire = join(roster)
         roster.told(0, wire, {"type": "results", "sequence": 1, "data": data})
+        assert {"type": "taken", "sequence": 1} in wire.said
     assert heard.results == ["r"]
-    assert wire.said.count({"type": "taken", "sequence": 1}) == 2
+    roster.told(0, join(roster, pid=2), {"type": "results", "sequence": 1, "data": data})
+    assert heard.results == ["r", "r"]
+
+
+def test_results_that_cannot_be_read_here_end_nothing(roster, heard, caplog) -> None:
+    """What exists on the executor alone is told in the log, and the member goes on."""
+    wire = join(roster)
+    roster.told(0, wire, {"type": "results", "sequence": 1, "data": "bm8="})
+    assert heard.results == []
+    assert {"type": "taken", "sequence": 1} in wire.said
+    assert "results unreadable here" in caplog.text
 
 
 class FakeAdmin:

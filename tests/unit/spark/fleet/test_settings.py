@@ -97,6 +97,12 @@ def test_conf_is_checked(conf, words) -> None:
         fleet_settings(2, None, None, conf)
 
 
+def test_members_have_30_s_to_dial_in() -> None:
+    """Unless weft.control.wait_s gives them more, for executors that must be started first."""
+    assert fleet_settings(2, None, None, None).wait_s == 30
+    assert fleet_settings(2, None, None, {"weft.control.wait_s": 600}).wait_s == 600
+
+
 def test_a_given_session_has_its_own_settings() -> None:
     """master= and conf= beside spark= would be ignored, so they are refused."""
     with pytest.raises(weft.ConfigError, match="master= cannot be given with spark="):
