@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from confluent_kafka import Producer
 from tests.support.chaos_app import VARIABLE, Plan
 from tests.support.commit_watch import CommitWatch, judge_commits
-from tests.support.handler_log import Entry, Tail
+from tests.support.handler_log import CHILD, Entry, Tail, identity
 from tests.support.verdict import Excuse, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,8 @@ class Child:
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], output: Path) -> None:
         self.number, self.process, self.output = number, process, output
-        self.pid = process.pid
+        #: as the log names it; signals go to `process`
+        self.pid = identity(process.pid, number + 1)
         self.stopped = False
 
     @property
@@ -197,7 +198,12 @@ class Chaos:
         number = len(self.children)
         plan = replace(self.plan, **changes)
         output = self.folder / f"child-{number}.log"
-        environment = {**os.environ, VARIABLE: plan.text(), "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+        environment = {
+            **os.environ,
+            VARIABLE: plan.text(),
+            CHILD: str(number + 1),
+            "PYTHONPATH": f"{ROOT}/src:{ROOT}",
+        }
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "weft.cli.main", "run", "tests.support.chaos_app:app"],

@@ -16,12 +16,15 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["S", "E", "F"]  # started, ended well, failed or cancelled
 
+CHILD = "WEFT_CHAOS_CHILD"  # the number of a child, from 1
+
 
 class Entry(NamedTuple):
     """One line: a handler call began or ended."""
 
     kind: Kind
     at: float
+    #: which process, as `identity` says it
     pid: int
     #: the assignment of this partition to this process; -1 when it holds none
     epoch: int
@@ -52,12 +55,17 @@ def parse(line: str) -> Entry:
     return Entry(kind, float(at), int(pid), int(epoch), int(partition), int(offset), key)  # type: ignore[arg-type]  # asserted
 
 
+def identity(pid: int, child: int) -> int:
+    """One number for a process of a scenario: pids come again when a storm starts thousands."""
+    return child * 10_000_000 + pid
+
+
 class Writer:
     """The end that the app under test has."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._pid = os.getpid()
+        self._pid = identity(os.getpid(), int(os.environ.get(CHILD, "0")))
 
     def write(self, kind: Kind, epoch: int, partition: int, offset: int, key: str) -> None:
         """One line, in the file when this returns."""

@@ -43,6 +43,7 @@ class KafkaConsumer:
         # out of the log must be heard of, not silently moved.
         self._consumer = Consumer({**config, "auto.offset.reset": "error"})
         self._incremental = _is_incremental(config)
+        self.assign_may_block = config.get("group.protocol") != "consumer"
         self._instance_id = config.get("group.instance.id")
         self._log = config.get("logger")
         self._wakeable = calls.wakeable_queue(self._consumer)

@@ -86,6 +86,11 @@ class RebalanceListener(Protocol):
 class ConsumerPort(Protocol):
     """One member of the group."""
 
+    #: False under KIP-848, where `on_assigned` must return at once: a heartbeat after an error
+    #: lists what the member holds, which is not yet what is just being assigned, and the broker
+    #: takes that for giving it up: two members would own it (seen with librdkafka 2.16)
+    assign_may_block: bool
+
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         """Join the group for these topics; names that start with ^ are patterns."""
 

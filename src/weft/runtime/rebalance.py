@@ -56,7 +56,9 @@ class Rebalance:
             return {}
         return self._assigned(found, began)
 
-    def _assigned(self, found: dict[TopicPartition, Found], began: float) -> dict[TopicPartition, int]:
+    def _assigned(
+        self, found: dict[TopicPartition, Found], began: float
+    ) -> dict[TopicPartition, int]:
         """Open the epochs and say so."""
         starts = self.open(found)
         seconds = round(self._member.now() - began, 3)

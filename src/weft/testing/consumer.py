@@ -47,6 +47,8 @@ class Membership:
 class MemoryConsumer:
     """A ConsumerPort on a MemoryKafka."""
 
+    assign_may_block = True
+
     def __init__(self, kafka: MemoryKafka, mortal: Mortal, config: Mapping[str, Any]) -> None:
         """`config`: librdkafka consumer properties, complete; those that change behaviour count."""
         self._kafka = kafka

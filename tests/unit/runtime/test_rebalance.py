@@ -1,0 +1,62 @@
+"""Partitions that come and go, with a consumer that answers as it is told."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft.kafka.consumer import KafkaConsumer
+from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.rebalance import Rebalance
+
+CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
+
+
+class Member:
+    """As much of a member as an assignment needs; its background work is kept, not done."""
+
+    def __init__(self, *, may_block: bool) -> None:
+        self.later: list[Any] = []
+        self.looks: list[int] = []
+        self.now = lambda: 0.0
+        self.background = self.later.append
+        self.consumer = SimpleNamespace(assign_may_block=may_block, find=self.find)
+
+    def find(self, partitions: Any, timeout_s: float) -> dict[Any, Any]:
+        self.looks.append(threading.get_ident())
+        raise KafkaUnavailable("nobody answers")
+
+
+def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
+    """A heartbeat during the callback can give away what is being assigned (found by a storm)."""
+    member = Member(may_block=False)
+    assert Rebalance(member).on_assigned([("t", 0)]) == {}  # type: ignore[arg-type]  # stands in
+    assert member.looks == []
+    assert len(member.later) == 1
+
+
+def test_other_protocols_read_before_the_assignment_is_taken() -> None:
+    """And again in the background, paused, when that fails."""
+    member = Member(may_block=True)
+    assert Rebalance(member).on_assigned([("t", 0)]) == {}  # type: ignore[arg-type]  # stands in
+    assert member.looks == [threading.get_ident()]
+    assert len(member.later) == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "may_block"),
+    [
+        ({}, True),
+        ({"partition.assignment.strategy": "cooperative-sticky"}, True),
+        ({"group.protocol": "classic"}, True),
+        ({"group.protocol": "consumer"}, False),
+    ],
+)
+def test_only_kip_848_is_in_a_hurry(protocol: dict[str, str], may_block: bool) -> None:
+    """The consumer says so, from its configuration."""
+    consumer = KafkaConsumer({**CLIENT, **protocol})
+    assert consumer.assign_may_block is may_block
+    consumer.leave(1.0)
