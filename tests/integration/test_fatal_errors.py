@@ -33,8 +33,9 @@ def first_error(consumer: Consumer, *others: Consumer) -> KafkaError:
         for other in others:
             other.poll(0)
         message = consumer.poll(0.1)
-        if message is not None and message.error() is not None:
-            return message.error()
+        error = None if message is None else message.error()
+        if error is not None:
+            return error
     raise AssertionError("no error came")
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
@@ -121,7 +121,7 @@ class Kafka:
 
     def start(self, app: weft.App, **how: Any) -> Run:
         """Start it in the background; it is stopped at the latest when the test ends."""
-        run = app.start(**how)
+        run = cast(Run, app.start(**how))
         self.runs.append(run)
         return run
 

@@ -35,7 +35,7 @@ class Broker:
             return []
         if verdict == "stored":
             self.commit(offsets)
-        return [CommitAnswer(self._token, one.topic, one.partition, verdict, "") for one in offsets]  # type: ignore[arg-type]  # a verdict
+        return [CommitAnswer(self._token, one.topic, one.partition, verdict, "") for one in offsets]
 
     def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
         return []
@@ -50,8 +50,8 @@ class Member:
         self.started: list[fx.Start] = []
         self.door = Door(self.engine, self.perform)
         self.consumer = Broker()
-        self.lease = Lease(self)  # type: ignore[arg-type]  # stands in for a member
-        self.committer = Committer(self)  # type: ignore[arg-type]  # stands in for a member
+        self.lease = Lease(self)
+        self.committer = Committer(self)
         assignment = Assignment("t", 0, 0, 0)
         (self.partition,) = self.door.call(lambda e, now: e.assigned(now, [assignment]))
         self.partitions = {("t", 0): self.partition}

@@ -17,7 +17,7 @@ class Cluster:
     """Topic ids that change, and a member that does at once what it is told."""
 
     def __init__(self):
-        self.ids = {"t": "first"}
+        self.ids: dict[str, str] | None = {"t": "first"}
         self.again = []
         self.reread_of = []
         self.topic_ids = TopicIds(self.ask, self.again.append)
@@ -54,7 +54,7 @@ def test_what_we_committed_for_the_former_topic_is_not_believed(committed):
     """Its partitions are read anew, from the log's start."""
     cluster = Cluster()
     cluster.look()
-    cluster.ids["t"] = "second"
+    cluster.ids = {"t": "second"}
     cluster.look()
     assert (cluster.again, cluster.reread_of) == (["t"], [[WHERE]])
     start = cluster.found(committed)
@@ -65,7 +65,7 @@ def test_what_others_committed_for_the_new_topic_is_believed():
     """It is not what we had committed, so it is of the topic there is now."""
     cluster = Cluster()
     cluster.look()
-    cluster.ids["t"] = "second"
+    cluster.ids = {"t": "second"}
     cluster.look()
     assert cluster.found(3).committed == 3
 
@@ -85,7 +85,7 @@ def test_a_topic_made_again_while_the_partition_was_away_is_noticed():
     cluster = Cluster()
     cluster.look()
     cluster.topic_ids.closed([cluster.partition])
-    cluster.ids["t"] = "second"
+    cluster.ids = {"t": "second"}
     assert cluster.found(5).committed is None
 
 

@@ -14,7 +14,7 @@ from weft.testing import VirtualClock, run
 def app_with(**options: object) -> tuple[weft.App, object]:
     """An app, and the decorator of its one handler."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
-    return app, app.consume("orders", **options)  # type: ignore[arg-type]  # options of the test
+    return app, app.consume("orders", **options)
 
 
 def test_retry_delays_take_no_real_time() -> None:

@@ -172,6 +172,9 @@ def test_a_full_producer_refuses(memory_broker: MemoryKafka) -> None:
         def reach(self, point: Any) -> bool:
             return False
 
+        def hold(self) -> None:
+            pass
+
     memory_broker.create_topic("t")
     told: list[Delivery] = []
     producer = MemoryProducer(memory_broker, Immortal(), queue_max=2)

@@ -136,7 +136,7 @@ def test_on_result_and_the_lifespan_are_served() -> None:
             return "open"
 
         async def __aexit__(self, *_: object) -> None:
-            told.append("closed")  # type: ignore[arg-type]  # a mark among results
+            told.append("closed")
 
     app = weft.App(
         group="g",
