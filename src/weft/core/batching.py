@@ -70,16 +70,18 @@ class Batching:
         # Those first that have waited longest: records that fail without a delay would else take
         # every slot before the others' linger is over.
         self._start_lingered(handler, groups)
+        joined: dict[Hashable, None] = {}
         while handler.free > 0 and handler.rotation:
             works = handler.gather(self._state.now, self._batch_of(handler))
             if not works:
                 break
             for work in works:
-                self._join(handler, groups, work)
+                joined[self._join(handler, groups, work)] = None
         if handler in self._grown:
             self._grown.discard(handler)
-            for key in list(groups):
-                self._start_full(handler, groups, key)
+            joined = dict.fromkeys(groups)
+        for key in joined:
+            self._start_full(handler, groups, key)
         self._start_lingered(handler, groups)
 
     def grew(self, handler: Handler) -> None:
@@ -113,7 +115,8 @@ class Batching:
         assert spec is not None
         return spec.max_records
 
-    def _join(self, handler: Handler, groups: dict[Hashable, Gathering], work: Work) -> None:
+    def _join(self, handler: Handler, groups: dict[Hashable, Gathering], work: Work) -> Hashable:
+        """Add a head to the open batch of its group; returns the group."""
         spec = handler.spec.batch
         assert spec is not None
         key, room, linger_s = self._group(work), spec.max_records, spec.linger_s
@@ -127,7 +130,9 @@ class Batching:
             entry = (gathering.due, next(self._order), key, gathering)
             heappush(self._lingering[handler.index], entry)
         gathering.works.append(work)
-        self._start_full(handler, groups, key)
+        if len(gathering.works) >= room and handler.free > 0:
+            self._start(handler, groups, key)
+        return key
 
     def _group(self, work: Work) -> Hashable:
         spec = work.partition.handler.spec.batch
