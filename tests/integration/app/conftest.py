@@ -121,7 +121,7 @@ class Kafka:
 
     def start(self, app: weft.App, **how: Any) -> Run:
         """Start it in the background; it is stopped at the latest when the test ends."""
-        run = cast(Run, app.start(**how))
+        run = cast("Run", app.start(**how))
         self.runs.append(run)
         return run
 
