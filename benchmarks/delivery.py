@@ -27,7 +27,7 @@ EXACT_AT_ONCE = 1_000
 CALL_S = 0.002
 RECORD_S = 0.00001
 BATCH = 100
-BATCH_AT_ONCE = 4
+BATCH_AT_ONCE = 2
 WARM = 500  # before the clock starts: joining the group and the first transaction
 
 

@@ -28,6 +28,7 @@ TRANSACTION_TIMEOUT_S = 10.0
 INIT_S = 30.0
 RETRY_S = 0.1
 FLUSH_S = 0.05
+SLOW_END_S = 1.0  # ten times what it takes
 COMPANY_NAMES = frozenset(KafkaError(code).name() for code in IN_COMPANY)
 
 #: what the broker holds for these partitions: `[(offset, metadata)]`, None where unreadable
@@ -125,7 +126,7 @@ class KafkaTransactions:
             ),
             deadline,
         )
-        _again(producer.commit_transaction, deadline)
+        self._end(lambda: _again(producer.commit_transaction, deadline))
         return True
 
     def _flush(self, producer: Producer, deliveries: list[Delivery | None]) -> int:
@@ -164,7 +165,19 @@ class KafkaTransactions:
 
     def _abort(self, producer: Producer) -> None:
         producer.purge(in_queue=True, in_flight=False)
-        producer.abort_transaction(TRANSACTION_TIMEOUT_S)
+        self._end(lambda: producer.abort_transaction(TRANSACTION_TIMEOUT_S))
+
+    def _end(self, call: Callable[[], None]) -> None:
+        """End the transaction; after a slow end the next one begins with a new producer.
+
+        On a broken connection librdkafka asks again by itself, and the first request may still be
+        on its way: it would end whatever transaction it meets (librdkafka 2.16 knows nothing of
+        KIP-890). A new producer's epoch shuts it out.
+        """
+        began = time.monotonic()
+        call()
+        if time.monotonic() - began > SLOW_END_S:
+            self._discard()
 
     def _cause(self, error: Exception) -> KafkaError:
         """Why a call raised; behind "_FATAL" stands the error that a client broke from."""
