@@ -163,13 +163,14 @@ class _Play:
             step.said = f"{step.done:,} records, {step.done / seconds:,.0f} a second"
         with screen.step(3, records) as step:
             runs.weft_in_one_process(step.progress)
-            step.said = f"{step.done:,} records"
+            step.said = f"{step.done:,} records, {step.rate():,.0f} a second"
         with screen.step(4, records) as step:
             kill = runs.weft_on_spark(records, step.progress)
-            step.said = f"{step.done:,} records, process {kill.pid} killed"
+            step.said = f"{step.rate():,.0f} a second, process {kill.pid} killed"
         with screen.step(5) as step:
+            step.said = "Spark starts, and reads the topic of alerts"
             runs.table()
-            step.said = "written"
+            step.said = str(self._options.out / "alerts")
         return kill
 
     def _look(self, bootstrap: str, kill: Kill) -> Found:

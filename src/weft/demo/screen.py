@@ -21,6 +21,7 @@ from weft.demo.checks import Check
 _BAR_WIDTH = 30
 _REFRESHES_PER_S = 8
 _WIDTH_WITH_MEANING = 110
+_RATE_OVER_S = 2.0
 
 
 @dataclass(slots=True)
@@ -34,15 +35,31 @@ class Step:
     total: int = 0
     began: float = 0.0
     seconds: float = 0.0
+    #: (when, how many were done) since the first one was
+    seen: list[tuple[float, int]] = field(default_factory=list)
     spinner: Spinner = field(default_factory=lambda: Spinner("dots", style="cyan"))
 
     def progress(self, done: int, said: str) -> None:
         """How far it is."""
+        if done != (self.seen[-1][1] if self.seen else 0):
+            self.seen.append((time.monotonic(), done))
         self.done, self.said = done, said
 
+    def rate_now(self) -> float:
+        """Records a second in the last seconds."""
+        recent = [one for one in self.seen if one[0] > time.monotonic() - _RATE_OVER_S]
+        return _rate(recent)
+
     def rate(self) -> float:
-        """Records a second since its begin."""
-        return self.done / max(time.monotonic() - self.began, 0.1)
+        """Records a second since the first was done."""
+        return _rate(self.seen)
+
+
+def _rate(seen: Sequence[tuple[float, int]]) -> float:
+    if len(seen) < 2:
+        return 0.0
+    (begin, before), (end, after) = seen[0], seen[-1]
+    return (after - before) / (end - begin)
 
 
 class Screen:
@@ -105,7 +122,8 @@ def _cells(step: Step) -> tuple[RenderableType, ...]:
     if step.state == "runs":
         bar: RenderableType = Text(step.said, style="dim")
         if step.total:
-            words = f"{step.done:,} of {step.total:,}  {step.said}"
+            rate = f"{step.rate_now():6,.0f}/s"
+            words = f"{step.done:,} of {step.total:,}  {rate}  {step.said}"
             grid = Table.grid(padding=(0, 1))
             bar_of = ProgressBar(step.total, min(step.done, step.total), width=_BAR_WIDTH)
             grid.add_row(bar_of, Text(words, style="dim"))
