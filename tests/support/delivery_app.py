@@ -32,7 +32,9 @@ def consume(app: weft.App, plan: Plan, handlers: Handlers) -> None:
     elif plan.mode == "explicit":
         function = calls.explicit
         options["batch"] = weft.Batch(BATCH, linger_s=0.02, ack="explicit")
-        options["retry"] = weft.Retry(attempts=None, delay_s=0.05)  # what stands behind is nacked too
+        options["retry"] = weft.Retry(
+            attempts=None, delay_s=0.05
+        )  # what stands behind is nacked too
     app.consume(
         plan.topic,
         ordering=plan.ordering,
@@ -69,9 +71,7 @@ class Calls:
             self._handlers._write("E", record, epoch)
             output = self._output(record)
             if output is not None:
-                outputs.append(
-                    weft.Produce(output.value, key=record.key)
-                )
+                outputs.append(weft.Produce(output.value, key=record.key))
         return outputs
 
     async def explicit(self, batch: weft.RecordBatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ def _stable_ends(
             if stable == {p: _end(plain, topic, p, deadline) for p in partitions}:
                 return stable
             assert time.monotonic() < deadline, f"a transaction on {topic} stays open: {stable}"
-            time.sleep(0.1)
+            threading.Event().wait(0.1)
     finally:
         plain.close()
 
@@ -73,9 +74,7 @@ def _end(reader: Consumer, topic: str, partition: int, deadline: float) -> int:
     return reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=left_s)[1]
 
 
-def _read(
-    reader: Consumer, topic: str, partition: int, end: int, deadline: float
-) -> list[Message]:
+def _read(reader: Consumer, topic: str, partition: int, end: int, deadline: float) -> list[Message]:
     reader.assign([TopicPartition(topic, partition, 0)])
     found: list[Message] = []
     while end:

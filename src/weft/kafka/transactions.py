@@ -65,9 +65,8 @@ class KafkaTransactions:
             try:
                 producer.init_transactions(max(1.0, deadline - time.monotonic()))
             except KafkaException as error:
-                retriable = (
-                    error.args[0].retriable() or error.args[0].code() == KafkaError._TIMED_OUT
-                )
+                timed_out: int = KafkaError._TIMED_OUT  # noqa: SLF001  # a public constant
+                retriable = error.args[0].retriable() or error.args[0].code() == timed_out
                 if not retriable or time.monotonic() >= deadline:
                     raise
                 time.sleep(RETRY_S)

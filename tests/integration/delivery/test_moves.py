@@ -15,11 +15,9 @@ from tests.support.verdict import judge
 LONG = pytest.mark.long
 #: one protocol a mode on every push, so that each protocol has its turn; all of them at length
 SHORT = [
-    ("each", "cooperative"),
+    ("each", "eager"),
     ("at_most_once", "consumer"),
     ("exactly_once", "cooperative"),
-    ("exact_batch", "eager"),
-    ("explicit", "consumer"),
 ]
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from tests.integration.app.conftest import Kafka, wait_for
 
 import weft
-from tests.integration.app.conftest import Kafka, wait_for
 
 ROOT = Path(__file__).parents[3]
 MB = 2**20
@@ -66,7 +66,10 @@ def measure(kafka: Kafka, topic: str, records: int, budget: int, **options: Any)
 
 @pytest.mark.parametrize(
     "delivery",
-    ["at_least_once", *(pytest.param(d, marks=pytest.mark.long) for d in ("at_most_once", "exactly_once"))],
+    [
+        "at_least_once",
+        *(pytest.param(d, marks=pytest.mark.long) for d in ("at_most_once", "exactly_once")),
+    ],
 )
 @pytest.mark.timeout(300)
 def test_64_partitions_of_1_mb_records_stay_in_budget(kafka: Kafka, delivery: str) -> None:
@@ -76,9 +79,7 @@ def test_64_partitions_of_1_mb_records_stay_in_budget(kafka: Kafka, delivery: st
     for partition in range(PARTITIONS):
         kafka.fill(topic, [value] * EACH, partition=partition)
     records = PARTITIONS * EACH
-    before, peak, done, megabytes = measure(
-        kafka, topic, records, BUFFER_BYTES, delivery=delivery
-    )
+    before, peak, done, megabytes = measure(kafka, topic, records, BUFFER_BYTES, delivery=delivery)
     print(f"{delivery}: {before:.0f} MB before, {peak:.0f} MB at the peak, {megabytes:.0f} MB read")
     assert done == records
     assert peak < BUFFER_BYTES / MB + OVER_MB
@@ -172,7 +173,11 @@ async def serve_together(
     """All of them on this loop until everything is handled."""
     tasks = [asyncio.create_task(app.serve()) for app in apps]
     deadline = time.monotonic() + 60
-    while len(seen) < 4 or any(sum(c.values()) < count for c in seen.values()) or skipped(apps) < count:
+    while (
+        len(seen) < 4
+        or any(sum(c.values()) < count for c in seen.values())
+        or skipped(apps) < count
+    ):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     for app in apps:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
-
 from tests.integration.delivery.test_kills import STATIC
 from tests.integration.processes.conftest import SETTINGS
 from tests.support.chaos import Chaos, Child
 from tests.support.exactness import Copy, compare, read_committed
+
 from weft.broker import LocalBroker
 from weft.kafka import calls
 from weft.kafka.ports import Delivery, OutMessage, ToCommit
@@ -45,7 +46,8 @@ def copied(run: Chaos) -> Copy:
     return copy
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [1, 4])
 @pytest.mark.timeout(400)
 def test_a_broker_that_restarts_tears_no_transaction(
     mortal: LocalBroker, tmp_path: Path, kills: int
@@ -78,8 +80,10 @@ def test_a_broker_that_restarts_tears_no_transaction(
 def test_a_process_that_stands_still_is_not_taken_for_fenced(
     chaos: Callable[..., Chaos], stopped_s: float
 ) -> None:
-    """SIGSTOP past its session, and past its transaction's time-out, which the broker answers as
-    it answers fencing: the process goes on, and the copy is exact."""
+    """SIGSTOP past its session and its transaction's time-out: it goes on, and the copy is exact.
+
+    The broker answers a transaction that it has ended itself as it answers fencing.
+    """
     with copying(chaos, seed=652) as run:
         first, second = run.start(), run.start()
         run.feed(200)
@@ -97,13 +101,15 @@ def test_a_process_that_stands_still_is_not_taken_for_fenced(
         copied(run)
 
 
-@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.timeout(120)
 def test_a_killed_producers_successor_is_not_held_up(
     chaos: Callable[..., Chaos], static: bool
 ) -> None:
-    """kill -9 with a transaction open: the successor ends it by taking its id, and works within
-    12 s (a foreign open transaction would block the group's offsets until its time-out)."""
+    """Kill -9 in mid-transaction: the successor takes its id, which ends it, and works within 12 s.
+
+    A foreign open transaction would block the group's offsets until its time-out.
+    """
     kafka = STATIC if static else {}
     with copying(chaos, seed=653, kafka=kafka) as run:
         run.produce(4000, keys=200)
@@ -114,7 +120,8 @@ def test_a_killed_producers_successor_is_not_held_up(
             run.kill(child)
             began = time.monotonic()
             successor = run.start()
-            run.until(lambda: run.starts_of(successor) > 0, SUCCESSOR_S, "the successor works")
+            working = partial(run.starts_of, successor)
+            run.until(lambda w=working: w() > 0, SUCCESSOR_S, "the successor works")
             took.append(time.monotonic() - began)
             run.kill(successor)
         last = run.start()
@@ -185,7 +192,10 @@ def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) 
     transactions = KafkaTransactions(config, "stale-membership")
     transactions.open()
     end = transactions.transact(
-        [OutMessage(topic, b"x", None)], [ToCommit(topic, 0, 5, "")], membership, lambda _: [(None, "")]
+        [OutMessage(topic, b"x", None)],
+        [ToCommit(topic, 0, 5, "")],
+        membership,
+        lambda _: [(None, "")],
     )
     assert end.outcome == "aborted"
     assert isinstance(end.deliveries[0], Delivery)
@@ -202,8 +212,7 @@ def consumer_moved(consumer: Consumer, membership: Any) -> bool:
 
 
 def test_a_static_kip_848_member_comes_back_by_itself(chaos: Callable[..., Chaos]) -> None:
-    """Killed and started again under its id: refused until the old session has run out, the
-    consumer is made anew with growing waits, and then it works."""
+    """Refused until the old session has run out, it makes its consumer anew, and then it works."""
     with chaos(seed=655, protocol="consumer", mode="each", work_s=0.01) as run:
         run.plan.kafka |= STATIC
         run.produce(1500)
