@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -14,6 +15,10 @@ from weft.types import Record
 
 _make_record = partial(tuple.__new__, Record)
 _where = itemgetter(0, 1)
+_log = logging.getLogger("weft.kafka")
+
+#: What confluent-kafka raises for a name it cannot decode, depending on its version.
+_UNREADABLE = (SystemError, UnicodeDecodeError)
 
 
 def batches_of(messages: list[Message]) -> list[PolledBatch]:
@@ -21,7 +26,7 @@ def batches_of(messages: list[Message]) -> list[PolledBatch]:
     values = list(map(Message.value, messages))
     keys = list(map(Message.key, messages))
     sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
-    headers: list[Any] = list(map(Message.headers, messages))
+    headers = _all_headers(messages)
     if any(headers):
         sizes = [n + _header_bytes(h) for n, h in zip(sizes, headers, strict=True)]
     rows = zip(
@@ -55,6 +60,25 @@ def _by_partition(records: list[Record], sizes: list[int]) -> list[PolledBatch]:
             batch.sizes.extend(sizes[start:end])
         start = end
     return list(batches.values())
+
+
+def _all_headers(messages: list[Message]) -> list[Any]:
+    """The headers of each; None where confluent-kafka cannot read them.
+
+    Only a foreign client writes names that are not UTF-8. Its record must not stop all others,
+    and it may be asked once only: asked again, confluent-kafka 2.16 gives a list of null pointers.
+    """
+    found: list[Any] = []
+    reading = map(Message.headers, messages)
+    while len(found) < len(messages):
+        try:
+            found.extend(reading)
+        except _UNREADABLE:
+            bad = messages[len(found)]
+            where = f"{bad.topic()}[{bad.partition()}]@{bad.offset()}"
+            _log.warning("%s: a header's name is not UTF-8: its headers are left out", where)
+            found.append(None)
+    return found
 
 
 def _header_bytes(headers: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from types import CoroutineType, GeneratorType
@@ -19,6 +20,8 @@ from weft.types import ErrorInfo, Headers, Produce, Record, _SameKey
 TRACEBACK_CHARS_MAX = 8_000
 MESSAGE_CHARS_MAX = 2_000
 OUTPUTS_MAX = 100_000
+PARTITION_MAX = 2**31 - 1
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class BadReturn(Exception):
@@ -40,8 +43,15 @@ def error_info(error: BaseException) -> ErrorInfo:
     except Exception:
         trace = ""
     return ErrorInfo(
-        type(error).__name__, message[:MESSAGE_CHARS_MAX], trace[-TRACEBACK_CHARS_MAX:]
+        type(error).__name__,
+        _printable(message[:MESSAGE_CHARS_MAX]),
+        _printable(trace[-TRACEBACK_CHARS_MAX:]),
     )
+
+
+def _printable(text: str) -> str:
+    """The text as UTF-8 can hold it: half a surrogate pair breaks dead letters and log lines."""
+    return text.encode(errors="replace").decode()
 
 
 def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
@@ -132,10 +142,18 @@ def _message(record: Record, produce: Produce, output: str | None) -> OutMessage
         raise BadReturn(
             "Produce(...) names no topic: give topic=, or @app.consume(output=TOPIC) for all"
         )
+    named = isinstance(topic, str) and _TOPIC.fullmatch(topic)  # type: ignore[redundant-expr]  # what users pass
+    if topic != output and not named:
+        raise BadReturn(f"Produce(topic={topic!r:.80}) cannot be a topic of Kafka: give its name")
     key = record.key if isinstance(produce.key, _SameKey) else _bytes("key", produce.key)
-    return OutMessage(
-        topic, _value_bytes(produce.value), key, _headers(produce.headers), produce.partition
-    )
+    value, headers = _value_bytes(produce.value), _headers(produce.headers)
+    return OutMessage(topic, value, key, headers, _partition(produce.partition))
+
+
+def _partition(partition: Any) -> int | None:
+    if partition is None or (type(partition) is int and 0 <= partition <= PARTITION_MAX):
+        return partition
+    raise BadReturn(f"Produce(partition={partition!r:.80}): give a whole number from 0, or None")
 
 
 def _value_bytes(value: Any) -> bytes | None:
@@ -144,7 +162,7 @@ def _value_bytes(value: Any) -> bytes | None:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
-        return value.encode()
+        return _encoded("value", value)
     dump = getattr(value, "model_dump_json", None)
     if dump is not None:
         return str(dump()).encode()
@@ -161,16 +179,30 @@ def _bytes(what: str, value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        return _encoded(what, value)
     raise BadReturn(f"Produce({what}=...) must be bytes, str or None, not {type(value).__name__}")
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadReturn(f"Produce({what}=...) is text that UTF-8 cannot hold: {error}") from error
 
 
 def _headers(headers: Any) -> Headers:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        return tuple((str(name), _bytes("headers", value)) for name, value in pairs)
+        return tuple((_header_name(name), _bytes("headers", value)) for name, value in pairs)
     except (TypeError, ValueError) as error:
         raise BadReturn(f"Produce(headers=...) must be (name, bytes) pairs: {error}") from error
+
+
+def _header_name(name: Any) -> str:
+    if not isinstance(name, str) or "\0" in name:
+        raise BadReturn(f"Produce(headers=...): {name!r:.80} cannot be a header's name: give text")
+    _encoded("headers", name)
+    return name
 
 
 def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:

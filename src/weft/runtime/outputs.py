@@ -178,6 +178,9 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
         ("__dlq.errors.offset", str(record.offset).encode()),
         ("__dlq.errors.group", group.encode()),
         ("__dlq.errors.delivery.count", str(work.attempts).encode()),
-        ("__dlq.errors.message", f"{error.type}: {error.message}"[:HEADER_CHARS_MAX].encode()),
+        (
+            "__dlq.errors.message",
+            f"{error.type}: {error.message}"[:HEADER_CHARS_MAX].encode(errors="replace"),
+        ),
     )
     return OutMessage(topic, record.value, record.key, headers, None, record.timestamp_ms)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pydantic
 import pytest
 
@@ -69,3 +73,40 @@ def test_a_record_tells_everything_about_itself(kafka):
     assert "v" not in repr(record).split("value=")[1].replace("value", "")
     with pytest.raises(AttributeError):
         record.value = b"other"
+
+
+# A client of its own, in pure Python: every other one checks what it writes.
+FOREIGN = """
+import asyncio, sys
+from aiokafka import AIOKafkaProducer
+
+class Name(str):
+    def encode(self, *_): return b"\\xff"
+
+async def main(bootstrap, topic):
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        await producer.send_and_wait(topic, b"before")
+        await producer.send_and_wait(topic, b"bad", headers=[(Name("x"), b"v")])
+        await producer.send_and_wait(topic, b"after", headers=[("fine", b"v")])
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_header_whose_name_is_not_utf8_stops_nobody(kafka, caplog):
+    """confluent-kafka cannot read it: the record comes without headers, with a warning."""
+    source = kafka.topic()
+    subprocess.run(
+        [sys.executable, "-c", FOREIGN, kafka.bootstrap, source],
+        check=True,
+        timeout=60,
+        env={**os.environ, "AIOKAFKA_NO_EXTENSIONS": "1"},
+    )
+    records, report = records_of(kafka, source, ordering="partition")
+    assert report.done == 3
+    assert [(record.value, record.headers) for record in records] == [
+        (b"before", ()),
+        (b"bad", ()),
+        (b"after", (("fine", b"v"),)),
+    ]
+    assert f"{source}[0]@1: a header's name is not UTF-8" in caplog.text

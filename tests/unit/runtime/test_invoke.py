@@ -51,6 +51,18 @@ def test_what_is_returned_becomes_messages(returned, expected):
         (weft.Produce(b"1"), None, "give topic="),
         (object(), "out", "what JSON can hold"),
         (float("nan"), "out", "what JSON can hold"),
+        (weft.Produce(b"x", topic="a b"), None, "cannot be a topic"),
+        (weft.Produce(b"x", topic="x" * 250), None, "cannot be a topic"),
+        (weft.Produce(b"x", topic=b"u"), None, "cannot be a topic"),
+        (weft.Produce(b"x", partition=-1), "out", "a whole number from 0"),
+        (weft.Produce(b"x", partition="1"), "out", "a whole number from 0"),
+        (weft.Produce(b"x", partition=True), "out", "a whole number from 0"),
+        (weft.Produce(b"x", partition=2**31), "out", "a whole number from 0"),
+        (weft.Produce("\ud800"), "out", "UTF-8 cannot hold"),
+        (weft.Produce(b"x", key="\ud800"), "out", "UTF-8 cannot hold"),
+        (weft.Produce(b"x", headers=[(1, b"x")]), "out", "cannot be a header's name"),
+        (weft.Produce(b"x", headers=[("a\0", b"x")]), "out", "cannot be a header's name"),
+        (weft.Produce(b"x", headers=[("\ud800", b"x")]), "out", "UTF-8 cannot hold"),
         (weft.Produce(b"x", headers=7), "out", "pairs"),
         (weft.Produce(b"x", headers=[("a", 1)]), "out", "bytes, str or None"),
     ],
@@ -96,6 +108,7 @@ def test_an_error_becomes_bounded_plain_strings():
     assert (info.type, len(info.message)) == ("ValueError", invoke.MESSAGE_CHARS_MAX)
     assert len(info.traceback) <= invoke.TRACEBACK_CHARS_MAX
     assert invoke.error_info(Hostile()).message == "<its __str__ failed>"
+    assert invoke.error_info(ValueError("a\ud800b")).message == "a?b"
 
 
 def test_a_policy_whose_callable_fails_loses_no_record():
