@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,8 +181,6 @@ def test_a_fleet_takes_no_sqlite_ledger(url: str) -> None:
 
 def test_the_table_of_the_docs_is_this_one() -> None:
     """docs/delivery.md shows the cells that are tested here."""
-    from pathlib import Path
-
     page = (Path(__file__).parents[2] / "docs" / "delivery.md").read_text()
     columns = ["at_least_once", "at_most_once", "exactly_once", "ledger"]
     rows = {
@@ -194,12 +193,8 @@ def test_the_table_of_the_docs_is_this_one() -> None:
         "outputs": "output",
         "`Commit(each=True)`": "Commit(each=True)",
     }
+    lines = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+    cells = {line[0].strip(): [c.strip() for c in line[1:]] for line in lines if len(line) == 5}
     for shown, row in rows.items():
-        cells = [
-            c.strip()
-            for c in next(line for line in page.splitlines() if line.startswith(f"| {shown} |"))
-            .strip("|")
-            .split("|")
-        ]
-        yes = {mode for mode, cell in zip(columns, cells[1:], strict=True) if cell != "no"}
-        assert yes == TABLE[row][1], shown
+        pairs = zip(columns, cells[shown], strict=True)
+        assert {mode for mode, cell in pairs if cell != "no"} == TABLE[row][1], shown
