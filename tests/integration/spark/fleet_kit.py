@@ -92,6 +92,10 @@ class Fleet:
         """Send a signal to the driver alone."""
         os.kill(self.process.pid, number)
 
+    def ctrl_c(self) -> None:
+        """SIGINT to the driver's process group, as a terminal sends it: Java gets it too."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
     def wait(self, timeout_s: float = 40.0) -> int:
         """Its exit code."""
         return self.process.wait(timeout_s)
@@ -132,7 +136,7 @@ def running(
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
     with (folder / "stderr").open("wb") as errors:
         process = subprocess.Popen(
-            [*command, *how, *arguments], cwd=folder, stderr=errors, stdout=errors,
+            [*command, *how, *arguments], cwd=folder, stderr=errors, stdout=errors, start_new_session=True,
             env={**environment, **(env or {})},
         )  # fmt: skip
     try:

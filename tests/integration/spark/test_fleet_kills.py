@@ -77,12 +77,12 @@ def test_a_killed_member_is_back_at_once(folder) -> None:
 
 
 def test_ctrl_c_drains_all_members(folder) -> None:
-    """SIGINT to the driver: what runs is finished, the lifespans closed, and nothing stays."""
+    """Ctrl-C: what runs is finished, the lifespans closed, and nothing stays."""
     with running(folder, "--members", "2") as fleet:
         two_at_work(fleet)
         kin = fleet.descendants()
         at = time.time()
-        fleet.signal(signal.SIGINT)
+        fleet.ctrl_c()
         assert fleet.wait(20) == 0, fleet.text
         assert time.time() - at < 12
         begun = {(one["p"], one["o"]) for one in fleet.events("begin")}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from tests.integration.spark.fleet_kit import fill, wait_until
 
 import weft
@@ -244,6 +245,57 @@ def test_a_killed_member_is_back_though_spark_gives_up(spark, app_on, tmp_path) 
     at = sorted(float(t) for p, _, _, t in calls if p == "1")
     # The session time-out is 30 s: only the static id can bring it back this soon.
     assert max(b - a for a, b in pairwise(at)) < 10
+
+
+@pytest.mark.long
+def test_exactly_once_survives_a_killed_member(
+    spark, app_on, topic, tmp_path, kafka_broker
+) -> None:
+    """A member is killed in the middle of transactions: readers see each output once, in order."""
+    out = topic(1, "once")
+    app, name = app_on(2_000)
+    log, scar = str(tmp_path / "log"), str(tmp_path / "scar")
+
+    @app.consume(name, delivery="exactly_once", output=out, concurrency=5)
+    async def handle(record: weft.Record) -> str:
+        await asyncio.sleep(0.002)
+        fatal = record.partition == 1 and record.value == b"5"
+        note(log, scar, fatal, "called")
+        return f"{record.partition} {record.offset}"
+
+    report = app.run(engine="spark", spark=spark, members=2, until="drained")
+    assert (report.exit_code, report.reason) == (0, "drained")
+    assert Path(scar).exists()
+    seen = committed_values(kafka_broker.bootstrap, out)
+    assert len(seen) == len(set(seen)) == 2_000
+    for key in range(KEYS):
+        lane = [offset for partition, offset in seen if offset_key(partition, offset) == key]
+        assert lane == sorted(lane)
+
+
+def offset_key(partition: int, offset: int) -> int:
+    """Which key `fill` gave the record at this offset: partitions take their keys in turns."""
+    keys = [key for key in range(KEYS) if key % PARTITIONS == partition]
+    return keys[offset % len(keys)]
+
+
+def committed_values(bootstrap: str, topic: str) -> list[tuple[int, int]]:
+    """What a read_committed consumer sees, in its order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    seen: list[tuple[int, int]] = []
+    while (message := consumer.poll(20)) is not None and message.error() is None:
+        partition, offset = bytes(message.value() or b"").split()
+        seen.append((int(partition), int(offset)))
+    consumer.close()
+    return seen
 
 
 def test_a_member_that_keeps_dying_ends_the_run(spark, app_on, monkeypatch, caplog) -> None:
