@@ -30,6 +30,8 @@ class Group(NamedTuple):
     partition: int
     records: list[Record]
     sizes: list[int]
+    #: no offset stands twice
+    strict: bool = True
 
 
 def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,13 +47,13 @@ def sorted_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     held = list(batches)
     if not held:
         return
-    table = pa.Table.from_batches(held)
+    # Whole columns: taking rows out of one that is in pieces would put it together each time.
+    table = pa.Table.from_batches(held).combine_chunks()
     held.clear()
     rows = rows_each(table.num_rows, table.nbytes)
     order = pc.sort_indices(table.column("offset"))
     for start in range(0, table.num_rows, rows):
-        piece = table.take(order.slice(start, rows)).combine_chunks()
-        yield from piece.to_batches()
+        yield from table.take(order.slice(start, rows)).combine_chunks().to_batches()
 
 
 def rows_each(rows: int, size_bytes: int) -> int:
@@ -80,12 +82,12 @@ def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
 
 def _group(rows: pa.RecordBatch) -> Group:
     topic, number = rows.column("topic")[0].as_py(), rows.column("partition")[0].as_py()
-    offsets = rows.column("offset").to_pylist()
+    offsets = rows.column("offset").to_numpy()
     keys, values = rows.column("key"), rows.column("value")
     columns = zip(
         repeat(topic),
         repeat(number),
-        offsets,
+        offsets.tolist(),
         _timestamps(rows),
         keys.to_pylist(),
         values.to_pylist(),
@@ -95,11 +97,13 @@ def _group(rows: pa.RecordBatch) -> Group:
         repeat(None),
     )
     sizes = np.add(_lengths(keys), _lengths(values)).tolist()
-    return Group(topic, number, list(map(_make_record, columns)), sizes)
+    strict = bool((offsets[1:] > offsets[:-1]).all())
+    return Group(topic, number, list(map(_make_record, columns)), sizes, strict)
 
 
 def _lengths(column: pa.Array) -> Any:
-    return pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    lengths = pc.binary_length(column)
+    return (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy()
 
 
 def _timestamps(rows: pa.RecordBatch) -> Iterable[int]:
@@ -132,11 +136,9 @@ class Intake:
     def new_rows(self, group: Group) -> Group:
         """The group without rows that are the same record once more."""
         where = (group.topic, group.partition)
-        offsets = np.fromiter((record[2] for record in group.records), np.int64)
         last = self._last.get(where)
         self._last[where] = group.records[-1]
-        starts_new = last is None or offsets[0] > last.offset
-        if starts_new and (np.diff(offsets) > 0).all():
+        if group.strict and (last is None or group.records[0].offset > last.offset):
             return group
         return _without_repeats(group, last)
 

@@ -192,8 +192,10 @@ class Lanes:
     # -- the clock's thread ------------------------------------------------------------------------
 
     def _keep_time(self) -> None:
-        while not self._closed:
+        while True:
             self._alarm.clear()
+            if self._closed:  # looked at after the clear: `close` sets the alarm last
+                return
             wait_s = self._door.call(self._tick)
             self._alarm.wait(max(0.0, min(wait_s, TICK_MAX_S)))
 

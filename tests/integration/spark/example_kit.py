@@ -1,0 +1,60 @@
+"""Runs the examples as a reader of the docs would: as programs of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+#: One small Spark for each; sizes as in the session of conftest.py.
+SPARK = (
+    "--master local[2] --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false"
+    " --conf spark.sql.session.timeZone=UTC --conf spark.sql.shuffle.partitions=2 pyspark-shell"
+)
+
+
+@contextmanager
+def example(
+    *command: str, log: Path | None = None, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """An example that runs; whatever is left of it is killed at the end. `log`: its stderr."""
+    env = os.environ | {"PYSPARK_SUBMIT_ARGS": SPARK, "PYSPARK_PYTHON": sys.executable}
+    env |= {"SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    # A file, not a pipe: nobody reads along, and the JVM would hold a pipe open.
+    with (log or Path(os.devnull)).open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=EXAMPLES, env=env, stdout=err, stderr=err
+        )
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for the driver, its JVM and its Python workers, in one go."""
+    try:
+        family = psutil.Process(process.pid)
+        members = [family, *family.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        members = []
+    for member in members:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(members, timeout=10)
+    process.wait(10)
+
+
+def run(*command: str, log: Path, timeout_s: float = 100, **environment: str) -> None:
+    """Run an example to its end; it must succeed."""
+    with example(*command, log=log, **environment) as process:
+        code = process.wait(timeout_s)
+        assert code == 0, log.read_text()[-4_000:]
