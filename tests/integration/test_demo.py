@@ -133,6 +133,19 @@ def test_interrupted_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
         assert one.left() == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_killed_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
+    """Kill -9 of the demo itself while the fleet runs: its processes notice, and end."""
+    with demo(tmp_path, "--fast") as one:
+        log = tmp_path / "demo-out" / "logs" / "weft-spark.log"
+        wait_until(lambda: one.look() and log.exists() and "assigned" in log.read_text(), 300, one)
+        one.look()
+        one.process.kill()
+        one.process.wait()
+        wait_until(lambda: one.left() == [], END_S, one)
+
+
 def test_a_file_as_folder_is_one_line(tmp_path: Path) -> None:
     """--out that cannot be a folder: exit 2 and one line, before anything is started."""
     (tmp_path / "file").write_text("mine")
