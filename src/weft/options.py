@@ -130,6 +130,12 @@ def _check_topics(where: str, topics: Sequence[str]) -> None:
                 re.compile(topic)
             except re.error as error:
                 raise ConfigError(f"{where}: pattern {topic!r} is not valid: {error}") from None
+            if re.search(r"\\[dD]|\(\?", topic):
+                # librdkafka matches it, too: there \d is the letter d, and nothing would match.
+                raise ConfigError(
+                    f"{where}: pattern {topic!r} is not for librdkafka: write [0-9] for \\d and plain "
+                    "groups instead of (?...)"
+                )
         elif not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
             raise ConfigError(
                 f"{where}: {topic!r} cannot be a topic: Kafka allows letters, digits, '.', '_' and "

@@ -116,6 +116,8 @@ def test_async_handlers_may_not_run_on_threads():
         ("a b", "'a b' cannot be a topic"),
         ("x" * 250, "at most 249"),
         ("^(", r"pattern '\^\(' is not valid"),
+        ("^a\\d", r"write \[0-9\] for \\d"),
+        ("^(?:a)", r"plain groups instead of \(\?\.\.\.\)"),
         (plain, "write @app.consume"),
     ],
 )

@@ -22,6 +22,7 @@ from confluent_kafka import (
 )
 
 from weft.core.starting import Found
+from weft.errors import ConfigError
 from weft.kafka import calls, ports
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog
@@ -43,6 +44,7 @@ class KafkaConsumer:
         # out of the log must be heard of, not silently moved.
         self._consumer = Consumer({**config, "auto.offset.reset": "error"})
         self._incremental = _is_incremental(config)
+        self._kip848 = config.get("group.protocol") == "consumer"
         self.assign_may_block = config.get("group.protocol") != "consumer"
         self._instance_id = config.get("group.instance.id")
         self._log = config.get("logger")
@@ -68,12 +70,25 @@ class KafkaConsumer:
     def subscribe(self, topics: Sequence[str], listener: ports.RebalanceListener) -> None:
         """Join the group."""
         self._listener = listener
-        self._consumer.subscribe(
-            list(topics),
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
-        )
+        patterns = [topic for topic in topics if topic.startswith("^")]
+        try:
+            self._consumer.subscribe(
+                [self._pattern(topic) if topic in patterns else topic for topic in topics],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+        except KafkaException as error:
+            if not patterns or error.args[0].code() != KafkaError._INVALID_ARG:  # noqa: SLF001  # public; the underscore says "local"
+                raise
+            raise ConfigError(
+                f"librdkafka does not take the pattern {' or '.join(map(repr, patterns))}: write a "
+                "POSIX extended regular expression, without (?...)"
+            ) from error
+
+    def _pattern(self, pattern: str) -> str:
+        """A pattern need not reach a name's end; a KIP-848 broker compares it with the whole."""
+        return f"^({pattern[1:]}).*" if self._kip848 else pattern
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         assert self._listener is not None
@@ -254,7 +269,7 @@ class KafkaConsumer:
                 )
         return answers
 
-    # -- what the broker knows -------------------------------------------------------------------------
+    # -- what the broker knows ---------------------------------------------------------------------
 
     def find(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float

@@ -74,7 +74,7 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
         return None
     try:
         delay_s = float(retry.delay_s(attempt, error))
-    except Exception:
+    except BaseException:
         return None  # the engine falls back to one second: a broken policy must not lose a record
     return None if math.isnan(delay_s) else delay_s
 

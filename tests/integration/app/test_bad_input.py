@@ -54,6 +54,16 @@ def test_a_dead_letter_topic_that_a_pattern_reads_too(kafka):
     refused(kafka, app, f"{stem}.dead", "which it reads")
 
 
+def test_a_pattern_that_only_python_understands(kafka):
+    """librdkafka matches it, too, and wants the brace closed: exit code 2."""
+    stem, app = kafka.name("p"), kafka.app()
+    app.consume(f"^{stem}x{{2")(print)
+    report = kafka.start(app).wait(20)
+    assert report.exit_code == 2
+    assert "POSIX extended regular expression" in report.reason
+    assert stem in report.reason
+
+
 def test_brokers_that_do_not_answer(kafka, monkeypatch):
     """After a bounded wait, with their address."""
     monkeypatch.setattr("weft.runtime.preflight.ANSWER_S", 2.0)
