@@ -51,7 +51,7 @@ class App:
             AppOptions(
                 group=group,
                 kafka=kafka,  # type: ignore[arg-type]  # checked, then copied, by checked_app
-                producer={} if producer is None else producer,  # type: ignore[arg-type]  # the same
+                producer={} if producer is None else producer,  # type: ignore[arg-type]  # checked likewise
                 lifespan=lifespan,
                 drain_timeout_s=drain_timeout_s,
                 revoke_timeout_s=revoke_timeout_s,

@@ -52,7 +52,7 @@ def parse(line: str) -> Entry:
     """The entry of one line."""
     kind, at, pid, epoch, partition, offset, key = line.rstrip("\n").split(" ")
     assert kind in ("S", "E", "F"), line
-    return Entry(kind, float(at), int(pid), int(epoch), int(partition), int(offset), key)  # type: ignore[arg-type]  # asserted
+    return Entry(kind, float(at), int(pid), int(epoch), int(partition), int(offset), key)
 
 
 def identity(pid: int, child: int) -> int:

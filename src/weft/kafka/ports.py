@@ -124,8 +124,10 @@ class ConsumerPort(Protocol):
         """The same inside a rebalance callback or at the end; empty when no answer came."""
 
     def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
-        """Answers to commits sent before; waits up to `timeout_s` for the first. For use inside
-        a rebalance callback, where `poll` cannot be called."""
+        """Answers to commits sent before; waits up to `timeout_s` for the first.
+
+        For use inside a rebalance callback, where `poll` cannot be called.
+        """
 
     def membership(self) -> Any:
         """This member's place in the group now, for one transaction. Any thread."""

@@ -90,8 +90,10 @@ def test_killed_between_commit_points_every_row_is_there_once(
 ):
     """Kill -9 with a batch planned, with files written, and with a batch recorded: then a restart."""
     table = Table(tmp_path)
-    command = (SCRIPT, kafka_broker.bootstrap, alerts, str(table.path), "--once")
-    command += ("--batch-records", str(BATCH))
+    command = (
+        *(SCRIPT, kafka_broker.bootstrap, alerts, str(table.path), "--once"),
+        *("--batch-records", str(BATCH)),
+    )
     for moment in (planned_not_committed, files_not_recorded):
         with example(*command) as process:
             assert wait_until(lambda now=moment: now(table) or process.poll() is not None, WAIT_S)

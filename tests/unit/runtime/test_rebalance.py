@@ -33,7 +33,7 @@ class Member:
 def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
     """A heartbeat during the callback can give away what is being assigned (found by a storm)."""
     member = Member(may_block=False)
-    assert Rebalance(member).on_assigned([("t", 0)]) == {}  # type: ignore[arg-type]  # stands in
+    assert Rebalance(member).on_assigned([("t", 0)]) == {}
     assert member.looks == []
     assert len(member.later) == 1
 
@@ -41,7 +41,7 @@ def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
 def test_other_protocols_read_before_the_assignment_is_taken() -> None:
     """And again in the background, paused, when that fails."""
     member = Member(may_block=True)
-    assert Rebalance(member).on_assigned([("t", 0)]) == {}  # type: ignore[arg-type]  # stands in
+    assert Rebalance(member).on_assigned([("t", 0)]) == {}
     assert member.looks == [threading.get_ident()]
     assert len(member.later) == 1
 
