@@ -18,6 +18,10 @@ import psutil
 from confluent_kafka import Producer
 
 ROOT = Path(__file__).parents[3]
+#: Long: what comes back sooner came back by its static id.
+SESSION_MS = 30_000
+#: A machine that runs other things too takes its time to start Java and Python.
+START_S = 150
 
 #: Logs each call as it begins and ends, in one file that members append to.
 APP = """
@@ -105,7 +109,7 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
     """Write fleetapp.py, and the module beside it that it imports."""
     options = "".join(f", {name}={text}" for name, text in more.pop("options", {}).items())
     # The new group protocol leaves these to the broker.
-    times = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+    times = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 500}
     kafka = {
         "bootstrap.servers": bootstrap,
         **(times if more.pop("own_times", True) else {}),
@@ -127,17 +131,17 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, engine: str = "spark", env: dict[str, str] | None = None
+    folder: Path, *arguments: str, engine: str = "spark", wait_s: int = START_S
 ) -> Iterator[Fleet]:
     """`weft run fleetapp:app …` in that folder; killed at the end, with its kin."""
     command = [sys.executable, "-m", "weft.cli.main", "run", "fleetapp:app"]
-    on_spark = ["--engine", "spark", "--conf", "spark.ui.enabled=false"]
-    how = [] if engine == "local" else on_spark
+    conf = ["--conf", "spark.ui.enabled=false", "--conf", f"weft.control.wait_s={wait_s}"]
+    how = [] if engine == "local" else ["--engine", "spark", *conf]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
     with (folder / "stderr").open("wb") as errors:
         process = subprocess.Popen(
             [*command, *how, *arguments], cwd=folder, stderr=errors, stdout=errors, start_new_session=True,
-            env={**environment, **(env or {})},
+            env=environment,
         )  # fmt: skip
     try:
         yield Fleet(process, folder)

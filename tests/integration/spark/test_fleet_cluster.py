@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.integration.spark.fleet_kit import (
+    START_S,
     all_gone,
     fill,
     kill,
@@ -90,9 +91,6 @@ def executors(master: str) -> list[psutil.Process]:
 
 
 SMALL = ("--conf", "spark.executor.memory=512m")
-#: Two executors' Java and Python start at once, on a machine that may be busy.
-PATIENT = ("--conf", "weft.control.wait_s=90")
-HASTY = ("--conf", "weft.control.wait_s=20")
 
 
 def test_standalone_survives_the_loss_of_an_executor(
@@ -105,10 +103,10 @@ def test_standalone_survives_the_loss_of_an_executor(
     name = topic(PARTITIONS, "standalone")
     fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS)
     write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=3)
-    arguments = ("--members", "2", "--master", standalone, "--until", "drained", *SMALL, *PATIENT)
+    arguments = ("--members", "2", "--master", standalone, "--until", "drained", *SMALL)
     with running(tmp_path, *arguments) as fleet:
         before = wait_until(
-            lambda: len(fleet.members()) == 2 and fleet.members(), 150, "two at work"
+            lambda: len(fleet.members()) == 2 and fleet.members(), START_S, "two at work"
         )
         victim = psutil.Process(min(before))
         java = next(one for one in victim.parents() if one.name() == "java")
@@ -138,12 +136,12 @@ def test_local_cluster_and_the_new_group_protocol(tmp_path, topic, kafka_broker)
         own_times=False,
     )
     arguments = ("--members", "2", "--master", "local-cluster[2,1,1024]", "--until", "drained")
-    with running(tmp_path, *arguments, *SMALL, *PATIENT) as fleet:
+    with running(tmp_path, *arguments, *SMALL) as fleet:
         before = wait_until(
-            lambda: len(fleet.members()) == 2 and fleet.members(), 150, "two at work"
+            lambda: len(fleet.members()) == 2 and fleet.members(), START_S, "two at work"
         )
         kill(min(before))
-        wait_until(lambda: fleet.members() - before, 60, "its return")
+        wait_until(lambda: fleet.members() - before, 90, "its return")
         kin = fleet.descendants()
         assert fleet.wait(120) == 0, fleet.text
         assert len(fleet.done()) == RECORDS
@@ -155,8 +153,8 @@ def test_too_few_slots_is_said_with_both_numbers(standalone, tmp_path, topic, ka
     """More members than slots: after its time one line with both numbers, and all have left."""
     name = topic(PARTITIONS, "few")
     write_app(tmp_path, kafka_broker.bootstrap, name)
-    with running(tmp_path, "--members", "4", "--master", standalone, *SMALL, *HASTY) as fleet:
-        wait_until(lambda: fleet.events("open"), 150, "a member")
+    with running(tmp_path, "--members", "4", "--master", standalone, *SMALL, wait_s=20) as fleet:
+        wait_until(lambda: fleet.events("open"), START_S, "a member")
         kin = [*fleet.descendants(), *executors(standalone)]
         assert fleet.wait(90) == 2, fleet.text
         last = [line for line in fleet.text.splitlines() if line.startswith("weft: ")]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.spark.fleet_kit import (
+    START_S,
     Fleet,
     all_gone,
     fill,
@@ -23,8 +24,11 @@ from tests.integration.spark.fleet_kit import (
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 RECORDS, PARTITIONS = 6_000, 4
-#: The session time-out in the apps is 6 s: sooner than that only a static id can be.
-BACK_S = 4.0
+#: The session time-out in the apps is 30 s: sooner than that only a static id can be. On a quiet
+#: machine it is half a second (benchmarks/spark_fleet.py).
+BACK_S = 10.0
+#: So long the other member may pause; a rebalance without the dead one would take the 30 s.
+PAUSE_S = 5.0
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def folder(tmp_path, topic, kafka_broker) -> Any:
 
 def two_at_work(fleet: Fleet) -> set[int]:
     """Wait until two members handle records."""
-    return wait_until(lambda: len(fleet.members()) == 2 and fleet.members(), 60, "two at work")
+    return wait_until(lambda: len(fleet.members()) == 2 and fleet.members(), START_S, "two at work")
 
 
 def test_a_killed_member_is_back_at_once(folder) -> None:
@@ -69,7 +73,7 @@ def test_a_killed_member_is_back_at_once(folder) -> None:
             if one["pid"] == max(before) and at - 1 < one["at"] < at + 3
         )
         assert first["at"] - at < BACK_S
-        assert max(b - a for a, b in pairwise(others)) < 1.0
+        assert max(b - a for a, b in pairwise(others)) < PAUSE_S
         assert len(fleet.done()) == RECORDS
         assert order_breaks(fleet.events()) == []
         assert "member died member=" in fleet.text and "reason=drained" in fleet.text
@@ -97,7 +101,7 @@ def test_a_second_signal_ends_it_now(tmp_path, topic, kafka_broker) -> None:
     fill(kafka_broker.bootstrap, name, 100, PARTITIONS)
     write_app(tmp_path, kafka_broker.bootstrap, name, seconds=60)
     with running(tmp_path, "--members", "1") as fleet:
-        wait_until(lambda: fleet.events("begin"), 60, "the first call")
+        wait_until(lambda: fleet.events("begin"), START_S, "the first call")
         fleet.signal(signal.SIGTERM)
         wait_until(lambda: "mode=in_flight" in fleet.text, 10, "the first stop")
         at = time.time()
