@@ -216,6 +216,7 @@ class Oracle:
     ) -> None:
         """One failed attempt; `alone`: not as a part of a batch that failed whole."""
         offset, retry = work.record.offset, life.spec.retry
+        alone = alone or life.spec.delivery == AT_MOST_ONCE  # there nothing is tried again
         life.attempts[offset] += 1
         count = life.attempts[offset]
         spent = retry.attempts is not None and count >= retry.attempts
