@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weft.app_options import AppOptions
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
 from weft.policies import Commit
 from weft.runtime.invoke import decoder
+from weft.runtime.logs import event
 from weft.runtime.plan import HandlerPlan
+
+_log = logging.getLogger("weft")
 
 PROCESS_AHEAD = 32
 
@@ -76,3 +82,27 @@ def ahead_of(handler: HandlerOptions) -> int:
     if handler.kind != "processes" or handler.timeout_s is not None:
         return 0
     return handler.concurrency * (1 if handler.batch is not None else PROCESS_AHEAD)
+
+
+def log_start(
+    options: AppOptions,
+    handlers: Sequence[HandlerOptions],
+    plans: Sequence[HandlerPlan],
+    topics: Sequence[str],
+    until: str | None,
+) -> None:
+    """One line with the effective options; secrets are masked."""
+    shown = {
+        plan.spec.name: f"{handler.ordering}/{handler.kind}/{plan.spec.concurrency}"
+        for handler, plan in zip(handlers, plans, strict=True)
+    }
+    event(
+        _log,
+        "info",
+        "starting",
+        **options.shown(),
+        topics=",".join(topics),
+        handlers=shown,
+        until=until,
+        kafka=redacted(options.kafka),
+    )

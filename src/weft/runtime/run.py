@@ -16,7 +16,6 @@ from weft.core.states import InternalError
 from weft.errors import ConfigError
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
-from weft.kafka.secrets import redacted
 from weft.routing import Routes
 from weft.runtime import gc_pace
 from weft.runtime.drain import Drain
@@ -26,7 +25,7 @@ from weft.runtime.logs import event
 from weft.runtime.loops import HandlerLoop
 from weft.runtime.member import Member
 from weft.runtime.member_config import Executor, MemberConfig
-from weft.runtime.plans import commit_of, plans_of
+from weft.runtime.plans import commit_of, log_start, plans_of
 from weft.runtime.preflight import ANSWER_S, check_cluster
 from weft.runtime.reports import ResultStream
 from weft.runtime.results import Results
@@ -119,19 +118,27 @@ class Run:
                     self._loop.at_exit(ledger.close_async)
             member = self._member = Member(self._member_config())
             self._connection.clock.watch(lambda: self._under_way(member))
+            log_start(self._options, self._handlers, self._plans, topics, self._until)
+            self._results.begin(member)
+            gc_pace.slow_down()
+            member.start()
         except BaseException:
-            self._close_loop(LOOP_CLOSE_S)
-            self._close_clients()
+            self._abandon()
             raise
-        self._log_start(topics)
-        self._results.begin(member)
-        gc_pace.slow_down()
-        self._member.start()
         if self._stop_asked is not None:
-            self._member.stop(self._stop_asked)
+            member.stop(self._stop_asked)
         for topic in self._paused:
             self.pause(topic)
         threading.Thread(target=self._watch, name="weft-watch", daemon=True).start()
+
+    def _abandon(self) -> None:
+        """The start failed: nothing runs, and the app may be started again."""
+        if not self.over:
+            self._close_loop(LOOP_CLOSE_S)
+            self._close_clients()
+            self._results.end()
+            self._app.state = None
+            self._over.set()
 
     def _check(self, admin: AdminPort) -> list[str]:
         return check_cluster(self._connection, admin, self._routes, self._handlers)
@@ -202,22 +209,6 @@ class Run:
         loop = None if self._loop is None else self._loop.loop
         return make_executors(member, self._handlers, self._plans, loop)
 
-    def _log_start(self, topics: list[str]) -> None:
-        handlers = {
-            plan.spec.name: f"{handler.ordering}/{handler.kind}/{handler.concurrency}"
-            for handler, plan in zip(self._handlers, self._plans, strict=True)
-        }
-        event(
-            _log,
-            "info",
-            "starting",
-            **self._options.shown(),
-            topics=",".join(topics),
-            handlers=handlers,
-            until=self._until,
-            kafka=redacted(self._options.kafka),
-        )
-
     def open_results(self) -> ResultStream:
         """A stream of the results from now on."""
         return self._results.open()
@@ -286,10 +277,13 @@ class Run:
         """Run on the caller's loop; cancelling drains and then goes on cancelling."""
         loop = asyncio.get_running_loop()
         self._loop = HandlerLoop(loop)
-        self._app.state = await self._loop.enter(self._options.lifespan, self._app)
         try:
+            self._app.state = await self._loop.enter(self._options.lifespan, self._app)
             cancelled = await self._outlast(asyncio.to_thread(self.start, loop))
             cancelled = await self._outlast(asyncio.to_thread(self.wait)) or cancelled
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             await self._loop.exit()
             self._app.state = None

@@ -38,7 +38,7 @@ def snapshot_of(
 ) -> dict[str, Any]:
     """The contract's snapshot."""
     if member is None:
-        return {"state": "starting", "partitions": [], "handlers": {}}
+        return {"state": "failed" if over else "starting", "partitions": [], "handlers": {}}
     try:
         shot = member.door.call(lambda engine, _: engine.snapshot())
     except InternalError:

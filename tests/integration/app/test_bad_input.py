@@ -55,7 +55,7 @@ def test_a_dead_letter_topic_that_a_pattern_reads_too(kafka):
 
 
 def test_a_pattern_that_only_python_understands(kafka):
-    """librdkafka matches it, too, and wants the brace closed: exit code 2."""
+    """Librdkafka matches it, too, and wants the brace closed: exit code 2."""
     stem, app = kafka.name("p"), kafka.app()
     app.consume(f"^{stem}x{{2")(print)
     report = kafka.start(app).wait(20)
@@ -75,6 +75,19 @@ def test_brokers_that_do_not_answer(kafka, monkeypatch):
         began = time.monotonic()
         refused(kafka, app, address, "broker")
         assert time.monotonic() - began < 8
+
+
+def test_an_app_that_was_refused_may_be_started_again(kafka):
+    """Once its topic is there; who reads its results is told of the end."""
+    source = kafka.name()
+    app = kafka.app()
+    app.consume(source)(print)
+    stream = app.results()
+    refused(kafka, app, "does not exist")
+    assert list(stream) == []
+    assert app.snapshot()["state"] == "failed"
+    kafka.topic(name=source)
+    assert kafka.drain(app).exit_code == 0
 
 
 def test_a_drain_of_nothing(kafka):

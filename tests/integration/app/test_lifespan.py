@@ -80,6 +80,8 @@ def test_a_lifespan_that_fails_to_open_ends_the_run_before_anything_is_consumed(
             asyncio.run(app.serve(until="drained"))
     assert states == []
     assert app.state is None
+    with pytest.raises(weft.FatalError):  # not "running already"
+        app.run(until="drained")
 
 
 def test_a_lifespan_that_fails_to_close_is_logged(kafka, caplog):
