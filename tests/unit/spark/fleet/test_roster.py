@@ -55,8 +55,9 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def roster(heard: Heard) -> Roster:
-    """A fleet of two of whom nobody is there yet."""
+def roster(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Roster:
+    """A fleet of two of whom nobody is there yet; who does not go is not waited for long."""
+    monkeypatch.setattr("weft.spark.fleet.roster.PREDECESSOR_S", 0.2)
     orders = Orders(static=True, ends=[["t", 0, 9]], callbacks=[], log_level=20)
     return Roster(2, orders, heard.ears())
 
