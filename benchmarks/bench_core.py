@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from weft.core import effects as fx
 from weft.core.commits import Answer
@@ -134,12 +135,24 @@ def _seconds_a_record(bench: Bench, batch: int, turns: int) -> float:
     return (time.process_time() - begin) / count
 
 
+def _record(partition: Partition, offset: int, keys: int) -> Record:
+    key = b"%d" % (10_000 * partition.number + offset % keys)
+    return Record("t", partition.number, offset, 0, key, VALUE)
+
+
 def rate_of_partitions(partitions: int, batch: int, turns: int) -> float:
-    """Seconds a record with the same backlog spread over this many partitions."""
+    """Seconds a record with the same backlog and as many keys spread over these partitions.
+
+    Each poll brings one record of every partition: so memory is used in the order in which it was
+    given out, however many partitions there are, and the ratio is that of the work.
+    """
     bench = Bench(partitions)
-    each = max(1, (batch * turns + 20_000) // partitions)
-    for partition in bench.partitions:
-        bench.poll(partition, 100, 0, each, start=1_000 * partition.number)
+    keys = 10_000 // partitions
+    for offset in range((batch * turns + 20_000) // partitions):
+        bench.engine.polled(
+            bench.now, [(p, [_record(p, offset, keys)], [612]) for p in bench.partitions]
+        )
+    bench.perform()
     return _seconds_a_record(bench, batch, turns)
 
 
@@ -209,14 +222,18 @@ def healthy_share(keys: int, rounds: int, *, poison: bool) -> float:
             offset += 1_000
         bench.now += 0.01
         works, bench.started = bench.started, []
-        bad = [w for w in works if poison and int(w.record.key) % 2]
-        good = [w for w in works if not (poison and int(w.record.key) % 2)]
-        finished += sum(int(work.record.key) % 2 == 0 for work in good)
+        bad = [w for w in works if poison and _odd(w)]
+        good = [w for w in works if not (poison and _odd(w))]
+        finished += sum(not _odd(work) for work in good)
         bench.engine.calls_ended(bench.now, good, [Failed(work, ERROR) for work in bad])
         bench.perform()
         bench.engine.tick(bench.now)
         bench.perform()
     return finished / rounds
+
+
+def _odd(work: Work) -> bool:
+    return work.record.key is not None and int(work.record.key) % 2 == 1
 
 
 def rows(*, quick: bool) -> list[Row]:
@@ -230,8 +247,8 @@ def rows(*, quick: bool) -> list[Row]:
         name: str, limit: float, rate: Callable[[int, int], float], small: int, large: int
     ) -> None:
         for batch in (1, 100):
-            low = best(lambda batch=batch: rate(small, batch), runs)
-            high = best(lambda batch=batch: rate(large, batch), runs)
+            low = best(partial(rate, small, batch), runs)
+            high = best(partial(rate, large, batch), runs)
             figure = f"{low * 1e6:.2f} to {high * 1e6:.2f} µs a record"
             title = f"{small:,} to {large:,} {name}, {batch} a turn"
             found.append(Row(title, figure, high / low, limit))

@@ -140,48 +140,52 @@ class Handler:
     def _pick(self, allowed: int, state: int) -> list[Work]:
         """Take up to `allowed` ready records, in turns, and put them into `state`."""
         works: list[Work] = []
-        rotation = self.rotation
-        running = state == states.RUNNING
         measured: set[Partition] = set()
-        while allowed > 0 and rotation:
+        while len(works) < allowed and self.rotation:
             # An equal share of the free slots each, so that no partition waits for another's
             # backlog; what a short one leaves goes round again.
-            share = allowed // len(rotation)
-            partition = rotation.popleft()
-            ready = partition.ready
-            if not partition.startable or not ready:
-                partition.listed = False
-                continue
+            share = (allowed - len(works)) // len(self.rotation)
             if share > 1:
-                taken = self._take_share(partition, min(share, len(ready)), state, works, measured)
-            else:  # the same for one record, without the cost of a call
-                work, taken = ready.popleft(), 1
-                if work.record[2] < partition.start_limit or may_start(work, measured):
-                    work.state = state
-                    works.append(work)
-                else:
-                    self.put_far(work)
-                    taken = 0
-            allowed -= taken
-            if running:
-                partition.in_flight += taken
-            if ready:
-                rotation.append(partition)
+                self._take_share(share, state, works, measured)
             else:
-                partition.listed = False
+                self._take_one_each(allowed, state, works, measured)
         return works
 
+    def _take_one_each(
+        self, allowed: int, state: int, works: list[Work], measured: set[Partition]
+    ) -> None:
+        """One record of each partition, until there are `allowed` of them."""
+        rotation, running = self.rotation, state == states.RUNNING
+        popleft, append = rotation.popleft, rotation.append
+        for _ in range(min(allowed - len(works), len(rotation))):
+            partition = popleft()
+            ready = partition.ready
+            if not ready or not partition.startable:
+                partition.listed = False
+                continue
+            work = ready.popleft()
+            if work.record[2] < partition.start_limit or may_start(work, measured):
+                work.state = state
+                works.append(work)
+                partition.in_flight += running
+            else:
+                self.put_far(work)
+            if ready:
+                append(partition)
+            else:
+                partition.listed = False
+
     def _take_share(
-        self,
-        partition: Partition,
-        count: int,
-        state: int,
-        works: list[Work],
-        measured: set[Partition],
-    ) -> int:
-        """Take `count` heads of one partition; how many of them may start."""
-        had, limit, popleft = len(works), partition.start_limit, partition.ready.popleft
-        for _ in range(count):
+        self, share: int, state: int, works: list[Work], measured: set[Partition]
+    ) -> None:
+        """Up to `share` records of the next partition."""
+        partition = self.rotation.popleft()
+        ready, had = partition.ready, len(works)
+        if not partition.startable:
+            partition.listed = False
+            return
+        limit, popleft = partition.start_limit, ready.popleft
+        for _ in range(min(share, len(ready))):
             work = popleft()
             if work.record[2] >= limit:
                 if not may_start(work, measured):
@@ -190,7 +194,12 @@ class Handler:
                 limit = partition.start_limit
             work.state = state
             works.append(work)
-        return len(works) - had
+        if state == states.RUNNING:
+            partition.in_flight += len(works) - had
+        if ready:
+            self.rotation.append(partition)
+        else:
+            partition.listed = False
 
     def put_far(self, work: Work) -> None:
         """It waits until the map has room for its offset."""
