@@ -31,8 +31,6 @@ from weft.kafka.verdicts import commit_verdict, poll_verdict
 
 _log = logging.getLogger("weft.kafka")
 
-POLL_RECORDS_MAX = 2_000
-
 
 class KafkaConsumer:
     """A ConsumerPort on a real broker."""
@@ -98,8 +96,10 @@ class KafkaConsumer:
             starts = self._listener.on_assigned(where) if where else {}
         except BaseException as error:
             self._failure, starts = error, {}
-        # Partitions without a start are assigned paused; `begin` seeks them later.
-        begin = [TopicPartition(*tp, starts.get(tp, OFFSET_END)) for tp in where]
+        # Partitions without a start are assigned paused; `begin` seeks them later. They stand at a
+        # real offset: the look-up of a logical one, still on its way, would override the seek
+        # without a word (librdkafka 2.16, every fourth time), and skip records.
+        begin = [TopicPartition(*tp, starts.get(tp, 0)) for tp in where]
         if self._incremental:
             consumer.incremental_assign(begin)
         else:
@@ -178,10 +178,10 @@ class KafkaConsumer:
         """Make `poll` return soon."""
         self._wakeable.wake()
 
-    def poll(self, timeout_s: float) -> ports.Polled:
+    def poll(self, timeout_s: float, records_max: int = ports.POLL_RECORDS_MAX) -> ports.Polled:
         """Serve callbacks and fetch."""
         self._wakeable.wait(timeout_s)
-        messages = self._consumer.consume(POLL_RECORDS_MAX, 0)
+        messages = self._consumer.consume(records_max, 0)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure

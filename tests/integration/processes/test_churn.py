@@ -18,12 +18,14 @@ def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
     changes, ends = 0, time.monotonic() + seconds
     while time.monotonic() < ends:
         living = run.living()
-        if len(living) < 2 or (len(living) < MEMBERS_MAX and run.dice.random() < 0.5):
-            run.start()
+        working = [child for child in living if run.starts_of(child)]
+        if not working or (len(living) < MEMBERS_MAX and run.dice.random() < 0.5):
+            if len(living) < MEMBERS_MAX:
+                run.start()
         elif kills and run.dice.random() < 0.4:
-            run.kill(run.dice.choice(living))
+            run.kill(run.dice.choice(working))
         else:
-            run.terminate(run.dice.choice(living))
+            run.terminate(run.dice.choice(working))
         changes += 1
         threading.Event().wait(run.dice.uniform(0.5, 1.5))
     return changes

@@ -29,7 +29,7 @@ def check_kills(run: Chaos, verdict: Verdict, kills: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "kills"),
-    [("async", 4), ("threads", 3), pytest.param("async", 25, marks=pytest.mark.long)],
+    [("async", 3), ("threads", 2), pytest.param("async", 25, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(300)
 def test_a_killed_app_loses_nothing_and_repeats_only_its_last_interval(
