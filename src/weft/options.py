@@ -133,8 +133,8 @@ def _check_topics(where: str, topics: Sequence[str]) -> None:
             if re.search(r"\\[dD]|\(\?", topic):
                 # librdkafka matches it, too: there \d is the letter d, and nothing would match.
                 raise ConfigError(
-                    f"{where}: pattern {topic!r} is not for librdkafka: write [0-9] for \\d and plain "
-                    "groups instead of (?...)"
+                    f"{where}: pattern {topic!r} is not for librdkafka: write [0-9] for \\d and "
+                    "plain groups instead of (?...)"
                 )
         elif not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
             raise ConfigError(

@@ -206,10 +206,10 @@ class KafkaConsumer:
         assert error is not None
         code, topic, partition = error.code(), message.topic(), message.partition()
         if topic is not None and partition is not None and partition >= 0:
-            if code == KafkaError._PARTITION_EOF:
+            if code == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
                 polled.ends.append((topic, partition, message.offset() or 0))
                 return
-            if code == KafkaError._AUTO_OFFSET_RESET:
+            if code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # a public constant
                 self.pause([(topic, partition)])
                 polled.out_of_range.append((topic, partition))
                 return
