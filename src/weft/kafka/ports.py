@@ -17,6 +17,8 @@ TopicPartition = tuple[str, int]
 Action = Literal["log", "stop", "recreate"]
 Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
 
+POLL_RECORDS_MAX = 2_000
+
 
 class PolledBatch(NamedTuple):
     """Records of one partition from one poll, ascending."""
@@ -94,7 +96,7 @@ class ConsumerPort(Protocol):
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         """Join the group for these topics; names that start with ^ are patterns."""
 
-    def poll(self, timeout_s: float) -> Polled:
+    def poll(self, timeout_s: float, records_max: int = POLL_RECORDS_MAX) -> Polled:
         """Serve callbacks and fetch; returns at once when there is something."""
 
     def wake(self) -> None:

@@ -17,7 +17,7 @@ from weft.core import effects as fx
 from weft.core.engine import Engine, StopMode
 from weft.core.partition import Partition
 from weft.errors import ConfigError
-from weft.kafka.ports import ConsumerPort, Polled, TopicPartition
+from weft.kafka.ports import POLL_RECORDS_MAX, ConsumerPort, Polled, TopicPartition
 from weft.runtime.committing import Committer
 from weft.runtime.door import Door
 from weft.runtime.lease import Lease
@@ -170,8 +170,8 @@ class Member:
         if self._rejoining.waiting:
             self._rejoining.step()
             self.lease.renew()
-        elif self._wait_for_room():
-            polled = self.consumer.poll(timeout_s)
+        elif room := self._wait_for_room():
+            polled = self.consumer.poll(timeout_s, room)
             self.lease.renew()
             self._take(polled)
         self.committer.send_planned()
@@ -209,25 +209,27 @@ class Member:
             self.executors[work.partition.handler.index].cancel(work, expired=False)
         self.door.post(lambda engine, now: engine.stop(now, "now"))
 
-    def _wait_for_room(self) -> bool:
-        """Whether to poll.
+    def _wait_for_room(self) -> int:
+        """How many records to poll for; 0 when it is better to wait first.
 
         Full buffers are waited for a little, because pausing a partition throws away what
         librdkafka has fetched of it.
         """
-        limit = self.config.limits.buffer_records * BUSY_SHARE
+        limit = self.config.limits.buffer_records
         held = sum(len(p.incomplete) - p.blocked_records for p in self.partitions.values())
         now = self.now()
-        if held < limit or self._outbox or self.engine.state.flow.paused:
+        # Whole polls of many partitions would fill a small budget many times over.
+        room = max(1, min(limit - held, POLL_RECORDS_MAX))
+        if held < limit * BUSY_SHARE or self._outbox or self.engine.state.flow.paused:
             self._full_since = None
-            return True
+            return room
         if self._full_since is None:
             self._full_since = now
         if now - self._full_since > SOFT_WAIT_S:
             self._full_since = None
-            return True
+            return room
         self._quit.wait(IDLE_S)
-        return False
+        return 0
 
     def _take(self, polled: Polled) -> None:
         if polled.batches:

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError
 
 from weft.core.starting import Found
 from weft.kafka.ports import (
+    POLL_RECORDS_MAX,
     CommitAnswer,
     KafkaUnavailable,
     Polled,
@@ -29,8 +30,6 @@ from weft.kafka.verdicts import commit_verdict
 from weft.testing.cluster import MemoryKafka, record_of
 from weft.testing.crash import Crashed, Mortal
 from weft.testing.memory import Committed, Log, Member, Protocol, Stored, UnstableOffset
-
-POLL_RECORDS_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +184,14 @@ class MemoryConsumer:
             self._woken = True
             self._kafka.notify()
 
-    def poll(self, timeout_s: float) -> Polled:
+    def poll(self, timeout_s: float, records_max: int = POLL_RECORDS_MAX) -> Polled:
         """Serve callbacks and fetch."""
         deadline = self._kafka.clock.now() + timeout_s
         while True:
             self._serve_group()
             with self._kafka.changed:
                 self._die_if_dead()
-                polled = self._collect()
+                polled = self._collect(records_max)
                 woken, self._woken = self._woken, False
                 seen = self._kafka.changes
             something = polled.batches or polled.ends or polled.commits or polled.out_of_range
@@ -200,9 +199,8 @@ class MemoryConsumer:
                 return polled
             self._kafka.rest(self, deadline, seen)
 
-    def _collect(self) -> Polled:
+    def _collect(self, room: int) -> Polled:
         polled = Polled(commits=self._take_answers())
-        room = POLL_RECORDS_MAX
         for where in [where for where in self._positions if where not in self._paused]:
             log = self._kafka.broker.logs.get(where)
             if log is None:

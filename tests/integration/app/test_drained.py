@@ -61,6 +61,8 @@ def test_transaction_markers_at_the_end_are_no_records(kafka, outcome):
     producer.produce(source, b"in a transaction")
     producer.flush(20)
     (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(20)
+    # The marker is written after the answer: until then it is not part of the end.
+    wait_for(lambda: kafka.count(source) == 3)
     app, seen = counting(kafka, source, group)
     assert kafka.drain(app).exit_code == 0
     assert seen == [b"plain", b"in a transaction"][: 2 if outcome == "commit" else 1]
