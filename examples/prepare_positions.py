@@ -7,10 +7,9 @@ is run again after a crash is written again: at least once, in the order of each
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
 
-from confluent_kafka import Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
 
@@ -24,22 +23,21 @@ def prepared(raw: DataFrame, vehicles: DataFrame) -> DataFrame:
     known = positions.where("lat between -90 and 90 and lon between -180 and 180")
     # A broadcast join moves no row: each vehicle's records stay in one task, in order.
     watched = known.join(F.broadcast(vehicles), "vehicle").where("watched")
-    value = F.to_json(F.struct("vehicle", "owner", "lat", "lon")).alias("value")
-    return watched.select("key", value)
+    return watched.select("key", F.to_json(F.struct("vehicle", "owner", "lat", "lon")).alias("v"))
 
 
-def send(bootstrap: str, rows: Iterable[Row]) -> None:
+def send(bootstrap: str, rows: Iterator[Row]) -> None:
     """Write rows to the topic and wait until the brokers have them. Runs in the tasks."""
-    refused: list[object] = []
+    from confluent_kafka import Producer  # a global would have to be pickled
+
+    answers: list[object] = []
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for row in rows:
         key = None if row.key is None else bytes(row.key)
-        producer.produce(
-            "gps.prepared", row.value, key, on_delivery=lambda e, _: e and refused.append(e)
-        )
+        producer.produce("gps.prepared", row.v, key, on_delivery=lambda e, _: answers.append(e))
         producer.poll(1 if len(producer) > 50_000 else 0)  # a full queue waits for the brokers
-    if producer.flush(60) or refused:
-        raise RuntimeError(f"gps.prepared did not take all records: {refused[:1]}")
+    if producer.flush(60) or any(error is not None for error in answers):
+        raise RuntimeError("gps.prepared did not take all records")
 
 
 def main() -> None:

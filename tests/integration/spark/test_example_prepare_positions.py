@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer
 from tests.integration.spark.example_kit import run
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 INSIDE, OUTSIDE = (48.1, 11.5), (52.5, 13.4)
 VEHICLES = "vehicle,owner,watched\nv0,ann,true\nv1,bob,true\nv2,eve,false\n"
@@ -48,7 +48,7 @@ def test_prepared_by_spark_and_checked_by_weft(kafka_broker, produce, tmp_path):
     bootstrap = kafka_broker.bootstrap
 
     prepare = ("prepare_positions.py", bootstrap, str(vehicles), str(tmp_path / "c"), "--once")
-    run(*prepare, log=tmp_path / "log", timeout_s=150)
+    run(*prepare, log=tmp_path / "log", timeout_s=300)
     prepared = values(bootstrap, "gps.prepared", 3)
     assert [(p["vehicle"], p["owner"], p["lat"]) for p in prepared] == [
         ("v0", "ann", 48.1),
@@ -57,7 +57,7 @@ def test_prepared_by_spark_and_checked_by_weft(kafka_broker, produce, tmp_path):
     ]
 
     app = ("-m", "weft.cli.main", "run", "check_positions:app", "--until", "drained")
-    run(*app, log=tmp_path / "log", timeout_s=100, BOOTSTRAP=bootstrap)
+    run(*app, log=tmp_path / "log", timeout_s=200, BOOTSTRAP=bootstrap)
     alerts = values(bootstrap, "geofence.alerts", 2)
     assert sorted(alerts, key=str) == [
         {"vehicle": "v0", "owner": "ann"},

@@ -10,10 +10,10 @@ from tests.integration.spark.example_kit import example, kill, run
 
 from weft.broker.process import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 SCRIPT = "results_to_parquet.py"
-RECORDS, BATCH, WAIT_S = 300, 25, 150
+RECORDS, BATCH, WAIT_S = 150, 25, 300
 DAY_1 = int(dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC).timestamp() * 1000)
 DAY_MS = 86_400_000
 
@@ -62,16 +62,14 @@ def numbers(folder: Path) -> set[int]:
 
 
 def planned_not_committed(table: Table) -> bool:
-    """A batch is in the write-ahead log, with batches behind it, and is not committed."""
-    return len(table.logged("commits")) >= 1 and bool(
-        table.logged("offsets") - table.logged("commits")
-    )
+    """A batch is in the write-ahead log and not in the commit log."""
+    return bool(table.logged("offsets") - table.logged("commits"))
 
 
 def files_not_recorded(table: Table) -> bool:
     """Files of a batch are written that the sink has not recorded."""
     begun = table.logged("offsets") - table.recorded()
-    return len(table.recorded()) >= 3 and bool(begun) and table.files() > table.files_recorded()
+    return len(table.recorded()) >= 1 and bool(begun) and table.files() > table.files_recorded()
 
 
 @pytest.fixture
