@@ -200,6 +200,11 @@ class AsyncExecutor:
                 raise
             asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
 
+    def _give_back(self) -> None:
+        """Nothing of what was handed over begins now."""
+        while self._ready:
+            self._door.ended.append(GivenBack(self._ready.popleft()))
+
     async def _burst(self, worker: _Worker) -> None:
         """Call the handler for what is ready, until nothing is or the loop should breathe."""
         plan, ready, done = self._plan, self._ready, self._door.done
@@ -208,6 +213,8 @@ class AsyncExecutor:
         began = slice_ends = clock()
         slice_ends += SLICE_S
         since_look = 0
+        if not (self._at_most_once or self._door.trusted()):
+            self._give_back()
         while (ready or self._turn()) and not self._closed:
             worker.work = work = ready.popleft()
             if work.state != RUNNING or not (work.partition.startable or self._at_most_once):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft.core.epochs import Assignment
@@ -82,7 +83,7 @@ class Rebalance:
             except KafkaUnavailable:
                 self._member.pause_background(FIND_AGAIN_S)
             else:
-                self._member.on_poll_thread(lambda: self._begin(found, token, began))
+                self._member.on_poll_thread(partial(self._begin, found, token, began))
                 return
 
     def _begin(self, found: dict[TopicPartition, Found], token: int, began: float) -> None:

@@ -139,7 +139,8 @@ class ThreadExecutor(WorkerThreads[Work]):
 
     def _call(self, work: Work) -> None:
         plan, door = self._plan, self._door
-        if not may_call(work, at_most_once=self._at_most_once):
+        at_most_once = self._at_most_once
+        if not (may_call(work, at_most_once=at_most_once) and (at_most_once or door.trusted())):
             door.ended.append(GivenBack(work))
             return
         began = time.perf_counter()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from weft.core import effects as fx
@@ -10,9 +13,12 @@ from weft.core.epochs import Assignment
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.kafka.ports import CommitAnswer, ToCommit
+from weft.runtime.aio import AsyncExecutor
 from weft.runtime.committing import Committer
 from weft.runtime.door import STOOD_STILL_S, Door
 from weft.runtime.lease import Lease
+from weft.runtime.plan import HandlerPlan
+from weft.runtime.threads import ThreadExecutor
 from weft.types import Record
 
 
@@ -194,3 +200,33 @@ def test_a_thread_that_goes_round_in_time_is_never_doubted(member: Member) -> No
     member.poll(4)
     assert not member.door.in_doubt
     assert starts(member) == 5
+
+
+@pytest.mark.parametrize("kind", ["threads", "async"])
+def test_what_was_handed_over_before_it_stood_still_is_given_back(
+    member: Member, kind: str
+) -> None:
+    """A worker that wakes first calls nothing: its records go back into their lanes."""
+    called: list[int] = []
+
+    def handle(record: Record) -> None:
+        called.append(record.offset)
+
+    async def wait(record: Record) -> None:
+        called.append(record.offset)
+
+    loop = asyncio.new_event_loop()
+    plan = HandlerPlan(HandlerSpec("handle"), handle if kind == "threads" else wait)
+    threads, coroutines = ThreadExecutor(plan, member.door), AsyncExecutor(plan, member.door, loop)
+    running = member.partition.in_flight
+    stand_still(member)
+    (threads if kind == "threads" else coroutines).start(member.started[0].works[1:])
+    deadline = time.monotonic() + 5
+    while member.partition.in_flight == running and time.monotonic() < deadline:
+        loop.run_until_complete(asyncio.sleep(0.01))
+    threads.close()
+    coroutines.close()
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    assert called == []
+    assert member.partition.in_flight == 0
