@@ -234,7 +234,7 @@ class Batching:
         for batch in batches.values():
             if not isinstance(batch, MarkedBatch):
                 continue
-            batch.works = [work for work in batch.works if work.extra is batch]
+            batch.works = [work for work in batch.works if work.state != states.QUEUED]
             if not batch.complete():
                 continue
             for work in batch.works:

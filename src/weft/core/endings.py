@@ -15,6 +15,8 @@ from weft.core.work import Failure, Work
 from weft.policies import DeadLetter, Park, Skip
 from weft.types import ErrorInfo, Sent
 
+MATE_WAIT_S = 0.05  # how soon it is looked again whether a batch has let go of a lane
+
 
 class Returned(NamedTuple):
     """The call returned outputs that must be acknowledged before the record is done."""
@@ -302,6 +304,10 @@ class Endings:
         for work in self._state.retries.due(self._state.now):
             partition, failure = work.partition, work.failure
             assert failure is not None
+            if partition.predecessors and partition.mate_runs(work):
+                # One at a time: its batch still handles a later record of its lane.
+                self._state.retries.add(self._state.now + MATE_WAIT_S, work)
+                continue
             self._requeue(work, failure)
             partition.retrying -= 1
             if failure.left_lane:

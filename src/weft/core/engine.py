@@ -239,8 +239,7 @@ class Engine:
         if present is None or order.index(mode) > order.index(present):
             self.state.stop_mode = mode
         if self.state.stop_mode == "now":
-            for partition in self.state.partitions.values():
-                self._plans.withdraw_marks(partition)
+            self._plans.withdraw_marks(self.state.partitions.values())
         self._turn()
 
     def take_effects(self) -> list[fx.Effect]:

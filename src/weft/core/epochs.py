@@ -80,11 +80,11 @@ class Epochs:
 
     def revoking(self, partitions: Iterable[Partition]) -> None:
         """The partitions are being taken away: start nothing new of them."""
-        for partition in partitions:
-            if partition.state == states.OPEN:
-                partition.state = states.REVOKING
-                partition.startable = False
-                self._plans.withdraw_marks(partition)
+        going = [partition for partition in partitions if partition.state == states.OPEN]
+        for partition in going:
+            partition.state = states.REVOKING
+            partition.startable = False
+        self._plans.withdraw_marks(going)
 
     def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
         """What to commit for partitions that are about to be closed; the caller sends it itself.
@@ -93,8 +93,7 @@ class Epochs:
         and the broker applies requests of one connection in order.
         """
         partitions = list(partitions)
-        for partition in partitions:
-            self._plans.withdraw_marks(partition)
+        self._plans.withdraw_marks(partitions)
         due = [
             partition
             for partition in partitions
@@ -116,10 +115,9 @@ class Epochs:
     def closed(self, partitions: Iterable[Partition], *, lost: bool = False) -> None:
         """The epochs have ended."""
         state = self._state
-        for partition in partitions:
-            if partition.state == states.CLOSED:
-                continue
-            self._plans.withdraw_marks(partition)
+        ending = [partition for partition in partitions if partition.state != states.CLOSED]
+        self._plans.withdraw_marks(ending)
+        for partition in ending:
             partition.state = states.CLOSED
             partition.startable = False
             partition.commit_state = states.IDLE  # an answer that still comes is late

@@ -291,6 +291,15 @@ class Partition:
             work, following = following, following.next
         return work, following
 
+    def mate_runs(self, work: Work) -> bool:
+        """A later record of its lane is still in the batch call that this one was in."""
+        following = work.next
+        while following is not None and following in self.predecessors:
+            if following.state == states.RUNNING:
+                return True
+            following = following.next
+        return False
+
     # -- what is known ---------------------------------------------------------------------------
 
     @property

@@ -7,7 +7,7 @@ after another is how the Java library lost records (its issue 894).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from weft.codec import encode_fitting
 from weft.core import effects as fx
@@ -114,15 +114,22 @@ class Plans:
                 partition.slotless.add(work)
                 partition.handler.free += 1
 
-    def withdraw_marks(self, partition: Partition) -> None:
+    def withdraw_marks(self, partitions: Iterable[Partition]) -> None:
         """at_most_once: what is marked, or about to be, and has not begun will not begin here.
 
         A mark that is on the way may be stored nevertheless; the last commit of the epoch, behind
         it on the same connection, takes it back.
         """
-        handler = partition.handler
-        if handler.spec.delivery != AT_MOST_ONCE:
-            return
+        once = [p for p in partitions if p.handler.spec.delivery == AT_MOST_ONCE]
+        # All of them first: a batch whose other marks are withdrawn is complete, and starts.
+        withdrawn = [(partition, self._withdraw(partition)) for partition in once]
+        for partition, waiting in withdrawn:
+            if waiting:
+                partition.ready.extendleft(reversed(self._let_go(partition, waiting)))
+                partition.handler.enlist(partition)
+
+    def _withdraw(self, partition: Partition) -> list[Work]:
+        """The records whose marks are taken back, queued again."""
         waiting = [work for work in partition.claims if work.state == states.MARKING]
         for work in self._batching.marked_and_waiting(partition):
             partition.unmark(work)
@@ -134,5 +141,4 @@ class Plans:
             partition.dirty = True
             partition.claims.clear()
             self._state.claiming.pop(partition, None)
-            partition.ready.extendleft(reversed(self._let_go(partition, waiting)))
-            handler.enlist(partition)
+        return waiting

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
+from weft.core.commits import Answer
 from weft.core.endings import Failed, GivenBack, Returned
 from weft.core.spec import HandlerSpec
 from weft.policies import Batch, Retry, Skip
@@ -199,3 +200,35 @@ def test_failing_records_do_not_take_every_slot_from_waiting_ones(make_desk):
             good = [work for work in effect.works if work.record.offset >= 5]
             desk.do("batch_ended", 0, good, bad, whole=bool(bad))
     assert part.top == 6
+
+
+def test_batch_whose_partitions_all_go_never_starts(make_desk):
+    """at_most_once: one mark is stored, another is not, then both partitions are lost."""
+    once = spec(2, delivery="at_most_once", retry=Retry(attempts=1), on_exhausted=Skip())
+    desk = make_desk(once)
+    first, second = desk.assign(0, 1)
+    desk.poll(first, 0, key=None)
+    desk.poll(second, 0, key=None)
+    (sent,) = desk.take(fx.CommitOffsets)
+    answers = [Answer(first, sent.sequence, "stored"), Answer(second, sent.sequence, "retry")]
+    desk.do("commit_answered", answers)
+    desk.do("closed", [first, second], lost=True)
+    handler = desk.engine.state.handlers[0]
+    assert (batches(desk), handler.free) == ([], handler.spec.concurrency)
+
+
+def test_refused_record_waits_until_its_batch_lets_go_of_the_lane(make_desk):
+    """One at a time: a later record of the lane is still with the call that acknowledged it."""
+    desk = make_desk(spec(2, ack="explicit", retry=Retry(delay_s=0.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    (effect,) = desk.take(fx.StartBatch)
+    first, second = effect.works
+    desk.do("batch_progressed", [], [Returned(first, ["out"])])
+    desk.do("outputs_settled", [(first, (), ERROR)])
+    desk.pass_time(1.0)
+    assert batches(desk) == []
+    desk.do("batch_ended", 0, [second], [])
+    desk.pass_time(0.1)
+    desk.pass_time(1.0)
+    assert batches(desk) == [[0]]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.core.endings import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Partition
+from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
 from weft.testing.sim.dice import Dice
 from weft.testing.sim.member import Call, Member
@@ -64,6 +65,10 @@ def _check_memory(world: World, member: Member) -> None:
     """S9: healthy records up to one and a half budgets, failing ones one, and one poll more."""
     setup = world.setup
     limit = 2.5 * setup.limits.buffer_records + setup.poll_max * len(member.parts)
+    for spec in setup.specs:
+        if spec.delivery == AT_MOST_ONCE:  # marked ones are done for the ledger, and still run
+            in_call = 1 if spec.batch is None else spec.batch.max_records
+            limit += (spec.concurrency + spec.ahead) * in_call
     if setup.limits.buffer_records < 1_000 and world.oracle.held_records(member.name) > limit:
         raise Violation("S9", f"{member.name} holds more than {limit} records")
 
