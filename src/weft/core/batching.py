@@ -228,13 +228,13 @@ class Batching:
     def marked(self, handler: Handler, works: Sequence[Work]) -> None:
         """Started-marks are stored, or withdrawn: call the batches that are complete by that."""
         batches = {id(work.extra): work.extra for work in works}
-        for work in works:
-            if work.state == states.QUEUED:
-                work.extra = None
         for batch in batches.values():
             if not isinstance(batch, MarkedBatch):
                 continue
-            batch.works = [work for work in batch.works if work.state != states.QUEUED]
+            for work in batch.works:
+                if work.state == states.QUEUED:  # withdrawn, with whatever partition
+                    work.extra = None
+            batch.works = [work for work in batch.works if work.extra is batch]
             if not batch.complete():
                 continue
             for work in batch.works:
