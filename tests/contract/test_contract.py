@@ -255,6 +255,23 @@ def test_paused_partitions_are_not_fetched(cluster: Cluster) -> None:
     assert [r.offset for r in member.records if r.partition == 0] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_pause_ends_with_the_assignment(cluster: Cluster, protocol: str) -> None:
+    """What was paused when it was taken away is fetched when it comes back."""
+    topic = cluster.topic(2)
+    a = cluster.join(topic, topic, **underscored(PROTOCOLS[protocol]))
+    a.until(lambda: len(a.assigned) == 2)
+    a.consumer.pause(sorted(a.assigned))
+    b = cluster.join(topic, topic, **underscored(PROTOCOLS[protocol]))
+    a.until(lambda: together(a, b, 2), [b])
+    moved = {number for _, number in b.assigned}
+    b.leave()
+    a.until(lambda: len(a.assigned) == 2)
+    for number in (0, 1):
+        cluster.fill(topic, 3, partition=number)
+    a.until(lambda: moved <= {record.partition for record in a.records})
+
+
 def test_pausing_what_is_not_ours_is_harmless(cluster: Cluster) -> None:
     """Pause and resume of partitions that are not assigned do nothing."""
     topic = cluster.topic()

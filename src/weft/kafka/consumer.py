@@ -57,6 +57,8 @@ class KafkaConsumer:
         #: where each of them was begun; those that wait for `begin` are not in it
         self._begun: dict[ports.TopicPartition, int] = {}
         self._paused: set[ports.TopicPartition] = set()
+        #: taken away while paused: to librdkafka they still are when they come back
+        self._left_paused: set[ports.TopicPartition] = set()
         #: the first error raised inside a callback, which librdkafka would swallow
         self._failure: BaseException | None = None
         #: held while another thread asks the broker, so that nobody closes the client under it
@@ -108,6 +110,10 @@ class KafkaConsumer:
         waiting = [TopicPartition(*tp) for tp in where if tp not in starts]
         if waiting:
             consumer.pause(waiting)
+        again = self._left_paused & starts.keys()
+        if again:
+            consumer.resume([TopicPartition(*tp) for tp in again])
+        self._left_paused.difference_update(where)
 
     def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up([(p.topic, p.partition) for p in partitions], lost=False)
@@ -118,6 +124,7 @@ class KafkaConsumer:
     def _give_up(self, where: list[ports.TopicPartition], *, lost: bool) -> None:
         assert self._listener is not None
         self._assigned.difference_update(where)
+        self._left_paused |= {tp for tp in where if tp in self._paused or tp not in self._begun}
         self._paused.difference_update(where)
         for partition in where:
             self._begun.pop(partition, None)
