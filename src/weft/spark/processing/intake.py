@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from weft.errors import ConfigError
 from weft.types import Headers, Record
 
-CHUNK_ROWS_MAX = 5_000
+CHUNK_ROWS_MAX = 10_000
 CHUNK_BYTES_MAX = 4 * 2**20
 NO_TIMESTAMP_MS = -1
 _make_record = partial(tuple.__new__, Record)

@@ -22,10 +22,10 @@ from weft.spark.processing.settings import TaskSettings
 from weft.spark.source.errors import one_line_errors
 
 #: What a task holds of records that are no rows yet; a chunk of them is let in below that.
-WAITING_RECORDS_MAX = 50_000
+WAITING_RECORDS_MAX = 30_000
 WAITING_BYTES_MAX = 32 * 2**20
 #: Rows are handed to Spark when there are so many, or after so long.
-ROWS_AT_ONCE = 5_000
+ROWS_AT_ONCE = 10_000
 ROWS_EVERY_S = 0.2
 CLOSE_S = 20.0
 
