@@ -175,20 +175,16 @@ def test_a_fenced_member_writes_nothing_and_ends(chaos: Callable[..., Chaos]) ->
 def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) -> None:
     """The offsets of a transaction whose group has moved on are not taken, nor its outputs."""
     topic, group = "stale-membership", "stale-membership"
-    chaos_broker.create_topic(topic)
+    # Of two partitions the second member gets one for certain, and only by a new generation.
+    chaos_broker.create_topic(topic, partitions=2)
     config = {"bootstrap.servers": chaos_broker.bootstrap, "log_level": 0}
     member = {**config, "group.id": group, "session.timeout.ms": 6000}
     consumer, other = Consumer(member), Consumer(member)
     consumer.subscribe([topic])
-    while not consumer.assignment():
-        consumer.poll(0.1)
+    poll_until_assigned(consumer)
     membership = calls.group_metadata(consumer)
     other.subscribe([topic])
-    deadline = time.monotonic() + 30
-    while not (other.assignment() or consumer_moved(consumer, membership)):
-        assert time.monotonic() < deadline
-        other.poll(0.1)
-        consumer.poll(0.1)
+    poll_until_assigned(other, consumer)
     transactions = KafkaTransactions(config, "stale-membership")
     transactions.open()
     end = transactions.transact(
@@ -206,9 +202,13 @@ def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) 
     other.close()
 
 
-def consumer_moved(consumer: Consumer, membership: Any) -> bool:
-    """The group has a new generation since the membership was taken."""
-    return not consumer.assignment()
+def poll_until_assigned(consumer: Consumer, *others: Consumer) -> None:
+    """Poll this member, and the others along, until it has partitions."""
+    deadline = time.monotonic() + 30
+    while not consumer.assignment():
+        assert time.monotonic() < deadline
+        for member in (consumer, *others):
+            member.poll(0.1)
 
 
 def test_a_static_kip_848_member_comes_back_by_itself(chaos: Callable[..., Chaos]) -> None:
