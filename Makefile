@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 NOT_FAST := broker or spark or java or long or push
-# Two workers, one broker each; tests/conftest.py says who runs what.
+# Two workers, with brokers of their own; loadgroup deals tests out one by one, in their order.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=15
 
 .DEFAULT_GOAL := help

@@ -1,8 +1,9 @@
-"""What every test shares: which lane it belongs to, and which of two workers runs it.
+"""What every test shares: which lane it belongs to, and when its turn comes.
 
-`make test` runs two workers. Whatever starts processes, kills them or measures time is one chain
-on the first of them, one after the other; the other worker runs everything else, file by file. So
-no two of the heavy ones ever share the machine's two cores.
+`make test` deals the tests out to two workers one by one in the order given here: first those
+that start processes or Spark, being the longest. Each worker has brokers of its own.
+Groups of tests for one worker are not to be had: xdist 3.8 writes `xdist_group` into an attribute
+that pytest 9.2 does not read any more.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ import pytest
 
 TESTS = Path(__file__).parent
 INTEGRATION = TESTS / "integration"
-#: Folders and files of the chain.
+#: Folders and files of the longest tests.
 HEAVY = tuple(
     INTEGRATION / name for name in ("spark", "test_demo.py", "processes", "delivery", "workers")
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses, and before xdist deals
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the lanes and the groups; the chain comes first, being the longest."""
+    """Mark the lanes; the longest come first."""
     for item in items:
         if INTEGRATION in item.path.parents or "kafka_broker" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.broker)
         if INTEGRATION / "spark" in item.path.parents:
             item.add_marker(pytest.mark.spark)
-        item.add_marker(pytest.mark.xdist_group("chain" if _heavy(item.path) else str(item.path)))
     items.sort(key=lambda item: not _heavy(item.path))
 
 
