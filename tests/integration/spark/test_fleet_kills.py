@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 RECORDS, PARTITIONS = 6_000, 4
 #: The session time-out in the apps is 30 s: sooner than that only a static id can be. On a quiet
-#: machine it is half a second (benchmarks/spark_fleet.py).
+#: machine it should be a second at most (benchmarks/spark_fleet.py).
 BACK_S = 10.0
 #: So long the other member may pause; a rebalance without the dead one would take the 30 s.
 PAUSE_S = 5.0
