@@ -218,11 +218,10 @@ def test_what_was_handed_over_before_it_stood_still_is_given_back(
     loop = asyncio.new_event_loop()
     plan = HandlerPlan(HandlerSpec("handle"), handle if kind == "threads" else wait)
     threads, coroutines = ThreadExecutor(plan, member.door), AsyncExecutor(plan, member.door, loop)
-    running = member.partition.in_flight
     stand_still(member)
     (threads if kind == "threads" else coroutines).start(member.started[0].works[1:])
     deadline = time.monotonic() + 5
-    while member.partition.in_flight == running and time.monotonic() < deadline:
+    while member.partition.in_flight and time.monotonic() < deadline:
         loop.run_until_complete(asyncio.sleep(0.01))
     threads.close()
     coroutines.close()
