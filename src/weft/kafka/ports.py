@@ -185,6 +185,14 @@ class TransactionEnd:
     reason: str = ""
 
 
+def which_way(
+    sent: Sequence[ToCommit], held: Sequence[tuple[int | None, str]]
+) -> Literal["committed", "aborted"]:
+    """How a transaction of unknown outcome ended, by what the broker holds of its offsets."""
+    same = all((o.offset, o.metadata) == have for o, have in zip(sent, held, strict=True))
+    return "committed" if same else "aborted"
+
+
 class TransactionsPort(Protocol):
     """Transactions of one member, one after another, on one thread."""
 

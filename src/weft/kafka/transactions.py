@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft.kafka import calls
 from weft.kafka.failures import root_cause
-from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
+from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd, which_way
 from weft.kafka.producer import ALONE, FATAL, IN_COMPANY, delivery_of, flushed, produce, refused
 from weft.kafka.verdicts import delivery_verdict, transaction_verdict
 
@@ -232,10 +232,7 @@ class KafkaTransactions:
         held = read_back(offsets)
         if held is None:
             return TransactionEnd("unknown", deliveries, error.str())
-        stored = all(
-            (sent.offset, sent.metadata) == have for sent, have in zip(offsets, held, strict=True)
-        )
-        return TransactionEnd("committed" if stored else "aborted", deliveries, error.str())
+        return TransactionEnd(which_way(offsets, held), deliveries, error.str())
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
         """The broker will never take this message; any other failure is the transaction's."""

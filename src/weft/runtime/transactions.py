@@ -28,6 +28,7 @@ from weft.kafka.ports import (
     ToCommit,
     TransactionEnd,
     TransactionsPort,
+    which_way,
 )
 from weft.runtime.logs import event
 from weft.runtime.outputs import dead_letter
@@ -112,8 +113,7 @@ class Transactor:
         held = self._read_back(offsets)
         if held is None:
             return end
-        same = all((o.offset, o.metadata) == have for o, have in zip(offsets, held, strict=True))
-        return TransactionEnd("committed" if same else "aborted", end.deliveries, end.reason)
+        return TransactionEnd(which_way(offsets, held), end.deliveries, end.reason)
 
     def _messages(self, work: Work) -> Sequence[OutMessage]:
         extra = work.extra
