@@ -137,11 +137,17 @@ def test_concurrency_counts_calls(kafka: Kafka) -> None:
 def test_by_keeps_batches_to_one_partition_or_key(kafka: Kafka, by: str | None) -> None:
     """by="partition": one partition a batch; by="key": one key of one partition; None: any."""
     topic = kafka.topic(3)
-    kafka.fill(topic, keyed(900, 6))
+    kafka.fill(topic, keyed(900, 60))
     app, groups, order = kafka.app(), [], InOrder()
 
-    @app.consume(topic, concurrency=3, batch=weft.Batch(30, linger_s=0.02, by=by))
+    def all_arrived() -> bool:
+        return sum(row["highest_seen"] + 1 for row in app.snapshot()["partitions"]) == 900
+
+    @app.consume(topic, concurrency=1, batch=weft.Batch(30, linger_s=0.02, by=by))
     async def handler(batch: weft.RecordBatch) -> None:
+        # The first one stays until every partition is there to choose from.
+        while not all_arrived():
+            await asyncio.sleep(0.01)
         groups.append(({r.partition for r in batch}, {(r.partition, r.key) for r in batch}))
         for record in batch:
             order.take(record)

@@ -39,9 +39,16 @@ def app_of(handler: Any, **options: Any) -> weft.App:
 
 
 def children() -> list[psutil.Process]:
-    """Worker processes of this one."""
-    found = psutil.Process().children(recursive=True)
-    return [child for child in found if "spawn_main" in " ".join(child.cmdline())]
+    """Worker processes of this one that run; one that has just ended is none."""
+    return [child for child in psutil.Process().children(recursive=True) if is_worker(child)]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """It runs, as a worker."""
+    try:
+        return "spawn_main" in " ".join(process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return False
 
 
 def test_lanes_keep_their_order_over_processes(notes: Notes) -> None:
