@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from weft.core.partition import Partition
 from weft.core.spec import Limits
@@ -19,6 +20,7 @@ RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before
 BLOCKED_RESUME_SHARE = 0.75
 ACTIVE_BYTES_SHARE = 0.5  # the rest: failing lanes 1/4, librdkafka's own queue 1/4
 BLOCKED_BYTES_SHARE = 0.25
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,22 @@ class Flow:
             partition.blocked_bytes / (limits.buffer_bytes * BLOCKED_BYTES_SHARE),
         )
 
-    def _roomy(self, every: Collection[Partition]) -> bool:
-        """At a glance: less than half of either budget is taken, so neither can be full."""
+    def _roomy(self, every: Collection[Partition], part: int = 2) -> bool:
+        """At a glance: less than half (or this part) of either budget is taken: none is full."""
         limits = self.limits
         return (
-            2 * sum([len(p.incomplete) for p in every]) < limits.buffer_records
-            and 2 * sum([p.bytes for p in every]) < limits.buffer_bytes * BLOCKED_BYTES_SHARE
+            part * sum([len(p.incomplete) for p in every]) < limits.buffer_records
+            and part * sum([p.bytes for p in every]) < limits.buffer_bytes * BLOCKED_BYTES_SHARE
         )
+
+    def room(self, every: Collection[Partition]) -> int:
+        """How many records may come, whatever partition they are of, without a pause."""
+        limits = self.limits
+        if self._roomy(every, 4):
+            return limits.buffer_records // 4 - 1  # half may be kept, a quarter is taken
+        kept = KEPT_SHARE / len(every)
+        taken = sum([max(self._healthy(p), kept) for p in every])
+        return max(0, ceil(limits.buffer_records * (1.0 - taken) - ROUNDING) - 1)
 
     def to_pause(
         self, touched: Iterable[Partition], every: Collection[Partition]

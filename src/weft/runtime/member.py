@@ -35,8 +35,8 @@ _log = logging.getLogger("weft")
 
 POLL_S = 0.1
 IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
-SOFT_WAIT_S = 0.1  # and in all, before partitions are paused; far below max.poll.interval.ms
-BUSY_SHARE = 0.8
+SOFT_WAIT_S = 0.5  # and in all, before partitions are paused; far below max.poll.interval.ms
+BUSY_SHARE = 0.95
 LEAVE_S = 10.0
 LEAVE_LEAST_S = 2.0  # also when a drain has used its time: for the last commit
 ENDS_EVERY_S = 1.0
@@ -212,24 +212,32 @@ class Member:
     def _wait_for_room(self) -> int:
         """How many records to poll for; 0 when it is better to wait first.
 
-        Full buffers are waited for a little, because pausing a partition throws away what
-        librdkafka has fetched of it.
+        Full buffers are waited for a little: pausing a partition throws away what librdkafka has
+        fetched of it, and when it is resumed librdkafka may sleep on for a second.
         """
         limit = self.config.limits.buffer_records
-        held = sum(len(p.incomplete) - p.blocked_records for p in self.partitions.values())
+        every = list(self.partitions.values())
+        flow = self.engine.state.flow
+        if flow.paused or self._outbox:
+            # What is not paused must come through. Whole polls of many partitions would fill a
+            # small budget many times over.
+            held = sum([len(p.incomplete) - p.blocked_records for p in every])
+            return self._polled_for(limit - held)
+        room = flow.room(every)
+        if room > limit * (1.0 - BUSY_SHARE):
+            return self._polled_for(room)
         now = self.now()
-        # Whole polls of many partitions would fill a small budget many times over.
-        room = max(1, min(limit - held, POLL_RECORDS_MAX))
-        if held < limit * BUSY_SHARE or self._outbox or self.engine.state.flow.paused:
-            self._full_since = None
-            return room
         if self._full_since is None:
             self._full_since = now
         if now - self._full_since > SOFT_WAIT_S:
-            self._full_since = None
-            return room
+            return self._polled_for(room)
+        self.committer.take(self.consumer.commit_answers(0.0))
         self._quit.wait(IDLE_S)
         return 0
+
+    def _polled_for(self, room: int) -> int:
+        self._full_since = None
+        return max(1, min(room, POLL_RECORDS_MAX))
 
     def _take(self, polled: Polled) -> None:
         if polled.batches:

@@ -24,6 +24,18 @@ def test_intake_pauses_at_the_budget(make_desk, count, paused):
     assert [effect.partitions for effect in desk.take(fx.PauseIntake)] == [[part]] * paused
 
 
+@pytest.mark.parametrize(("held", "room"), [(24, 24), (25, 49), (73, 1), (74, 0), (75, 0)])
+def test_room_is_what_may_come_without_a_pause(make_desk, held, room):
+    """Of 100, a quarter is kept for the other partition: the busy one stops at 75."""
+    desk = make_desk(limits=Limits(buffer_records=100))
+    busy, _idle = parts = desk.assign(0, 1)
+    desk.poll(busy, *range(held))
+    assert desk.engine.state.flow.room(parts) == room
+    if room:
+        desk.poll(busy, *range(held, held + room))
+        assert desk.take(fx.PauseIntake) == []
+
+
 def test_intake_resumes_when_half_is_free(make_desk):
     """Resuming fetches again, so it waits until that is worth it."""
     desk = make_desk(SLOW, limits=Limits(buffer_records=10))
