@@ -12,6 +12,7 @@ from weft.ledger.policy import SqlLedger
 from weft.options import COMMIT, PARK, RETRY, HandlerOptions, checked, topics_of
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
+from weft.runtime.as_handled import as_handled
 from weft.runtime.handle import RunHandle
 from weft.runtime.hosted import belongs, owner_of
 from weft.runtime.reports import ResultStream
@@ -229,6 +230,8 @@ class App:
 
     def _taken_over(self, run: RunHandle) -> None:
         """The run has the results' stream now, and learns what was paused before it."""
+        if self._stream is not None:
+            self._stream.as_handled = as_handled(self._handlers)
         self._stream = None
         for topic in self._paused:
             run.pause(topic)
@@ -282,7 +285,9 @@ class App:
     def results(self) -> ResultStream:
         """The result of every record from now on, for one reader; ends when the app ends."""
         if self._run is not None and not self._run.over:
-            return self._run.open_results()
+            stream = self._run.open_results()
+            stream.as_handled = as_handled(self._handlers)
+            return stream
         if self._stream is not None and not self._stream.closed:
             raise ConfigError("app.results() has one reader, and somebody has it already")
         self._stream = ResultStream()

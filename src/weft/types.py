@@ -86,7 +86,10 @@ class Sent(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of one record. Times are UNIX seconds; `returned` is the handler's value."""
+    """What became of one record. Times are UNIX seconds; `returned` is the handler's value.
+
+    The record is as the handler saw it, its value decoded; what cannot be decoded stays bytes.
+    """
 
     record: Record
     outcome: OutcomeName

@@ -30,6 +30,8 @@ class ResultStream:
         self.on_level: Callable[[bool], None] = lambda _: None
         #: called when its reader has gone
         self.on_close: Callable[[], None] = lambda: None
+        #: what the reader gets in place of a result; None: the result as it is
+        self.as_handled: Callable[[Result], Result] | None = None
         self._results: deque[Result] = deque()
         self._changed = threading.Condition()
         self._full = False
@@ -78,7 +80,7 @@ class ResultStream:
             self._full = self._full and not relieved
         if relieved:
             self.on_level(False)
-        return taken
+        return taken if self.as_handled is None else list(map(self.as_handled, taken))
 
     @property
     def over(self) -> bool:

@@ -25,8 +25,10 @@ class Results:
         plans: Sequence[HandlerPlan],
         on_result: Callable[..., Any] | None,
         stream: ResultStream | None,
+        seen: Callable[[Result], Result] | None,
     ) -> None:
-        """`stream` is the reader's, if he asked before the start."""
+        """`stream` is the reader's, if he asked before the start; `seen`: see `as_handled`."""
+        self._seen = seen
         self._plans = plans
         self._on_result = on_result
         self._reader = stream
@@ -40,6 +42,7 @@ class Results:
         self._member = member
         if self._on_result is not None:
             stream = ResultStream()
+            stream.as_handled = self._seen
             self._forwarding = forward(stream, self._on_result, member.callbacks)
             self._attach("on_result", stream)
         if self._reader is not None and not self._reader.closed:

@@ -18,6 +18,7 @@ from weft.kafka.connect import AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
 from weft.routing import Routes
 from weft.runtime import gc_pace
+from weft.runtime.as_handled import as_handled
 from weft.runtime.drain import Drain
 from weft.runtime.executors import make_executors, needs_loop
 from weft.runtime.hosted import Hosted
@@ -60,7 +61,9 @@ class Run:
         self._routes = Routes(self._handlers)
         self._connection = self._connect()
         self._plans = plans_of(self._handlers, self._connection.around)
-        self._results = Results(self._plans, self._options.on_result, stream)
+        self._results = Results(
+            self._plans, self._options.on_result, stream, as_handled(self._handlers)
+        )
         self._loop: HandlerLoop | None = None
         self._member: Member | None = None
         self._drain: Drain | None = None

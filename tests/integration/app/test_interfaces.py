@@ -225,10 +225,11 @@ def test_callbacks_tell_of_assignments_commits_and_results(kafka):
         on_revoke=note("revoke"),
         on_result=note("result"),
     )
-    app.consume(source)(lambda _: None)
+    app.consume(source, value="str")(lambda _: None)
     kafka.drain(app)
     by_kind = Counter(what for what, _ in calls)
     assert by_kind["result"] == 2
+    assert {v.record.value for what, v in calls if what == "result"} == {"x", "y"}
     assert [value for what, value in calls if what == "assign"] == [[(source, 0)]]
     assert [value for what, value in calls if what == "revoke"] == [[(source, 0)]]
     last = [value for what, value in calls if what == "commit"][-1]

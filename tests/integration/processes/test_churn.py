@@ -10,15 +10,23 @@ import pytest
 from tests.support.chaos import PROTOCOLS, Chaos, say
 
 MEMBERS_MAX = 4
+PATIENCE_S = 60.0
 LONG = pytest.mark.long
 
 
 def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
-    """Join, leave and kill at random for so long; how many times the group changed."""
+    """Join, leave and kill at random for so long; how many times the group changed.
+
+    On a busy machine it goes on, a minute at most, until that has tried something: three members
+    have had work, and one was killed where that is asked for.
+    """
     changes, ends = 0, time.monotonic() + seconds
-    while time.monotonic() < ends:
+    worked: set[object] = set()
+    tried = False
+    while time.monotonic() < (ends if tried else ends + PATIENCE_S):
         living = run.living()
         working = [child for child in living if run.starts_of(child)]
+        worked |= {child.pid for child in working}
         if not working or (len(living) < MEMBERS_MAX and run.dice.random() < 0.5):
             if len(living) < MEMBERS_MAX:
                 run.start()
@@ -27,6 +35,7 @@ def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
         else:
             run.terminate(run.dice.choice(working))
         changes += 1
+        tried = len(worked) >= 3 and bool(run.kills or not kills)
         threading.Event().wait(run.dice.uniform(0.5, 1.5))
     return changes
 

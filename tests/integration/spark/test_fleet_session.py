@@ -94,7 +94,7 @@ def test_everything_is_told_on_the_driver(spark, app_on, topic) -> None:
     reader.join(10)
     assert (report.exit_code, report.reason, report.done) == (0, "drained", 6_000), report
     assert len(read) == 6_000
-    assert all(one.returned["number"] == int(one.record.value) for one in read)
+    assert all(one.returned["number"] == one.record.value.number for one in read)
     openings = {(one.returned["pid"], one.returned["opening"]) for one in read}
     assert len(openings) == 2
     assert all(one.outputs[0].topic == out for one in read)

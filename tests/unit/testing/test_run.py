@@ -127,6 +127,31 @@ def test_the_app_is_as_before() -> None:
     assert [record.value for record in seen] == [b"1", b"2"]
 
 
+def test_a_result_has_the_value_that_the_handler_saw() -> None:
+    """Decoded as the handler of its topic asks; bytes where that fails; a tombstone is None."""
+    app, _seen = make_app("orders", value="json", retry=weft.Retry(1), on_exhausted=weft.Skip())
+    app.consume("lines", value="str")(lambda _: None)
+    app.consume("raw")(lambda _: None)
+    values = [
+        ("orders", b"[1]"),
+        ("orders", b"["),
+        ("orders", None),
+        ("lines", b"a"),
+        ("raw", b"r"),
+    ]
+    results = run(
+        app, [weft.Record(topic, 0, n, 0, None, v) for n, (topic, v) in enumerate(values)]
+    )
+    found = sorted(((r.record.topic, r.record.offset, r.record.value) for r in results), key=str)
+    assert found == [
+        ("lines", 3, "a"),
+        ("orders", 0, [1]),
+        ("orders", 1, b"["),
+        ("orders", 2, None),
+        ("raw", 4, b"r"),
+    ]
+
+
 def test_on_result_and_the_lifespan_are_served() -> None:
     """The app's own callback and state work as in production."""
     told: list[weft.Result] = []

@@ -22,9 +22,14 @@ class Relay:
     """The user's reader and callbacks. Callbacks run one after another on a thread of their own."""
 
     def __init__(
-        self, options: AppOptions, stream: ResultStream | None, want: Callable[[bool], None]
+        self,
+        options: AppOptions,
+        stream: ResultStream | None,
+        want: Callable[[bool], None],
+        seen: Callable[[Result], Result] | None,
     ) -> None:
-        """`want` tells the members whether somebody reads results."""
+        """`want` tells the members whether somebody reads results; `seen`: see `as_handled`."""
+        self._seen = seen
         self._options, self._stream, self._want = options, stream, want
         self.callbacks = Callbacks()
         self._lock = threading.Lock()
@@ -39,6 +44,7 @@ class Relay:
         """Serve the reader that was there before the run, or `on_result`."""
         if self._options.on_result is not None and self._stream is None:
             self._stream = ResultStream()
+            self._stream.as_handled = self._seen
             forward(self._stream, self._options.on_result, self.callbacks)
         elif self._options.on_result is not None:
             _log.warning("on_result and app.results() were both asked for: app.results() reads")

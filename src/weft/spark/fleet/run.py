@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core.engine import StopMode
 from weft.errors import ConfigError, FatalError
+from weft.runtime.as_handled import as_handled
 from weft.runtime.logs import event
 from weft.runtime.reports import ResultStream
 from weft.spark.fleet import limits
@@ -60,7 +61,7 @@ class FleetRun:
         self._session: FleetSession | None = None
         self._server: Server | None = None
         self._jobs: MemberJobs | None = None
-        self._relay = Relay(self._options, stream, self._want_results)
+        self._relay = Relay(self._options, stream, self._want_results, as_handled(app.handlers))
         orders = Orders(
             static=self._upfront.static,
             ends=[],
