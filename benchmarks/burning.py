@@ -3,7 +3,7 @@
 import time
 
 ROUNDS_A_TRY = 20_000
-TRIES = 5
+TRIES = 200
 WORK_S = 0.001
 
 

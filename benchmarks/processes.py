@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import sys
-import threading
 import time
 import uuid
 from typing import Any
@@ -26,7 +25,7 @@ from weft.broker import LocalBroker
 WORKERS = 2
 MUST_STEADY, MUST_WHOLE, MUST_COST_US = 1.8, 1.6, 30.0
 WARM = 500
-LOOK_S = 0.01
+LOOK_S = 0.05
 WAIT_S = 300.0
 
 
@@ -125,19 +124,18 @@ def in_workers(bootstrap: str, topic: str, records: int) -> tuple[float, float]:
     """The same of an app with two worker processes."""
     app = weft.App(group=f"b-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": bootstrap})
     app.consume(topic, concurrency=WORKERS, executor="processes")(burning.work)
-    times: dict[int, float] = {}
-    watch = threading.Thread(target=_watch, args=(app, records, times), daemon=True)
     entered = time.perf_counter()
-    watch.start()
-    report = app.run(until="drained")
+    run = app.start(until="drained")
+    times = _watched(app, records)
+    report = run.wait(WAIT_S)
     whole_s = time.perf_counter() - entered
     assert report.done == records, report
-    watch.join(1.0)
     return times[records] - times[WARM], whole_s
 
 
-def _watch(app: weft.App, records: int, times: dict[int, float]) -> None:
-    """Note when about `WARM` records were done, and when all were."""
+def _watched(app: weft.App, records: int) -> dict[int, float]:
+    """When about `WARM` records were done, and when all were."""
+    times: dict[int, float] = {}
     deadline = time.monotonic() + WAIT_S
     while records not in times and time.monotonic() < deadline:
         rows = app.snapshot()["handlers"]
@@ -146,6 +144,7 @@ def _watch(app: weft.App, records: int, times: dict[int, float]) -> None:
             if done >= count:
                 times.setdefault(count, time.perf_counter())
         time.sleep(LOOK_S)
+    return times
 
 
 if __name__ == "__main__":

@@ -27,13 +27,15 @@ def opened(app: weft.App) -> Iterator[str]:
 
 
 def work(record: weft.Record) -> weft.Produce | None:
-    """Do what the value says: `die`, `die-once`, `sleep`, `raise`, `out`, or just burn."""
+    """Do what the value says: `die`, `die-once`, `sleep`, `pause`, `raise`, `out`, or just burn."""
     text = record.value.decode()
     note(f"start {record.offset} {record.attempt}")
     if text == "die" or (text == "die-once" and record.attempt == 1):
         os.kill(os.getpid(), 9)
     if text == "sleep":
         time.sleep(60)  # a call that hangs
+    if text == "pause":
+        time.sleep(1)  # a slow one among fast ones
     if text == "raise":
         raise ValueError("as asked")
     end = time.perf_counter() + 0.001

@@ -62,6 +62,14 @@ def test_lanes_keep_their_order_over_processes(notes: Notes) -> None:
     assert len(results) == 200
 
 
+def test_a_slow_record_holds_up_no_other(notes: Notes) -> None:
+    """What its worker was given before it turned out slow goes to the worker that has time."""
+    values = [b"burn"] * 200 + [b"pause"] + [b"burn"] * 100
+    results = run(app_of(burning.work), [(f"k{n}", value) for n, value in enumerate(values)])
+    assert len(results) == 301
+    assert results[-1].record.value == b"pause"
+
+
 def test_none_is_left_after_the_run(notes: Notes) -> None:
     """When the app has ended its worker processes are gone."""
     run(app_of(burning.work), [b"burn"])

@@ -45,7 +45,7 @@ _log = logging.getLogger("weft")
 DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
 STARTS_MAX = 3  # workers that die before they open, one after another
 CLOSE_S = 1.0
-LATE_LOOK_S = 0.05
+LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
 
 
 class ProcessExecutor:
@@ -81,15 +81,19 @@ class ProcessExecutor:
 
     def start(self, works: Sequence[Work]) -> None:
         """Handle each of these; never blocks."""
-        with self._lock:
-            self._waiting.extend(Item([work], batch=False) for work in works)
-        self._tokens.put(True)
+        self._add([Item([work], batch=False) for work in works])
 
     def start_batch(self, works: list[Work]) -> None:
         """Handle these in one call; never blocks."""
+        self._add([Item(works, batch=True)])
+
+    def _add(self, items: Sequence[Item]) -> None:
         with self._lock:
-            self._waiting.append(Item(works, batch=True))
-        self._tokens.put(True)
+            self._waiting.extend(items)
+            # A worker that is not hungry now will be when it has answered, and is fed then.
+            hungry = any(link.hungry and not link.feeding for link in self._links)
+        if hungry:
+            self._tokens.put(True)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """A time-out kills the worker; a partition that goes away does not."""
@@ -169,7 +173,7 @@ class ProcessExecutor:
         """On a thread of its own: a pipe may be full, and the door may not wait for it."""
         while not self._closed:
             with contextlib.suppress(Empty):
-                self._tokens.get(timeout=LATE_LOOK_S if self._late else None)
+                self._tokens.get(timeout=LOOK_S if self._late or self._queued() else None)
             while not self._tokens.empty():
                 self._tokens.get()
             self._dispatch_now()
@@ -180,19 +184,42 @@ class ProcessExecutor:
                 return
             if self._late:
                 self._end_late()
-            back = self._give_out()
+            back = self._give_out(self._links)
+            if not self._waiting and any(link.hungry for link in self._links):
+                self._relieve()
         self._give_back(back)
 
-    def _give_out(self) -> list[Item]:
+    def _queued(self) -> bool:
+        """A worker has been given more than what it runs."""
+        return any(len(link.given) > 1 for link in self._links)
+
+    def _relieve(self) -> None:
+        """Take back what waits behind a call that turned out slow: another worker has time."""
+        for link in self._links:
+            behind = [number for number in link.given if number != link.at_hand]
+            if behind and link.slow:
+                link.send(Drop(behind))
+
+    def _feed(self, link: Link) -> None:
+        """On the link's own thread: waking another one for each answer costs more than this."""
+        with self._lock:
+            link.feeding = False
+            back = self._give_out([link]) if link.hungry and not self._closed else []
+            look = self._late or (link.hungry and self._queued())
+        self._give_back(back)
+        if look:
+            self._tokens.put(True)
+
+    def _give_out(self, links: Sequence[Link]) -> list[Item]:
         """Fill the workers' windows, the emptiest first; what may not be called any more."""
         back: list[Item] = []
         at_most_once = self._plan.spec.delivery == AT_MOST_ONCE
         while self._waiting:
-            link = max(self._links, key=lambda one: one.room, default=None)
+            link = max(links, key=lambda one: one.room, default=None)
             if link is None or link.room == 0:
                 break
             chunk = []
-            for _ in range(max(1, link.room // 2)):
+            for _ in range(max(1, link.room // 2) if len(links) > 1 else link.room):
                 if not self._waiting:
                     break
                 item = self._waiting.popleft()
@@ -237,8 +264,9 @@ class ProcessExecutor:
         elif isinstance(message, Opened):
             self._opened(link, message)
         if not link.more_to_read():
+            link.feeding = True
             self._door.turn()
-            self._tokens.put(True)
+            self._feed(link)
 
     def _opened(self, link: Link, message: Opened) -> None:
         if message.error is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,6 +21,7 @@ from weft.runtime.processes.worker import main
 SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
 
 WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency, delays nobody for long
+SLOW_S = 5 * WINDOW_S
 WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
 
@@ -56,7 +59,12 @@ class Link:
         )
         self.process.start()
         childs.close()  # or the pipe would not close when the child dies
+        # The pipe's own poll() builds a selector each time, which costs more than a reply does.
+        self._readable = select.poll()
+        self._readable.register(self._pipe.fileno(), select.POLLIN)
         self.opened = False
+        #: its own thread gives it more in a moment: no other need wake for that
+        self.feeding = False
         #: number -> call; of a batch under the numbers of all its records
         self.given: dict[int, Item] = {}
         self._latency_s = 0.01
@@ -77,10 +85,7 @@ class Link:
 
     def more_to_read(self) -> bool:
         """Another message is there already."""
-        try:
-            return self._pipe.poll(0)
-        except (EOFError, OSError):
-            return False
+        return bool(self._readable.poll(0))
 
     def send(self, message: Job | Drop | Warn) -> bool:
         """Send; False when the child is gone, which the reader has then seen or will see."""
@@ -91,10 +96,25 @@ class Link:
         return True
 
     @property
+    def slow(self) -> bool:
+        """The call that it runs takes longer than all that its window would hold."""
+        return self.at_hand != IDLE and time.monotonic() - self.began_at > SLOW_S
+
+    @property
+    def _window(self) -> int:
+        if self.slow:
+            return 1
+        return 1 + min(WINDOW_MAX, int(WINDOW_S / max(self._latency_s, 1e-5)))
+
+    @property
     def room(self) -> int:
         """How many more calls it may be given now."""
-        window = 1 + min(WINDOW_MAX, int(WINDOW_S / max(self._latency_s, 1e-5)))
-        return max(0, window - len(self.given)) if self.opened else 0
+        return max(0, self._window - len(self.given)) if self.opened else 0
+
+    @property
+    def hungry(self) -> bool:
+        """At least half of its window is free; what fills it costs as much for one as for ten."""
+        return self.opened and 2 * len(self.given) <= self._window
 
     def took(self, seconds: float) -> None:
         """One call took so long; the window follows."""

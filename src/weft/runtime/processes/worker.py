@@ -58,7 +58,8 @@ class Worker:
         self._function = spec.function
         self.decode = decoder(spec.value)
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._dropped: set[int] = set()
+        #: given and not begun: whoever takes a number out, begins the record or gives it back
+        self._waiting: set[int] = set()
         self.warned = threading.Event()
         self._stack = ExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,9 +112,12 @@ class Worker:
                 os._exit(0)  # the parent is gone, or wants us gone: nobody would hear a result
             if isinstance(message, Job):
                 self.warned.clear()
+                if not message.batch:
+                    self._waiting.update(number for number, _ in message.records)
                 self._jobs.put(message)
             elif isinstance(message, Drop):
-                self._dropped.update(message.numbers)
+                for number in filter(self._claimed, message.numbers):
+                    self.send(Reply(number, "given_back"))
             elif isinstance(message, Warn):
                 self.warned.set()
 
@@ -142,11 +146,16 @@ class Worker:
             BatchOfWorker(self, job).run()
             return
         for number, record in job.records:
-            if number in self._dropped:
-                self._dropped.discard(number)
-                self.send(Reply(number, "given_back"))
-            else:
+            if self._claimed(number):
                 self.send(self._call(number, record, returned=job.returned))
+
+    def _claimed(self, number: int) -> bool:
+        """Nobody else has it; taking out of a set is atomic."""
+        try:
+            self._waiting.remove(number)
+        except KeyError:
+            return False
+        return True
 
     def _call(self, number: int, record: Record, *, returned: bool) -> Reply:
         began, known = time.time(), self.repeats()
