@@ -15,7 +15,7 @@ from weft.core.batching import Batching
 from weft.core.endings import Endings
 from weft.core.partition import Partition
 from weft.core.plans import Plans
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.state import EngineState
 from weft.core.window import reopen
 from weft.core.work import Work
@@ -100,16 +100,22 @@ class Commits:
     def _whole(self, plans: Sequence[fx.PlanItem | None]) -> list[fx.PlanItem]:
         """Records that share outputs go into one transaction, or all of them wait."""
         items = [item for item in plans if item is not None]
+        torn = self._torn(items)
+        if not any(id(work.extra) in torn for item in items for work in item.claims if torn):
+            return [item for item in items if item.claims or item.partition.dirty]
+        return self._whole([self._plan_without(item.partition, torn) for item in items])
+
+    def _torn(self, items: Sequence[fx.PlanItem]) -> set[int]:
+        """Outputs of records that are not all in these plans; only batches share outputs."""
+        if all(handler.spec.batch is None for handler in self._state.handlers):
+            return set()
         inside = {id(work) for item in items for work in item.claims}
-        torn = {
+        return {
             id(work.extra)
             for partition in self._state.claiming
             for work in partition.claims
             if work.extra is not None and id(work) not in inside
         }
-        if not any(id(work.extra) in torn for item in items for work in item.claims):
-            return [item for item in items if item.claims or item.partition.dirty]
-        return self._whole([self._plan_without(item.partition, torn) for item in items])
 
     def _plan_without(self, partition: Partition, torn: set[int]) -> fx.PlanItem | None:
         return self._plans.plan(partition, [w for w in partition.claims if id(w.extra) not in torn])
@@ -269,25 +275,40 @@ class Commits:
 
     def _settle(self, partition: Partition, claims: list[Work]) -> None:
         """The commit these records waited for is stored: each takes its next step."""
-        settled = set(map(id, claims))
-        partition.claims = [work for work in partition.claims if id(work) not in settled]
+        if partition.claims[: len(claims)] == claims:  # mostly: the first ones, in their order
+            del partition.claims[: len(claims)]
+        else:
+            settled = set(map(id, claims))
+            partition.claims = [work for work in partition.claims if id(work) not in settled]
         if not partition.claims:
             self._state.claiming.pop(partition, None)
         spec = partition.handler.spec
         if spec.delivery == AT_MOST_ONCE:
             self._start_marked(partition, claims)
             return
-        for work in claims:
-            if spec.delivery == AT_LEAST_ONCE:
-                partition.finish(work)
-                if work in partition.slotless:
-                    partition.slotless.discard(work)
-                else:
-                    partition.handler.free += 1
-            else:
-                partition.settle(work)
-            self._endings.complete(work)
+        if spec.delivery == EXACTLY_ONCE:
+            self._transacted(partition, claims)
+        else:
+            self._committed_each(partition, claims)
         partition.dirty = partition.dirty or bool(partition.claims)
+
+    def _transacted(self, partition: Partition, claims: list[Work]) -> None:
+        handler, reporting = partition.handler, self._state.reporting
+        for work in claims:
+            partition.settle(work)
+            if work.failure is None and not reporting:
+                handler.done += 1
+            else:
+                self._endings.complete(work)
+
+    def _committed_each(self, partition: Partition, claims: list[Work]) -> None:
+        for work in claims:
+            partition.finish(work)
+            if work in partition.slotless:
+                partition.slotless.discard(work)
+            else:
+                partition.handler.free += 1
+            self._endings.complete(work)
 
     def _start_marked(self, partition: Partition, claims: list[Work]) -> None:
         works = [work for work in claims if work.state == states.MARKING]  # else withdrawn

@@ -69,6 +69,11 @@ class Endings:
             if handler.spec.delivery == AT_LEAST_ONCE and not handler.spec.commit_each:
                 partition.finish(work)
                 handler.done += 1
+            elif handler.spec.delivery == EXACTLY_ONCE and work.failure is None:
+                work.state = states.PENDING  # `_finish` written out: this is a hot path, too
+                self._state.claim(work)
+                partition.release(work)
+                work.charge = None
             else:
                 self._finish(work, report=False)
         self._state.finished_since_commit += len(works)
