@@ -12,8 +12,9 @@ from weft.runtime.aio import AsyncExecutor
 from weft.runtime.batches import BatchTasks, BatchThreads
 from weft.runtime.plan import HandlerPlan
 from weft.runtime.prefetch import Prefetcher
-from weft.runtime.processes.executor import ProcessExecutor, check_spawnable
+from weft.runtime.processes.executor import ProcessExecutor
 from weft.runtime.processes.protocol import WorkerSpec, found_by_name
+from weft.runtime.processes.spawnable import check_spawnable
 from weft.runtime.threads import ThreadExecutor
 
 if TYPE_CHECKING:

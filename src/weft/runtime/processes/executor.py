@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import threading
 import time
 from collections import deque
@@ -18,15 +17,15 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from weft.core.endings import Ended, Failed, GivenBack, Returned
+from weft.core.endings import Ended, GivenBack, Returned
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING, SUPERSEDED
 from weft.core.work import Work
-from weft.errors import ConfigError
 from weft.runtime.door import Door
 from weft.runtime.logs import event
 from weft.runtime.plan import Call, HandlerPlan, may_call
+from weft.runtime.processes.endings import Deaths, end_of, timed_out
 from weft.runtime.processes.link import Item, Link
 from weft.runtime.processes.protocol import (
     BatchReply,
@@ -38,11 +37,9 @@ from weft.runtime.processes.protocol import (
     WorkerSpec,
 )
 from weft.runtime.shared import SharedOutputs
-from weft.types import ErrorInfo
 
 _log = logging.getLogger("weft")
 
-DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
 STARTS_MAX = 3  # workers that die before they open, one after another
 CLOSE_S = 1.0
 LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
@@ -63,7 +60,7 @@ class ProcessExecutor:
         self._waiting: deque[Item] = deque()
         self._links: list[Link] = []
         self._numbers = count(1)
-        self._deaths: dict[tuple[str, int, int], int] = {}
+        self._deaths = Deaths()
         self._failed_starts = 0
         self._closed = False
         #: past their time by the engine's clock -> when their worker began them, once it has
@@ -384,43 +381,12 @@ class ProcessExecutor:
     def _charge(self, link: Link, item: Item) -> None:
         """The call that ran when its worker ended has failed."""
         left = [work for work in item.works if work not in item.acked]
-        ends: list[Ended] = [Failed(work, *self._verdict(link, item, work)) for work in left]
+        limit_s = self._plan.spec.timeout_s if item.timed_out else None
+        ends: list[Ended] = [
+            timed_out(work, limit_s) if limit_s is not None else self._deaths.of(work, link, item)
+            for work in left
+        ]
         if item.batch:
             self._batch_ended(item, [], ends, whole=not self._spec.explicit)
         else:
             self._door.ended.extend(ends)
-
-    def _verdict(self, link: Link, item: Item, work: Work) -> tuple[ErrorInfo, bool]:
-        if item.timed_out:
-            limit = self._plan.spec.timeout_s
-            return ErrorInfo("AttemptTimeout", f"no answer within timeout_s={limit}"), False
-        where = (work.record.topic, work.record.partition, work.record.offset)
-        deaths = self._deaths.get(where, 0) + 1
-        self._deaths[where] = deaths
-        final = deaths >= DEATHS_MAX and len(item.works) == 1
-        if final:
-            del self._deaths[where]
-        message = f"its worker process {link.how_it_died()}, {deaths} of {DEATHS_MAX} times"
-        return ErrorInfo("WorkerDied", message), final
-
-
-def end_of(work: Work, reply: Reply) -> Ended | None:
-    """How a record's call ended, for the engine; None when it is simply done."""
-    if reply.outcome == "given_back":
-        return GivenBack(work)
-    if reply.outcome == "failed":
-        assert reply.error is not None
-        return Failed(work, reply.error, reply.final, reply.delay_s)
-    return Returned(work, reply.outputs) if reply.outputs else None
-
-
-def check_spawnable(function: Any, lifespan: Any, name: str) -> None:
-    """Raises ConfigError for what a new process could not import."""
-    for what, one in ((f"the handler {name}", function), ("the lifespan", lifespan)):
-        try:
-            pickle.dumps(one)
-        except Exception as error:
-            raise ConfigError(
-                f'executor="processes": {what} cannot be found by a new process: define it at the '
-                f"top level of a module ({error})"
-            ) from error
