@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from weft.core.partition import Partition
 from weft.core.spec import Limits
@@ -29,6 +30,15 @@ class _Resume:
 
     healthy: float
     blocked: float
+
+
+class Room(NamedTuple):
+    """What may still come in before a partition has to be paused."""
+
+    #: of the budget
+    share: float
+    #: whatever partition they are of, and as large as those that are there
+    records: int
 
 
 class Flow:
@@ -63,14 +73,16 @@ class Flow:
             and part * sum([p.bytes for p in every]) < limits.buffer_bytes * BLOCKED_BYTES_SHARE
         )
 
-    def room(self, every: Collection[Partition]) -> int:
-        """How many records may come, whatever partition they are of, without a pause."""
+    def room(self, every: Collection[Partition]) -> Room:
+        """How much may come from anywhere without a pause."""
         limits = self.limits
-        if self._roomy(every, 4):
-            return limits.buffer_records // 4 - 1  # half may be kept, a quarter is taken
+        if self._roomy(every, 4):  # half may be kept, a quarter is taken
+            return Room(0.25, limits.buffer_records // 4 - 1)
         kept = KEPT_SHARE / len(every)
-        taken = sum([max(self._healthy(p), kept) for p in every])
-        return max(0, ceil(limits.buffer_records * (1.0 - taken) - ROUNDING) - 1)
+        share = 1.0 - sum([max(self._healthy(p), kept) for p in every])
+        each = sum([p.bytes for p in every]) / max(1, sum([len(p.incomplete) for p in every]))
+        most = min(limits.buffer_records, limits.buffer_bytes * ACTIVE_BYTES_SHARE / max(1.0, each))
+        return Room(share, max(0, ceil(most * share - ROUNDING) - 1))
 
     def to_pause(
         self, touched: Iterable[Partition], every: Collection[Partition]

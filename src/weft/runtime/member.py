@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -83,6 +84,7 @@ class Member:
         self._ends_at = 0.0
         #: the longest time between two polls, in seconds: the figure behind L5
         self.poll_gap_max_s = 0.0
+        self._polled_at: float | None = None
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -173,13 +175,18 @@ class Member:
         elif room := self._wait_for_room():
             polled = self.consumer.poll(timeout_s, room)
             self.lease.renew()
+            self._note_gap()
             self._take(polled)
         self.committer.send_planned()
         self._empty_outbox()
         after = self.now()
-        self.poll_gap_max_s = max(self.poll_gap_max_s, after - now)
         if after >= self.door.wakes_at:
             self._tick(after)
+
+    def _note_gap(self) -> None:
+        now = time.monotonic()
+        self.poll_gap_max_s = max(self.poll_gap_max_s, now - (self._polled_at or now))
+        self._polled_at = now
 
     def _tick(self, now: float) -> None:
         if now >= self._ends_at:
@@ -224,13 +231,14 @@ class Member:
             held = sum([len(p.incomplete) - p.blocked_records for p in every])
             return self._polled_for(limit - held)
         room = flow.room(every)
-        if room > limit * (1.0 - BUSY_SHARE):
-            return self._polled_for(room)
+        if room.share > 1.0 - BUSY_SHARE:
+            return self._polled_for(room.records)
         now = self.now()
         if self._full_since is None:
             self._full_since = now
         if now - self._full_since > SOFT_WAIT_S:
-            return self._polled_for(room)
+            return self._polled_for(room.records)
+        self.lease.renew()
         self.committer.take(self.consumer.commit_answers(0.0))
         self._quit.wait(IDLE_S)
         return 0

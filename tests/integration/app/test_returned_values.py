@@ -105,7 +105,7 @@ def test_anything_else_is_a_final_failure_that_names_the_fix(kafka):
     results = {result.record.value: result for result in stream}
     assert run.wait(20).skipped == len(BAD)
     for name, (_, fix) in BAD.items():
-        result = results[name.encode()]
+        result = results[name]
         assert (result.outcome, result.attempts) == ("skipped", 1), name
         assert fix in result.error.message, name
 

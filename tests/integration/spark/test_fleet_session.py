@@ -88,8 +88,10 @@ def test_everything_is_told_on_the_driver(spark, app_on, topic) -> None:
     read: list[weft.Result] = []
     reader = threading.Thread(target=lambda: read.extend(results))
     reader.start()
+    app.pause()  # or the first member could be done before the second one is there
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
     shot = wait_until(lambda: _busy(app.snapshot()), 30, "both members at work")
+    app.resume()
     report = run.wait(60)
     reader.join(10)
     assert (report.exit_code, report.reason, report.done) == (0, "drained", 6_000), report

@@ -30,10 +30,21 @@ def test_room_is_what_may_come_without_a_pause(make_desk, held, room):
     desk = make_desk(limits=Limits(buffer_records=100))
     busy, _idle = parts = desk.assign(0, 1)
     desk.poll(busy, *range(held))
-    assert desk.engine.state.flow.room(parts) == room
+    assert desk.engine.state.flow.room(parts).records == room
     if room:
         desk.poll(busy, *range(held, held + room))
         assert desk.take(fx.PauseIntake) == []
+
+
+def test_large_records_leave_room_for_fewer(make_desk):
+    """Of 800 bytes for healthy records half is kept for the partition: three more for sure."""
+    desk = make_desk(limits=Limits(buffer_records=1_000, buffer_bytes=1_600))
+    (busy,) = parts = desk.assign(0)
+    desk.poll(busy, 0, 1, size=100)
+    room = desk.engine.state.flow.room(parts)
+    assert (room.share, room.records) == (0.5, 3)
+    desk.poll(busy, 2, 3, 4, size=100)
+    assert desk.take(fx.PauseIntake) == []
 
 
 def test_intake_resumes_when_half_is_free(make_desk):

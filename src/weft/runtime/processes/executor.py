@@ -193,7 +193,8 @@ class ProcessExecutor:
     def _relieve(self) -> None:
         """Take back what waits behind a call that turned out slow: another worker has time."""
         for link in self._links:
-            behind = [number for number in link.given if number != link.at_hand]
+            at_hand = link.given.get(link.at_hand)
+            behind = [n for n, i in link.given.items() if i is not at_hand and not i.batch]
             if behind and link.slow:
                 link.send(Drop(behind))
 
