@@ -118,7 +118,18 @@ class Commits:
         }
 
     def _plan_without(self, partition: Partition, torn: set[int]) -> fx.PlanItem | None:
-        return self._plans.plan(partition, [w for w in partition.claims if id(w.extra) not in torn])
+        """Without these, and without what came after one of them in its lane.
+
+        The lane has gone on since: its later outputs may not appear before the earlier ones.
+        """
+        left, waiting = [], set()
+        for work in partition.claims:
+            lane = partition.lane_key(work.record)
+            if id(work.extra) in torn or lane in waiting:
+                waiting.add(lane)
+            else:
+                left.append(work)
+        return self._plans.plan(partition, left)
 
     def _due(self, partition: Partition) -> bool:
         return (

@@ -7,7 +7,7 @@ from tests.unit.core.conftest import ERROR, offsets
 from weft.core import effects as fx
 from weft.core.commits import Answer
 from weft.core.endings import Failed, GivenBack, Returned
-from weft.core.spec import HandlerSpec
+from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch, Retry, Skip
 from weft.types import Sent
 
@@ -232,3 +232,37 @@ def test_refused_record_waits_until_its_batch_lets_go_of_the_lane(make_desk):
     desk.pass_time(0.1)
     desk.pass_time(1.0)
     assert batches(desk) == [[0]]
+
+
+def test_later_outputs_of_a_lane_wait_for_those_of_a_batch_that_waits(make_desk):
+    """exactly_once: a batch over two partitions is held back by one; its lane's later records, too."""
+    exact = spec(2, delivery="exactly_once", ordering="partition")
+    desk = make_desk(exact, limits=Limits(commit_retry_s=1.0))
+    zero, one = desk.assign(0, 1)
+    desk.poll(one, 0)
+    desk.pass_time(0.1)
+    end_batch(desk)
+    sent = desk.take(fx.Transact)[-1]
+    desk.do("transacted", sent.sequence, committed=False)  # partition 1 tries again in a second
+    desk.poll(zero, 0)
+    desk.poll(one, 1)
+    assert len(end_batch(desk)) == 2
+    desk.poll(zero, 1)
+    desk.pass_time(0.1)
+    assert len(end_batch(desk)) == 1
+    assert [claimed(effect) for effect in desk.take(fx.Transact)] == []
+    desk.pass_time(1.0)
+    assert claimed(desk.take(fx.Transact)[-1]) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def end_batch(desk) -> list:
+    """The batch that started last returns with outputs that its records share."""
+    works, shared = desk.take(fx.StartBatch)[-1].works, ["out"]
+    desk.do("batch_ended", 0, [], [Returned(work, shared) for work in works])
+    return works
+
+
+def claimed(effect) -> set[tuple[int, int]]:
+    """Partition and offset of every record in the transaction."""
+    works = [work for item in effect.items for work in item.claims]
+    return {(work.partition.number, work.record.offset) for work in works}
