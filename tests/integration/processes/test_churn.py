@@ -18,7 +18,7 @@ def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
     """Join, leave and kill at random for so long; how many times the group changed.
 
     On a busy machine it goes on, a minute at most, until that has tried something: three members
-    have had work, and one was killed where that is asked for.
+    have had work, and one was killed where that is asked for. In the end somebody is there.
     """
     changes, ends = 0, time.monotonic() + seconds
     worked: set[object] = set()
@@ -37,6 +37,7 @@ def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
         changes += 1
         tried = len(worked) >= 3 and bool(run.kills or not kills)
         threading.Event().wait(run.dice.uniform(0.5, 1.5))
+    run.start()  # whoever is left may be leaving: somebody has to finish
     return changes
 
 
