@@ -16,9 +16,9 @@ WRITTEN_BODY_BYTES_MAX = 256 * 2**10
 #: Largest zstd window accepted; Java's writer declares 2 MiB.
 WINDOW_BYTES_MAX = 8 * 2**20
 
-#: Most offsets a map may name as not done, read or written. Java holds at most
-#: concurrency x batch x 100 records back; a map with more was not written by it.
-NOT_DONE_MAX = 1_000_000
+#: Most offsets a map may name as not done, read or written: as many as a member buffers by
+#: default. Twelve characters name as many as they like, and each costs its reader 40 bytes.
+NOT_DONE_MAX = 50_000
 
 #: Most offsets a map may span: the length is a signed 32-bit number on the wire.
 RANGE_MAX = 2**31 - 1

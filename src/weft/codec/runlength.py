@@ -6,7 +6,7 @@ version 2 has 32-bit runs, both signed.
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import sub
 
 from weft.codec.errors import UnreadableMap
@@ -63,13 +63,11 @@ def read(frontier: int, body: bytes, width: int) -> tuple[int, tuple[int, ...]]:
     return length, tuple(_not_done(frontier, lengths))
 
 
-def _not_done(frontier: int, lengths: Sequence[int]) -> list[int]:
+def _not_done(frontier: int, lengths: Sequence[int]) -> Iterator[int]:
     """The offsets in the not-done runs."""
-    offsets: list[int] = []
     begin, waiting = frontier, True
     for run in lengths:
-        if waiting:
-            offsets.extend(range(begin, begin + run))
+        if waiting and run:
+            yield from range(begin, begin + run)
         begin += run
         waiting = not waiting
-    return offsets

@@ -1,11 +1,23 @@
 """Writing maps: the smallest that holds, in time that follows what is not done."""
 
+import math
 import random
 import time
+from collections.abc import Sequence
+from itertools import accumulate, combinations
 
 import pytest
 
-from weft.codec import MapTooLarge, decode, encode, encode_fitting, limits, measure
+from weft.codec import (
+    MapTooLarge,
+    decode,
+    encode,
+    encode_fitting,
+    limits,
+    measure,
+    measure_runs,
+    writer,
+)
 
 SEED = 20260
 
@@ -52,7 +64,7 @@ def test_compression_is_tried_from_200_bytes_on(size: int, compressed: bool):
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("length", [2, 63, 64, 65, 32_767, 32_768, 60_000])
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 32_767, 32_768, 50_000])
 def test_measure_is_never_too_small(share: float, length: int):
     """The quick size is an upper bound, exact unless compression helped."""
     not_done = scattered(length, share)
@@ -62,6 +74,15 @@ def test_measure_is_never_too_small(share: float, length: int):
         assert len(text) <= bound
     else:
         assert len(text) == bound
+
+
+@pytest.mark.parametrize(
+    ("not_done", "runs"), [([], 2), ([0], 2), ([1], 4), ([0, 2, 4], 6), (range(1, 9), 4)]
+)
+def test_a_map_of_long_runs_takes_four_bytes_for_each(not_done: Sequence[int], runs: int):
+    """What is not done comes first, also where that is nothing; the magic byte is one more."""
+    chars = measure_runs(7, 16, [offset + 7 for offset in not_done])
+    assert chars == math.ceil((1 + 4 * runs) / 3) * 4
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
@@ -79,7 +100,7 @@ def test_the_cap_of_the_range(surplus: int):
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
 def test_the_cap_of_not_done_offsets(surplus: int):
-    """A map names up to a million offsets, as many as are read; more are written in part."""
+    """A map names up to 50,000 offsets, as many as are read; more are written in part."""
     count = limits.NOT_DONE_MAX + surplus
     not_done = range(1, count + 1)
     if surplus > 0:
@@ -92,10 +113,12 @@ def test_the_cap_of_not_done_offsets(surplus: int):
 
 def test_a_map_whose_text_nobody_reads_is_refused():
     """What would be longer than any reader takes is an error, not a text."""
-    not_done = scattered(1_000_000, 0.3)
+    chance = random.Random(SEED)
+    not_done = list(accumulate(chance.randint(2, 20_000) for _ in range(limits.NOT_DONE_MAX)))
+    top = not_done[-1] + 1
     with pytest.raises(MapTooLarge, match="too long a text"):
-        encode(0, 999_999, not_done)
-    text, covered = encode_fitting(0, 999_999, not_done)
+        encode(0, top, not_done)
+    text, covered = encode_fitting(0, top, not_done)
     assert decode(0, text).highest_seen == covered >= 24_500
 
 
@@ -105,7 +128,7 @@ def test_the_limit_of_a_commit(surplus: int):
     length = 24_544 + surplus
     not_done = scattered(length, 0.5)
     text, covered = encode_fitting(0, length - 1, not_done)
-    assert len(text) <= limits.BROKER_CHARS_MAX
+    assert len(text) <= 4096
     assert (covered == length - 1) is (surplus <= 0)
     assert covered >= 24_500
 
@@ -137,12 +160,17 @@ def test_a_tail_that_is_not_done_is_not_covered():
     assert encode_fitting(10, 12, [10, 11, 12]) == ("bgAA", 9)
 
 
+def test_a_top_far_below_the_frontier_covers_nothing():
+    """What is covered ends right before the frontier, however far below it the top is."""
+    assert encode_fitting(50, 40, []) == ("bgAA", 49)
+
+
 def test_a_long_run_that_is_not_done_is_stepped_over():
-    """Half a million waiting records between what fits and what does not cost no search."""
-    not_done = [*range(500_000), *range(500_001, 600_000, 2)]
+    """40,000 waiting records between what fits and what does not cost no search."""
+    not_done = [*range(40_000), *range(40_001, 60_000, 2)]
     began = time.process_time()
-    text, covered = encode_fitting(0, 600_000, not_done, 12)
-    assert covered >= 500_000
+    text, covered = encode_fitting(0, 60_000, not_done, 12)
+    assert covered >= 40_000
     assert decode(0, text).highest_seen == covered
     assert time.process_time() - began < 2.0
 
@@ -166,3 +194,41 @@ def test_one_record_stuck_costs_nothing():
 def test_25_000_records_at_random():
     """The densest map that comes up is written in about 10 ms."""
     assert best_s(10, 0, 49_999, scattered(50_000, 0.5)) < 0.03
+
+
+def test_the_last_done_offset_of_every_small_map():
+    """The highest offset up to the top that is done; one below the frontier where none is."""
+    frontier, offsets = 10, range(10, 16)
+    for count in range(len(offsets) + 1):
+        for not_done in combinations(offsets, count):
+            for top in range(9, 16):
+                done = [o for o in range(frontier, top + 1) if o not in not_done]
+                found = writer._last_done(frontier, top, not_done)
+                assert found == max(done, default=frontier - 1)
+
+
+def test_the_longest_prefix_that_fits_is_taken():
+    """Of a regular map, the next done offset past what is covered would be too much."""
+    not_done = list(range(0, 400, 2))
+    for limit in range(8, 72, 4):
+        _, covered = encode_fitting(0, 399, not_done, limit)
+        assert covered < 0 or len(encode(0, covered, not_done)) <= limit
+        assert covered == 399 or len(encode(0, covered + 2, not_done)) > limit
+
+
+def test_a_range_that_the_wire_cannot_hold_is_cut_by_one():
+    """The length is a signed 32-bit number: one offset more is left out, and done again."""
+    for top in (limits.RANGE_MAX - 2, limits.RANGE_MAX - 1, limits.RANGE_MAX):
+        text, covered = encode_fitting(0, top, [0])
+        assert covered == min(top, limits.RANGE_MAX - 1) == decode(0, text).highest_seen
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_no_more_not_done_offsets_are_named_than_a_reader_takes(over: int):
+    """One more ends the map just before it."""
+    count = limits.NOT_DONE_MAX + over
+    not_done = list(range(0, 2 * count, 2))
+    text, covered = encode_fitting(0, 2 * count, not_done, limits.TEXT_CHARS_MAX)
+    held = decode(0, text).not_done
+    assert len(held) == min(count, limits.NOT_DONE_MAX)
+    assert covered == (2 * count if over <= 0 else not_done[limits.NOT_DONE_MAX] - 1)

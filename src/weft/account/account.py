@@ -1,0 +1,267 @@
+"""Where every record is: one account of what the engine holds.
+
+`begin` and `copies` run inside the door, so they only copy: counts the engine keeps anyway and one
+list of references a partition. What people read is computed from the copies outside, where that
+holds up nobody (`account/snapshot.py`, `account/blockers.py`).
+
+Each record that was received and is not done is in exactly one place. Their sums are checked
+against a walk over every record by `testing/sim/invariants.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from weft.core import states
+from weft.core.handler import Handler
+from weft.core.partition import Partition, Work
+from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.state import EngineState
+from weft.core.work import LaneKey
+
+
+class Place(NamedTuple):
+    """One place a record can be in."""
+
+    name: str
+    meaning: str
+
+
+#: Every place; a record is in exactly one of them.
+PLACES = (
+    Place("ready", "may start: waits for a free slot, or for what `halts` says"),
+    Place("gathering", "in a batch that is not called yet: it fills up, or lingers"),
+    Place("behind", "queued behind an earlier record of its lane"),
+    Place("past_map", "the offset map has no room for it: starts once records before it are done"),
+    Place("held", "its lane waits for a call of an earlier epoch that still runs"),
+    Place("marking", "at_most_once: its started-mark is on the way to the broker"),
+    Place("running", "with the handler"),
+    Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
+    Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
+    Place("pending", "exactly_once: handled, waits for a transaction or rides in one"),
+    Place("retrying", "failed; waits for the time of its next attempt"),
+    Place("parked", "attempts used up: stays not-done until a restart"),
+)
+
+#: Why nothing starts at all, of everything, a handler, a topic or a partition.
+HALTS = (
+    Place("unassigned", "this member has no partition"),
+    Place("paused", "the application said app.pause()"),
+    Place(
+        "stopping", "a stop was asked for: what runs is finished (`buffered`: what is held, too)"
+    ),
+    Place("revoking", "the partition is being taken away"),
+    Place("outputs", "the producer is full of outputs the broker has not acknowledged"),
+    Place("results", "the reader of app.results() is slow"),
+    Place("membership", "the polling thread stood still: it is not proven that we are a member"),
+    Place("broker", "the broker does not answer"),
+    Place("rate_limit", "the handler's rate_limit_per_s is used up"),
+    Place("slots", "all calls that the handler's concurrency allows are taken"),
+    Place("buffers", "the partition is not fetched: buffers are full"),
+    Place("open_transaction", "what comes next is behind an open transaction of another producer"),
+)
+
+#: The place of a record in each state; queued ones are told apart by where they wait.
+PLACE_OF_STATE = {
+    states.MARKING: "marking",
+    states.RUNNING: "running",
+    states.SENDING: "sending",
+    states.COMMITTING: "committing",
+    states.PENDING: "pending",
+    states.RETRYING: "retrying",
+    states.PARKED: "parked",
+}
+
+
+class Part(NamedTuple):
+    """One partition as it was at the time of the account."""
+
+    topic: str
+    number: int
+    epoch: int
+    handler: Handler
+    state: int
+    position: int
+    top: int
+    log_end: int
+    committed: int
+    committed_at: float
+    commit_state: int
+    map_chars: int
+    map_limit: int
+    user_paused: bool
+    intake_paused: bool
+    #: of every place, how many
+    places: dict[str, int]
+    #: how many are not done, and of these how many are not fetched yet
+    not_done: int
+    not_fetched: int
+    #: restored holes not fetched yet; of an account that counts only the first
+    unfetched: Sequence[int]
+    #: what is not done, in offset order; None for an unfetched one. References: they go on living;
+    #: of an account that counts only the first
+    works: list[Work | None]
+    #: at_most_once: what runs and is done for the offsets
+    marked: Sequence[Work]
+    #: lanes in which a call of an earlier epoch runs
+    held: Mapping[LaneKey, Work | None]
+
+
+#: What is copied as it is, in the order of `Part`: in C, for it happens inside the door.
+_plain = attrgetter(
+    "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
+    "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
+    "commit.map_limit", "user_paused", "intake_paused",
+)  # fmt: skip
+_counts = attrgetter("in_flight", "sending", "retrying", "parked")
+#: how much is copied at a time: the door is open to others between two slices
+SLICE_PARTITIONS = 250
+SLICE_RECORDS = 20_000
+
+
+class Account(NamedTuple):
+    """Everything the engine holds, at one time of its clock."""
+
+    at: float
+    copies: list[tuple[Any, ...]]
+    handlers: list[Handler]
+    #: handler -> it may start nothing before this time (rate limit)
+    tokens_due: dict[str, float | None]
+    holds: list[str]
+    paused: set[str | None]
+    stop_mode: str | None
+    counts: dict[str, int]
+    #: records in open batches
+    gathering: set[Work]
+
+    def parts(self) -> list[Part]:
+        """The partitions. Outside the door."""
+        return [_part(copy) for copy in self.copies]
+
+
+def take(state: EngineState, now: float, *, records: bool = True) -> Account:
+    """The whole account in one go."""
+    account, partitions = begin(state, now)
+    account.copies.extend(copies(state, partitions, records=records))
+    return account
+
+
+def begin(state: EngineState, now: float) -> tuple[Account, list[Partition]]:
+    """An account without its partitions, and which there are. Inside the door."""
+    account = Account(
+        now,
+        [],
+        state.handlers,
+        {handler.name: handler.tokens_due() for handler in state.handlers},
+        sorted(state.halts),
+        state.paused,
+        state.stop_mode,
+        dict(state.counts),
+        gathering(state),
+    )
+    return account, list(state.partitions.values())
+
+
+def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator[list[Partition]]:
+    """Partitions in such numbers that copying them, with their records, takes a moment only."""
+    some: list[Partition] = []
+    count = 0
+    for partition in partitions:
+        some.append(partition)
+        count += len(partition.offsets.incomplete) if records else 0
+        if len(some) >= SLICE_PARTITIONS or count >= SLICE_RECORDS:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
+
+
+def copies(
+    state: EngineState, partitions: Sequence[Partition], *, records: bool = True
+) -> list[tuple[Any, ...]]:
+    """What an account keeps of each of these that is still here. Inside the door.
+
+    Without the `records` it counts, and touches none but the first of each partition.
+    """
+    kept: Callable[[Iterable[Any]], list[Any]] = list if records else _first
+    gathered = Counter([work.partition for work in gathering(state)])
+    return [
+        (
+            _plain(p),
+            _counts(p),
+            len(p.lanes.ready),
+            len(p.lanes.far),
+            len(p.commit.claims),
+            len(p.offsets.incomplete),
+            len(p.offsets.expected),
+            kept(p.offsets.expected) if p.offsets.expected else (),
+            kept(p.offsets.incomplete.values()),
+            list(p.commit.marked.values()) if p.commit.marked else (),
+            dict(p.lanes.held) if p.lanes.held else {},
+            gathered[p] if gathered else 0,
+        )
+        for p in partitions
+        if p.state != states.CLOSED
+    ]
+
+
+def _first(values: Iterable[Any]) -> list[Any]:
+    return list(islice(values, 1))
+
+
+def gathering(state: EngineState) -> set[Work]:
+    """Records in batches that were not called yet."""
+    return {
+        work
+        for groups in state.open_batches
+        for batch in groups.values()
+        for work in batch.works
+        if work.state == states.QUEUED
+    }
+
+
+def _part(copy: tuple[Any, ...]) -> Part:
+    """A partition's copy with its records counted by place, from the sums that the engine keeps."""
+    plain, counts, ready, far, claims, *offsets, held, gathered = copy
+    not_done, not_fetched, *_, marked = offsets
+    running, sending, retrying, parked = counts
+    delivery = plain[3].spec.delivery
+    marks = claims if delivery == AT_MOST_ONCE else 0
+    pending = claims if delivery == EXACTLY_ONCE else 0
+    heads = sum(head is not None for head in held.values())
+    elsewhere = claims + running - len(marked) + sending + retrying + parked
+    waiting = not_done - not_fetched - elsewhere
+    places = {
+        "ready": ready,
+        "gathering": gathered,
+        "behind": waiting - ready - gathered - far - heads,
+        "past_map": far,
+        "held": heads,
+        "marking": marks,
+        "running": running,
+        "sending": sending,
+        "committing": claims - marks - pending,
+        "pending": pending,
+        "retrying": retrying,
+        "parked": parked,
+    }
+    return Part._make((*plain, places, *offsets, held))
+
+
+def place_of(work: Work, gathered: set[Work]) -> str:
+    """The one place of a record, by looking for it. Inside the door; for one record, or tests."""
+    found = PLACE_OF_STATE.get(work.state)
+    if found is not None:
+        return found
+    partition = work.partition
+    if work in gathered:
+        return "gathering"
+    if work in partition.lanes.ready:
+        return "ready"
+    if any(far is work for _, far in partition.lanes.far):
+        return "past_map"
+    return "held" if any(head is work for head in partition.lanes.held.values()) else "behind"

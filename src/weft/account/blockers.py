@@ -1,0 +1,154 @@
+"""Which records hold up most: ranked by how many others wait for them.
+
+A record that is not done holds up the records behind it in its lane, and keeps the commit from
+passing it, so that what is done beyond it lives in the offset map only. Computed from an account,
+outside the door; a record may have moved on since, then it is left out or told as it is now.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from heapq import nlargest
+from typing import Any, NamedTuple
+
+from weft.account.account import PLACE_OF_STATE, Account, Part
+from weft.account.shown import error_row, shown_key, shown_text
+from weft.core import states
+from weft.core.partition import Work
+from weft.core.spec import HandlerSpec
+from weft.core.work import Failure
+
+BLOCKERS_MAX = 20
+
+
+class Blocker(NamedTuple):
+    """One record that holds up others."""
+
+    part: Part
+    offset: int
+    #: None: restored as not done, and not fetched yet
+    work: Work | None
+    place: str
+    waiting_behind: int
+    done_beyond: int
+
+    @property
+    def weight(self) -> tuple[int, float]:
+        """How much it holds up; among equals the one that does so for longest."""
+        since = None if self.work is None else since_of(self.work)
+        return self.waiting_behind + self.done_beyond, -(since or 0.0)
+
+
+def blockers(account: Account, parts: Iterable[Part], limit: int = BLOCKERS_MAX) -> list[Blocker]:
+    """The worst of all partitions, the worst first."""
+    found = (one for part in parts for one in _candidates(account, part))
+    return nlargest(limit, found, key=lambda one: one.weight)
+
+
+def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
+    """Records that are somewhere else than in a queue, and the frontier's wherever it is."""
+    works = part.works
+    out = [(at, work) for at, work in enumerate(works) if work is not None and work.state]
+    to_top = bisect_right(works, part.top, key=lambda work: -1 if work is None else work.record[2])
+    behind = _behind([work for _, work in out])
+    for at, work in out:
+        place = PLACE_OF_STATE.get(work.state)
+        if place is not None:  # else it is done by now
+            offset = work.record.offset
+            yield Blocker(
+                part, offset, work, place, behind[work], _beyond(part, offset, at, to_top)
+            )
+    for work in part.marked:
+        if work.state == states.RUNNING:
+            yield Blocker(part, work.record.offset, work, "running", waiting_behind(work), 0)
+    if works and (first := works[0]) is None:
+        offset = part.unfetched[0]
+        yield Blocker(part, offset, None, "unfetched", 0, _beyond(part, offset, 0, to_top))
+    elif works and first is not None and first.state == states.QUEUED:
+        offset = first.record.offset
+        beyond = _beyond(part, offset, 0, to_top)
+        yield Blocker(
+            part, offset, first, _head_place(account, part, first), waiting_behind(first), beyond
+        )
+
+
+def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:
+    """How many are done past the record that stands `at` there among those not done."""
+    return max(0, part.top - offset - (to_top - 1 - at))
+
+
+def _head_place(account: Account, part: Part, first: Work) -> str:
+    """Where the frontier's record waits: nothing of its lane is before it."""
+    if first in account.gathering:
+        return "gathering"
+    return "held" if any(head is first for head in part.held.values()) else "ready"
+
+
+def _behind(works: list[Work]) -> dict[Work, int]:
+    """How many wait behind each, in one walk over every lane, however many of it are out."""
+    known: dict[Work, int] = {}
+    for work in reversed(works):  # those further back in a lane first
+        count, following = 0, None if work.state == states.PENDING else work.next
+        while following is not None and following not in known:
+            count += following.state == states.QUEUED
+            following = following.next
+        known[work] = count + (known[following] if following is not None else 0)
+    return known
+
+
+def waiting_behind(work: Work) -> int:
+    """How many records of its lane are queued behind it."""
+    return _behind([work])[work]
+
+
+def since_of(work: Work) -> float | None:
+    """Since when it is where it is, on the engine's clock; None for one that never started."""
+    failure = work.failure
+    if work.state in (states.RETRYING, states.PARKED) and failure is not None:
+        return failure.told_at
+    return None if work.state == states.QUEUED else getattr(work, "since", None)
+
+
+def blocker_row(one: Blocker, at: float, epoch_s: float) -> dict[str, Any]:
+    """As JSON-able data; `epoch_s` is the UNIX time of the engine's clock at zero."""
+    part = one.part
+    row: dict[str, Any] = {
+        "topic": part.topic,
+        "partition": part.number,
+        "offset": one.offset,
+        "handler": part.handler.name,
+        "place": one.place,
+        "waiting_behind": one.waiting_behind,
+        "done_beyond": one.done_beyond,
+        "at_frontier": bool(part.works) and one.work is part.works[0],
+    }
+    return row | record_row(one.work, part.handler.spec, at, epoch_s)
+
+
+def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) -> dict[str, Any]:
+    """What is known of one record beside where it is."""
+    failure = None if work is None else work.failure
+    since = None if work is None else since_of(work)
+    return {
+        "key": None if work is None else shown_key(work.record.key),
+        "since": None if since is None else round(since + epoch_s, 3),
+        "for_s": None if since is None else round(max(0.0, at - since), 3),
+        "attempts": 0 if work is None else work.attempts,
+        "attempts_max": spec.retry.attempts,
+        "timeout_s": spec.timeout_s,
+        "due_in_s": _due(failure, work, at),
+        "last_error": None if failure is None else error_row(failure.error),
+        "story": _story(failure, epoch_s),
+    }
+
+
+def _due(failure: Failure | None, work: Work | None, at: float) -> float | None:
+    if failure is None or work is None or work.state != states.RETRYING:
+        return None
+    return round(max(0.0, failure.due - at), 3)
+
+
+def _story(failure: Failure | None, epoch_s: float) -> list[dict[str, Any]]:
+    told = () if failure is None else tuple(failure.story)
+    return [{"at": round(one.at + epoch_s, 3), "what": shown_text(one.what)} for one in told]

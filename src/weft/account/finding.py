@@ -1,0 +1,94 @@
+"""Where one record is, or the records of one key: asked for by a person, a few times an hour.
+
+All of it runs inside the door and walks the records of one partition (for a key: of all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.account.account import gathering, place_of
+from weft.account.blockers import record_row, waiting_behind
+from weft.core import states
+from weft.core.partition import Partition, Work
+from weft.core.state import EngineState
+
+FOUND_MAX = 20
+
+
+def find(
+    state: EngineState, now: float, epoch_s: float, topic: str, number: int, offset: int
+) -> dict[str, Any]:
+    """Where the record at this offset is; the place may also be no place of a record we hold."""
+    where = {"topic": topic, "partition": number, "offset": offset}
+    partition = state.partitions.get((topic, number))
+    if partition is None:
+        return {**where, "place": "elsewhere"}
+    work = partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
+    if work is not None:
+        return {**where, **_told(state, work, now, epoch_s)}
+    if offset in partition.offsets.incomplete:
+        place = "unfetched"
+    elif offset < partition.offsets.position or offset <= partition.offsets.restored_top:
+        place = "done"
+    else:
+        place = "not_read" if offset < partition.log_end else "not_there"
+    return {
+        **where,
+        "place": place,
+        "position": partition.offsets.position,
+        "end": partition.log_end,
+    }
+
+
+def find_key(
+    state: EngineState, now: float, epoch_s: float, key: bytes, topic: str | None = None
+) -> list[dict[str, Any]]:
+    """The first records held under this key, in every partition of the topic, or of all."""
+    found = []
+    for partition in state.partitions.values():
+        if topic not in (None, partition.topic):
+            continue
+        for work in _of_key(partition, key):
+            where = (partition.topic, partition.number, work.record.offset)
+            row = dict(zip(("topic", "partition", "offset"), where, strict=True))
+            found.append({**row, **_told(state, work, now, epoch_s)})
+            if len(found) >= FOUND_MAX:
+                return found
+    return found
+
+
+def _of_key(partition: Partition, key: bytes) -> Iterator[Work]:
+    for works in (partition.commit.marked.values(), partition.offsets.incomplete.values()):
+        yield from (work for work in works if work is not None and work.record.key == key)
+
+
+def _told(state: EngineState, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
+    row = _alone(state, work, now, epoch_s)
+    head = _head(work) if row["place"] == "behind" else None
+    return {**row, "behind": None if head is None else _alone(state, head, now, epoch_s)}
+
+
+def _alone(state: EngineState, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
+    handler = work.partition.handler
+    return {
+        "offset": work.record.offset,
+        "handler": handler.name,
+        "place": place_of(work, gathering(state)),
+        "waiting_behind": waiting_behind(work),
+        **record_row(work, handler.spec, now, epoch_s),
+    }
+
+
+def _head(work: Work) -> Work | None:
+    """The first record of its lane that is not done: the one that all others wait for."""
+    partition, key = work.partition, work.partition.lanes.key_of(work.record)
+    for other in partition.offsets.incomplete.values():
+        if other is work:
+            return None
+        if other is None or other.state == states.PENDING:
+            continue
+        if partition.lanes.key_of(other.record) == key:
+            return other
+    return None

@@ -1,0 +1,93 @@
+"""One partition as a picture: the offsets from its frontier on as cells, and its worst records.
+
+Computed from an account, outside the door.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from heapq import nlargest
+from typing import Any
+
+from weft.account.account import Account, Part
+from weft.account.blockers import blocker_row, blockers
+from weft.account.snapshot import frontier_of, partition_row
+from weft.core import states
+from weft.core.partition import Work
+
+CELLS_MAX = 600
+RECORDS_MAX = 50
+#: partitions whose map a report has
+MAPS_MAX = 200
+
+#: What a cell shows; of many offsets the one that stands last here.
+CELLS = {
+    "d": "done, or a gap in the log",
+    "u": "not done, not fetched again since the restart",
+    "q": "waits",
+    "b": "handled, its outputs or its commit are not acknowledged",
+    "r": "running",
+    "f": "failed, waits for its next attempt",
+    "p": "parked",
+}
+_RANK = {letter: rank for rank, letter in enumerate(CELLS)}
+_LETTERS = {
+    states.QUEUED: "q",
+    states.MARKING: "q",
+    states.RUNNING: "r",
+    states.SENDING: "b",
+    states.COMMITTING: "b",
+    states.PENDING: "b",
+    states.RETRYING: "f",
+    states.PARKED: "p",
+}
+
+
+def picture(account: Account, part: Part, epoch_s: float = 0.0) -> dict[str, Any]:
+    """The row of a snapshot, its offset map as cells, and the records that hold it up."""
+    worst = blockers(account, [part], RECORDS_MAX)
+    return {
+        "partition": partition_row(part, account.at, epoch_s),
+        **_drawn(part, max(part.position, part.top + 1)),
+        "records": [blocker_row(one, account.at, epoch_s) for one in worst],
+    }
+
+
+def maps(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """The offset maps that say something, those that reach furthest, for the group to see.
+
+    As pictures without records, up to the highest offset that is done: what waits beyond it is most
+    of what a member holds, and nobody looks for holes there.
+    """
+    holed = [part for part in parts if part.works and part.top > frontier_of(part)]
+    furthest = nlargest(MAPS_MAX, holed, key=lambda part: part.top - frontier_of(part))
+    return [
+        {"topic": part.topic, "partition": part.number, **_drawn(part, part.top + 1)}
+        for part in furthest
+    ]
+
+
+def _drawn(part: Part, end: int) -> dict[str, Any]:
+    start = frontier_of(part)
+    per_cell = max(1, -(-(end - start) // CELLS_MAX))
+    cells = _cells(part, start, end, per_cell)
+    return {"from": start, "to": end, "per_cell": per_cell, "cells": cells}
+
+
+def _cells(part: Part, start: int, end: int, per_cell: int) -> str:
+    """One letter for each `per_cell` offsets."""
+    cells = ["d"] * -(-(end - start) // per_cell)
+    # What is not fetched again yet lies before the end, however far that is.
+    upto = bisect_left(part.works, end, key=lambda work: -1 if work is None else work.record.offset)
+    held = part.works[:upto]
+    not_done = [(work.record.offset, _letter(work)) for work in held if work is not None]
+    for offset, letter in [(offset, "u") for offset in part.unfetched] + not_done:
+        at = (offset - start) // per_cell
+        if 0 <= at < len(cells) and _RANK[letter] > _RANK[cells[at]]:
+            cells[at] = letter
+    return "".join(cells)
+
+
+def _letter(work: Work) -> str:
+    return _LETTERS.get(work.state, "d")  # done since the account was taken

@@ -1,0 +1,39 @@
+"""Keys and error texts as people may see them: of bounded length, without control characters."""
+
+from __future__ import annotations
+
+from weft.types import ErrorInfo
+
+KEY_CHARS_MAX = 64
+TEXT_CHARS_MAX = 300
+
+
+def shown_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
+    """The text in one line, cut at `limit` characters, what does not print as an escape."""
+    cut = text[:limit]
+    if not cut.isprintable():
+        cut = "".join(one if one.isprintable() else _escaped(one) for one in cut)
+    if len(text) > limit or len(cut) > limit:
+        cut = cut[: limit - 1] + "…"
+    return cut
+
+
+def shown_key(key: bytes | None) -> str | None:
+    """A key as text; None for a null key."""
+    if key is None:
+        return None
+    # Four bytes a character at most, and one more to know that something was cut.
+    return shown_text(
+        key[: 4 * KEY_CHARS_MAX + 4].decode("utf-8", "backslashreplace"), KEY_CHARS_MAX
+    )
+
+
+def error_row(error: ErrorInfo | None) -> dict[str, str] | None:
+    """The type and message of an error, without its traceback."""
+    if error is None:
+        return None
+    return {"type": shown_text(error.type, 100), "message": shown_text(error.message)}
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,127 @@
+"""An account as plain, JSON-able data: for people, tests, the progress line and the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.account.account import Account, Part
+from weft.account.blockers import blocker_row, blockers
+from weft.core import states
+from weft.core.handler import Handler
+
+
+def snapshot(account: Account, epoch_s: float = 0.0, *, worst: bool = True) -> dict[str, Any]:
+    """Partitions, handlers and blockers; `epoch_s` is the UNIX time of the engine's clock at 0.
+
+    Without the `worst` nothing walks over the records, and an account that counts will do.
+    """
+    parts = account.parts()
+    bad = blockers(account, parts) if worst else []
+    return {
+        "partitions": [partition_row(part, account.at, epoch_s) for part in parts],
+        "handlers": {handler.name: handler_row(handler) for handler in account.handlers},
+        "blockers": [blocker_row(one, account.at, epoch_s) for one in bad],
+        "halts": halts(account, parts),
+        "holds": account.holds,
+        "counts": account.counts,
+    }
+
+
+def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
+    """One partition, by the names of the contract."""
+    frontier = frontier_of(part)
+    seen_to = max(part.position, part.top + 1)
+    done_beyond = max(0, seen_to - frontier - part.not_done)
+    end = max(part.log_end, part.position, frontier)
+    remaining = max(0, end - frontier - done_beyond)
+    buffered = part.not_done - part.not_fetched
+    oldest = part.works[0] if part.works else None
+    stamp_ms = -1 if oldest is None else oldest.record.timestamp_ms
+    return {
+        "topic": part.topic,
+        "partition": part.number,
+        "handler": part.handler.name,
+        "epoch": part.epoch,
+        "state": states.EPOCH_NAMES[part.state],
+        "frontier": frontier,
+        "committed": part.committed,
+        "committed_since": round(part.committed_at + epoch_s, 3),
+        "committed_for_s": round(max(0.0, at - part.committed_at), 3),
+        "commit": states.COMMIT_NAMES[part.commit_state],
+        "highest_seen": part.position - 1,
+        "end": end,
+        "done_beyond": done_beyond,
+        "remaining": remaining,
+        # What was not fetched yet may have gaps: no more is left than that, perhaps less.
+        "remaining_is_bound": end > seen_to,
+        "oldest_not_done": frontier if remaining else None,
+        "oldest_age_s": None if stamp_ms < 0 else round(max(0.0, at + epoch_s - stamp_ms / 1e3), 3),
+        "buffered": buffered,
+        "in_flight": part.places["running"],
+        "retrying": part.places["retrying"],
+        "parked": part.places["parked"],
+        "places": part.places,
+        "unfetched": part.not_fetched,
+        "lag": max(0, end - frontier),
+        "map_chars": part.map_chars,
+        "map_limit": part.map_limit,
+        "paused": part.user_paused or part.intake_paused,
+        "paused_by": _paused_by(part),
+    }
+
+
+def frontier_of(part: Part) -> int:
+    """The lowest offset that is not done."""
+    if not part.works:
+        return max(part.position, part.top + 1)
+    first = part.works[0]
+    return part.unfetched[0] if first is None else first.record.offset
+
+
+def _paused_by(part: Part) -> list[str]:
+    causes = (("user", part.user_paused), ("buffers", part.intake_paused))
+    return [name for name, holds in causes if holds]
+
+
+def handler_row(handler: Handler) -> dict[str, Any]:
+    """The counts of one handler since the start."""
+    spec = handler.spec
+    return {
+        "done": handler.done,
+        "failures": handler.failures,
+        "retries": handler.retries,
+        "dead_lettered": handler.dead_lettered,
+        "skipped": handler.skipped,
+        "parked": handler.parked,
+        "superseded": handler.superseded,
+        "overdue": len(handler.slots.overdue),
+        "in_flight": handler.slots.taken,
+        "concurrency": spec.concurrency,
+    }
+
+
+def halts(account: Account, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Why nothing starts: of everything, of a handler, of a topic or of a partition."""
+    found: list[dict[str, Any]] = []
+    if not parts:
+        found.append({"cause": "unassigned"})
+    if account.stop_mode is not None:
+        found.append({"cause": "stopping", "mode": account.stop_mode})
+    found += [{"cause": "paused", "topic": topic} for topic in sorted(account.paused, key=str)]
+    found += [{"cause": hold} for hold in account.holds]
+    waiting = {part.handler.name for part in parts if part.places["ready"]}
+    for handler in account.handlers:
+        if handler.name not in waiting:
+            continue
+        if handler.slots.free <= 0:
+            found.append({"cause": "slots", "handler": handler.name})
+        elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
+            found.append({"cause": "rate_limit", "handler": handler.name})
+    for part in parts:
+        where = {"topic": part.topic, "partition": part.number}
+        if part.state == states.REVOKING:
+            found.append({"cause": "revoking", **where})
+        if part.intake_paused:
+            found.append({"cause": "buffers", **where})
+    return found

@@ -1,0 +1,23 @@
+"""Whose a file or folder is: what stands in it is believed or run, so it must be the user's own."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+#: the rights that let others change what stands in a file or folder
+WRITE = 0o022
+#: every right of others
+ANY = 0o077
+
+
+def complaint(found: os.stat_result, others: int = WRITE) -> str | None:
+    """Why it is not this user's own, as words after its path; None where it is.
+
+    `others` are the rights that nobody else may have.
+    """
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    if stat.S_IMODE(found.st_mode) & others:
+        return "can be written by others" if found.st_mode & WRITE else "can be read by others"
+    return None
