@@ -15,16 +15,21 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from weft.core import effects as fx
 from weft.core import states
+from weft.core.calls import Call
 from weft.core.endings import Ended, Endings
 from weft.core.handler import Handler
-from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE
+from weft.core.partition import Partition, Work
+from weft.core.spec import EXACTLY_ONCE
 from weft.core.state import EngineState
-from weft.core.work import LaneKey, Work
+from weft.core.work import LaneKey
 
 _ALWAYS = float("inf")
+Lane = tuple[Partition, LaneKey]
+
+
+def _lane(work: Work) -> Lane:
+    return (work.partition, work.partition.lanes.key_of(work.record))
 
 
 @dataclass(slots=True, eq=False)
@@ -36,15 +41,19 @@ class Gathering:
     works: list[Work] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class MarkedBatch:
-    """at_most_once: a batch that starts once every started-mark of it is stored."""
-
-    works: list[Work]
-
-    def complete(self) -> bool:
-        """No mark is still on the way."""
-        return all(work.state != states.MARKING for work in self.works)
+def _order(works: Sequence[Work]) -> dict[Work, Work]:
+    """Of records in one call: each that follows another one of its lane -> that one."""
+    last: dict[Lane, Work] = {}
+    order: dict[Work, Work] = {}
+    for work in works:
+        lane = _lane(work)
+        if isinstance(lane[1], int):
+            continue
+        before = last.get(lane)
+        if before is not None:
+            order[work] = before
+        last[lane] = work
+    return order
 
 
 class Batching:
@@ -54,6 +63,7 @@ class Batching:
         self._state = state
         self._endings = endings
         self._open: list[dict[Hashable, Gathering]] = [{} for _ in state.handlers]
+        state.open_batches = self._open
         #: the open batches by the time they start at the latest; those that started are stale
         self._lingering: list[list[tuple[float, int, Hashable, Gathering]]] = [
             [] for _ in state.handlers
@@ -71,8 +81,8 @@ class Batching:
         # every slot before the others' linger is over.
         self._start_lingered(handler, groups)
         joined: dict[Hashable, None] = {}
-        while handler.free > 0 and handler.rotation:
-            works = handler.gather(self._state.now, self._batch_of(handler))
+        while handler.slots.free > 0 and handler.rotation:
+            works = handler.take(self._state.now, self._batch_of(handler))
             if not works:
                 break
             for work in works:
@@ -92,7 +102,7 @@ class Batching:
         self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable
     ) -> None:
         """Start full batches of one group, as far as there are slots."""
-        while handler.free > 0 and key in groups:
+        while handler.slots.free > 0 and key in groups:
             self._extend(groups[key])
             if len(groups[key].works) < groups[key].room:
                 return
@@ -102,7 +112,7 @@ class Batching:
         """Start what has waited long enough, the longest first; everything when a stop waits."""
         heap = self._lingering[handler.index]
         now = self._state.now if self._state.stop_mode is None else _ALWAYS
-        while heap and handler.free > 0 and heap[0][0] <= now:
+        while heap and handler.slots.free > 0 and heap[0][0] <= now:
             entry = heappop(heap)
             key, gathering = entry[2], entry[3]
             if groups.get(key) is gathering:  # else it started, or its epochs ended
@@ -130,18 +140,30 @@ class Batching:
             entry = (gathering.due, next(self._order), key, gathering)
             heappush(self._lingering[handler.index], entry)
         gathering.works.append(work)
-        if len(gathering.works) >= room and handler.free > 0:
+        if len(gathering.works) >= room and handler.slots.free > 0:
             self._start(handler, groups, key)
         return key
 
     def _group(self, work: Work) -> Hashable:
         spec = work.partition.handler.spec.batch
         assert spec is not None
-        if spec.by == "partition":
+        exact = work.partition.handler.spec.delivery == EXACTLY_ONCE
+        if spec.by == "partition" or (exact and spec.by is None):
+            # exactly_once: outputs are shared by the whole batch. With one of two partitions gone
+            # they could neither be sent (the new owner repeats its half) nor left out.
             return work.partition
         if spec.by == "key":
-            return (work.partition, work.partition.lane_key(work.record), work.record.key)
+            key = work.record.key  # whatever the ordering; none is no key that two could share
+            return (
+                work.partition,
+                work.partition.lanes.key_of(work.record) if key is None else key,
+            )
         return None
+
+    def _parts(self, work: Work, following: Work) -> bool:
+        """In one lane (the whole partition's), and not in one batch: `by="key"`."""
+        same = work.record.key == following.record.key
+        return not same and self._group(work) != self._group(following)
 
     def _extend(self, gathering: Gathering) -> None:
         """Let the records behind the gathered ones join, lane by lane, while there is room."""
@@ -151,7 +173,9 @@ class Batching:
         for work in list(gathering.works):
             following = work.next
             while following is not None and len(gathering.works) < gathering.room:
-                if following.record.offset >= following.partition.start_limit:
+                if not following.partition.may_start(following, {}, count=False):
+                    break
+                if self._parts(work, following):
                     break
                 if following.state in (states.DONE, states.PENDING):  # before the one in front
                     following = following.next
@@ -173,92 +197,54 @@ class Batching:
             gathering.works[: gathering.room],
             gathering.works[gathering.room :],
         )
+        works, returned = self._still_startable(chosen)
+        if returned:  # what is behind a head that went back goes after it
+            gathering.works = [w for w in gathering.works if _lane(w) not in returned]
         if not gathering.works:
             del groups[key]
-        works = self._still_startable(chosen)
         if not works:
             return
-        handler.free -= 1
-        self._remember_order(works)
-        if handler.spec.delivery == AT_MOST_ONCE:
-            self._mark(works)
-            return
+        handler.slots.take()
+        call = Call(works, _order(works))
         for work in works:
-            work.state = states.RUNNING
-            work.partition.in_flight += 1
-        self._call(handler, works)
+            work.call = call
+        self._state.deliveries[handler.index].start_together(handler, works)
 
-    def _remember_order(self, works: list[Work]) -> None:
-        """Which of them follow another one of the same lane in this call."""
-        last: dict[tuple[Partition, LaneKey], Work] = {}
-        for work in works:
-            partition = work.partition
-            key = partition.lane_key(work.record)
-            if isinstance(key, int):
-                continue
-            before = last.get((partition, key))
-            if before is not None:
-                partition.predecessors[work] = before
-            last[partition, key] = work
-
-    def _still_startable(self, chosen: list[Work]) -> list[Work]:
-        """Without those of partitions that were paused or revoked since they were gathered."""
+    def _still_startable(self, chosen: list[Work]) -> tuple[list[Work], set[Lane]]:
+        """Without those of partitions that were paused or revoked, or whose map is full by now."""
         works: list[Work] = []
-        returned: set[tuple[Partition, LaneKey]] = set()
+        returned: set[Lane] = set()
+        started: set[Lane] = set()
+        measured: dict[Partition, None] = {}
         for work in chosen:
             partition = work.partition
             if work.state != states.QUEUED:
                 continue
-            if partition.startable:
+            lane = _lane(work)
+            if (
+                partition.startable
+                and lane not in returned
+                and partition.may_start(work, measured, works)
+            ):
                 works.append(work)
+                started.add(lane)
                 continue
-            lane = (partition, partition.lane_key(work.record))
             if lane not in returned:  # the head goes back; what follows it never left
                 returned.add(lane)
-                partition.ready.appendleft(work)
-        return works
-
-    def _mark(self, works: list[Work]) -> None:
-        batch = MarkedBatch(works)
-        for work in works:
-            work.state = states.MARKING
-            work.extra = batch
-            self._state.claim(work)
-
-    def marked(self, handler: Handler, works: Sequence[Work]) -> None:
-        """Started-marks are stored, or withdrawn: call the batches that are complete by that."""
-        batches = {id(work.extra): work.extra for work in works}
-        for batch in batches.values():
-            if not isinstance(batch, MarkedBatch):
-                continue
-            for work in batch.works:
-                if work.state == states.QUEUED:  # withdrawn, with whatever partition
-                    work.extra = None
-            batch.works = [work for work in batch.works if work.extra is batch]
-            if not batch.complete():
-                continue
-            for work in batch.works:
-                work.extra = None
-            if batch.works:
-                self._call(handler, batch.works)
-            else:
-                handler.free += 1
-
-    def marked_and_waiting(self, partition: Partition) -> list[Work]:
-        """Marked records whose batch waits for other marks: they have not begun."""
-        marked = partition.running_marked.values()
-        return [work for work in marked if isinstance(work.extra, MarkedBatch)]
-
-    def _call(self, handler: Handler, works: list[Work]) -> None:
-        handler.time_batch(works, self._state.now)
-        self._state.emit(fx.StartBatch(handler.index, works))
+                if lane in started:
+                    continue
+                if partition.startable:
+                    partition.handler.put_far(work)
+                else:
+                    partition.lanes.put_back([work])
+        return works, returned
 
     def next_due(self, handler: Handler) -> float | None:
         """When the next open batch has lingered long enough, if a slot is free for it."""
         heap, groups = self._lingering[handler.index], self._open[handler.index]
         while heap and groups.get(heap[0][2]) is not heap[0][3]:
             heappop(heap)
-        return heap[0][0] if heap and handler.free > 0 else None
+        return heap[0][0] if heap and handler.slots.free > 0 else None
 
     def waiting(self) -> bool:
         """Some record stands in an open batch."""
@@ -281,10 +267,6 @@ class Batching:
 
     def progressed(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
         """Records of a batch that still runs were acknowledged: they are done, its slot is not."""
-        for work in done:
-            work.partition.handler.free -= 1  # `done` gives a slot back for each record
-        for ending in ended:
-            ending.work.partition.handler.free -= 1
         self._endings.done(done)
         self._endings.ended(ended)
 
@@ -293,8 +275,8 @@ class Batching:
     ) -> None:
         """A batch call has returned or raised; `whole`: it failed as one and is tried in halves."""
         self.progressed(done, ())
-        handler.free += 1
+        handler.slots.give()
+        handler.good_calls += not whole
         failing = len(ended) if whole else 0
         for ending in ended:
-            handler.free -= 1
             self._endings.batch_member(ending, batch_failed=failing)

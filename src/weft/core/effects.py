@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from weft.core.partition import Partition
-from weft.core.work import Work
+from weft.core.partition import Partition, Work
 from weft.types import Committed, ErrorInfo, OutcomeName
+
+Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
 
 
 class Start(NamedTuple):
-    """Call the handler for each of these records, each in a slot of its own."""
+    """Call the handler for each of these records, or once with all of them (a batch)."""
 
     handler: int
     works: list[Work]
-
-
-class StartBatch(NamedTuple):
-    """Call the batch handler once with all of these records."""
-
-    handler: int
-    works: list[Work]
+    together: bool = False
 
 
 class Cancel(NamedTuple):
@@ -31,14 +26,14 @@ class Cancel(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Produce the outputs of a handled record; answer with `outputs_settled`."""
+    """Produce the outputs of a handled record; answer with `outputs_answered`."""
 
     work: Work
     outputs: Any
 
 
 class SendDeadLetter(NamedTuple):
-    """Produce the record to its dead-letter topic; answer with `outputs_settled`."""
+    """Produce the record to its dead-letter topic; answer with `outputs_answered`."""
 
     work: Work
     topic: str
@@ -97,6 +92,15 @@ class Finished(NamedTuple):
     outputs: Any
 
 
+class Troubled(NamedTuple):
+    """An attempt failed, or the record was given up: something for the log."""
+
+    work: Work
+    outcome: Trouble
+    attempts: int
+    error: ErrorInfo
+
+
 class CommitsStored(NamedTuple):
     """The broker has acknowledged these commits."""
 
@@ -124,7 +128,6 @@ class Fatal(NamedTuple):
 
 Effect = (
     Start
-    | StartBatch
     | Cancel
     | Send
     | SendDeadLetter
@@ -134,6 +137,7 @@ Effect = (
     | PauseIntake
     | ResumeIntake
     | Finished
+    | Troubled
     | CommitsStored
     | Note
     | Drained

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.charge import block_lane
-from weft.core.failing import record_failure, retry_delay_s
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.delivery.protocol import Delivery
+from weft.core.failing import batch_delay_s, retry_delay_s
+from weft.core.lanes import follows, unfollow
+from weft.core.partition import Work, plain_done
 from weft.core.state import EngineState
-from weft.core.work import Failure, Work
+from weft.core.work import Failure
 from weft.policies import DeadLetter, Park, Skip
 from weft.types import ErrorInfo, Sent
 
@@ -44,6 +46,8 @@ class GivenBack(NamedTuple):
 
 
 Ended = Returned | Failed | GivenBack
+#: what the broker stored of a record's outputs, or why it did not
+OutputsAnswer = tuple[Work, tuple[Sent, ...], ErrorInfo | None]
 
 
 class Endings:
@@ -51,36 +55,38 @@ class Endings:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._many = state.limits.commit.max_records is not None
 
     # -- calls that ended ----------------------------------------------------------------------
 
     def done(self, works: Sequence[Work]) -> None:
         """Calls that returned and have nothing to send: the hot path."""
-        for work in works:
-            partition = work.partition
-            handler = partition.handler
-            handler.free += 1
-            if handler.spec.timeout_s is not None:
-                handler.ended(work)
-            if work.state != states.RUNNING:
-                self._late(work)
-                continue
-            partition.in_flight -= 1
-            if handler.spec.delivery == AT_LEAST_ONCE and not handler.spec.commit_each:
-                partition.finish(work)
-                handler.done += 1
-            elif handler.spec.delivery == EXACTLY_ONCE and work.failure is None:
-                work.state = states.PENDING  # `_finish` written out: this is a hot path, too
-                self._state.claim(work)
-                partition.release(work)
-                work.charge = None
-            else:
-                self._finish(work, report=False)
-        self._state.finished_since_commit += len(works)
-        if self._state.reporting:
+        state = self._state
+        others = plain_done(works)
+        if state.only is not None:
+            state.only.count_done(len(works) - len(others))
+        else:
+            for handler, count in Counter(
+                [work.partition.handler for work in works if work.state == states.DONE]
+            ).items():
+                handler.count_done(count)
+        if self._many:
+            state.count_finished(len(works))
+        if others:
+            self._others(others)
+        if state.reporting:
             for work in works:
                 if work.state == states.DONE:
-                    self._state.report(work, "done")
+                    state.report(work, "done")
+
+    def _others(self, works: Sequence[Work]) -> None:
+        """Calls that returned too late, or of a delivery for which that is not all."""
+        for work in works:
+            if work.state == states.RUNNING:
+                work.partition.returned()
+                self._delivery(work).returned(work, report=False)
+            else:
+                self._late(work)
 
     def ended(self, endings: Sequence[Ended]) -> None:
         """Calls that ended any other way."""
@@ -90,14 +96,14 @@ class Endings:
     def _ended(self, ending: Ended) -> None:
         work = ending.work
         partition, handler = work.partition, work.partition.handler
-        handler.free += 1
-        handler.ended(work)
+        if handler.timed:
+            handler.slots.ended(work)
         if work.state != states.RUNNING:
             self._late(work)
             return
-        partition.in_flight -= 1
+        partition.returned()
         if isinstance(ending, Returned):
-            self._send(work, ending.outputs)
+            self._delivery(work).send(work, ending.outputs)
         elif isinstance(ending, Failed):
             self._failed(work, ending)
         else:
@@ -106,11 +112,10 @@ class Endings:
     def _given_back(self, work: Work) -> None:
         """Back to the head of its lane, or behind the record it was in one batch with."""
         partition = work.partition
-        if partition.handler.spec.delivery == AT_MOST_ONCE:
-            partition.unmark(work)
+        self._delivery(work).given_back(work)
         work.move(states.QUEUED)
-        if partition.predecessors.pop(work, None) is None:
-            partition.ready.appendleft(work)
+        if not unfollow(work):
+            partition.lanes.put_back([work])
             partition.handler.enlist(partition)
 
     def batch_member(self, ending: Ended, *, batch_failed: int) -> None:
@@ -120,35 +125,38 @@ class Endings:
         behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
-        once = work.partition.handler.spec.delivery == AT_MOST_ONCE
-        if work.state != states.RUNNING or not isinstance(ending, Failed) or once:
+        again = self._delivery(work).refused(work)
+        if work.state != states.RUNNING or not isinstance(ending, Failed) or not again:
             self._ended(ending)
             return
-        behind = work.partition.predecessors.pop(work, None) is not None
+        behind = unfollow(work)
         if not behind and batch_failed <= 1:
             self._ended(ending)
             if work.failure is not None:
                 work.failure.batch_max = 1 if batch_failed else 0
             return
         handler = work.partition.handler
-        handler.free += 1
-        handler.ended(work)
-        work.partition.in_flight -= 1
+        if handler.timed:
+            handler.slots.ended(work)
+        work.partition.returned()
         self._split(work, ending, batch_failed, behind=behind)
 
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
-        """Of a batch of `count` that failed as one: its next batch is half as large."""
+        """Of a batch of `count` that failed as one: its next batch is half as large.
+
+        Nobody knows whose fault it was, so it costs none of them an attempt.
+        """
         handler = work.partition.handler
         handler.failures += 1
-        failure = record_failure(work, self._state.now, failed.error)
+        failure = self._count(work, failed.error)
+        failure.shared += 1
+        self._state.trouble(work, "failed")
         failure.batch_max = count // 2
         if behind:
             self._requeue(work, failure)
         else:
-            # Not the policy's growing delay: the healthy half should not wait for the bad one.
-            retry = handler.spec.retry
-            delay_s = 1.0 if callable(retry.delay_s) else retry.delay_s
-            self._retry(work, failure, delay_s if failed.delay_s is None else failed.delay_s)
+            retry, good_calls = handler.spec.retry, handler.good_calls
+            self._retry(work, failure, batch_delay_s(retry, failure, good_calls, failed.delay_s))
 
     def _outputs_refused(self, work: Work, error: ErrorInfo, *, ordered: bool) -> None:
         """What the call returned cannot be stored: its attempt failed.
@@ -156,12 +164,12 @@ class Endings:
         `ordered`: its lane still waits for it. Outputs that a batch returned together fail all of
         its records, in halves.
         """
-        count = getattr(work.extra, "records", 0)
-        work.extra = None
-        if work.partition.handler.spec.delivery == AT_MOST_ONCE:
+        count = getattr(work.outputs, "records", 0)
+        work.keep(None)
+        if not self._delivery(work).refused(work):
             self._failed(work, Failed(work, error))  # final, and the lane's order is kept by it
             return
-        behind = ordered and count > 0 and work.partition.predecessors.pop(work, None) is not None
+        behind = ordered and count > 0 and unfollow(work)
         if behind or count > 1:
             self._split(work, Failed(work, error), count, behind=behind)
             return
@@ -171,124 +179,82 @@ class Endings:
 
     def _requeue(self, work: Work, failure: Failure) -> None:
         """Back into its lane, where an earlier record goes first."""
-        work.record = work.record._replace(attempt=failure.attempts + 1, last_error=failure.error)
+        work.try_again(failure)
+        work.partition.charge_failure(work, failure)
         work.move(states.QUEUED)
 
     def _late(self, work: Work) -> None:
         """An attempt of an epoch that has ended: counted and dropped; its lane may go on."""
         partition = work.partition
         partition.handler.superseded += 1
-        self._state.counts["late_completions"] += 1
+        self._state.count("late_completions")
         self._state.report(work, "superseded")
         self.release_orphan(work)
 
     def release_orphan(self, work: Work) -> None:
         """The lane that waited for this old attempt goes on in the present epoch."""
-        where = (work.record.topic, work.record.partition)
-        orphans = self._state.orphans.get(where)
-        key = work.partition.lane_key(work.record)
-        if not orphans or orphans.get(key) is not work:
+        if not self._state.let_go(work):
             return
-        del orphans[key]
-        if not orphans:
-            del self._state.orphans[where]
-        present = self._state.partitions.get(where)
-        if present is not None:
-            head = present.held.pop(key, None)
-            if head is not None:
-                present.ready.append(head)
-                present.handler.enlist(present)
+        present = self._state.partitions.get((work.record.topic, work.record.partition))
+        key = work.partition.lanes.key_of(work.record)
+        if present is not None and present.lanes.let_go(key):
+            present.handler.enlist(present)
 
     # -- success -------------------------------------------------------------------------------
 
-    def _send(self, work: Work, outputs: Any) -> None:
-        if work.partition.handler.spec.delivery == EXACTLY_ONCE:
-            work.extra = outputs
-            self._finish(work)
-            return
-        work.move(states.SENDING)
-        work.partition.sending += 1
-        work.extra = outputs
-        self._state.emit(fx.Send(work, outputs))
-
-    def settled(self, work: Work, sent: tuple[Sent, ...], error: ErrorInfo | None) -> None:
+    def outputs_answered(self, work: Work, sent: tuple[Sent, ...], error: ErrorInfo | None) -> None:
         """The broker has answered for all outputs (or the dead letter) of a record."""
         partition = work.partition
         if work.state != states.SENDING:
-            self._state.counts["late_acknowledgements"] += 1
+            self._state.count("late_acknowledgements")
             return
-        partition.sending -= 1
+        partition.sent()
         failure = work.failure
         if failure is not None and failure.given_up is not None:
-            self._dead_letter_settled(work, failure, sent, error)
+            self._dead_letter_answered(work, failure, sent, error)
         elif error is None:
-            work.extra = sent
-            self._finish(work)
+            work.keep(sent)
+            self._handled(work)
         else:
             self._outputs_refused(work, error, ordered=True)
 
-    def _finish(self, work: Work, *, report: bool = True) -> None:
+    def _handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
-        partition, spec = work.partition, work.partition.handler.spec
-        self._state.finished_since_commit += report  # `done` counts its own, all at once
-        if spec.delivery == EXACTLY_ONCE:
-            work.move(states.PENDING)
-            self._state.claim(work)
-            if work.failure is None or not work.failure.left_lane:
-                partition.release(work)  # the lane does not wait for the transaction
-                work.charge = None
-        elif spec.commit_each:
-            work.move(states.COMMITTING)
-            self._state.claim(work)
-            partition.handler.free -= 1  # it keeps its slot until the commit is acknowledged
-        elif spec.delivery == AT_MOST_ONCE:
-            # The ledger has it since its mark; only the lane is left.
-            partition.bytes -= work.size
-            del partition.running_marked[work.record.offset]
-            work.state = states.DONE
-            partition.release(work)
-            self.complete(work, report=report)
-        else:
-            partition.finish(work)
-            self.complete(work, report=report)
+        self._state.count_finished(1)
+        self._delivery(work).returned(work)
 
-    def complete(self, work: Work, *, report: bool = True) -> None:
-        """The record is finished with for good: count it and tell."""
-        handler, failure = work.partition.handler, work.failure
-        error = None if failure is None else failure.error
-        if failure is None or failure.given_up is None:
-            handler.done += 1
-            if report:
-                self._state.report(work, "done", None, work.extra or ())
-        elif failure.given_up == "skipped":
-            handler.skipped += 1
-            self._state.report(work, "skipped", error)
-        else:
-            handler.dead_lettered += 1
-            self._state.report(work, "dead_lettered", error, work.extra or ())
+    def _delivery(self, work: Work) -> Delivery:
+        return self._state.deliveries[work.partition.handler.index]
 
-    def refused(self, refused: Sequence[tuple[Work, ErrorInfo]]) -> None:
+    def outputs_refused(self, refused: Sequence[tuple[Work, ErrorInfo]]) -> None:
         """exactly_once: outputs that the broker does not take; each failed its attempt."""
         for work, error in refused:
-            failure = work.failure = work.failure or Failure()
-            failure.left_lane = True
-            work.next = None
+            failure = work.refuse(self._state.texts)
+            work.partition.drop_outputs(work)
+            work.partition.lanes.detach(work)
             if failure.given_up == "dead_lettered":
-                work.extra = None
-                failure.given_up = None
-                failure.error = error
+                work.keep(None)
+                failure.dead_letter_refused(error)
                 self._park(work, failure)
             else:
                 self._outputs_refused(work, error, ordered=False)
 
     # -- failure -------------------------------------------------------------------------------
 
+    def _count(self, work: Work, error: ErrorInfo) -> Failure:
+        """One more attempt has failed; what is kept of it is charged to the buffers."""
+        failure = work.fail(self._state.now, error, self._state.texts)
+        work.partition.charge_failure(work, failure)
+        return failure
+
     def _failed(self, work: Work, failed: Failed) -> None:
         handler = work.partition.handler
         handler.failures += 1
-        failure = record_failure(work, self._state.now, failed.error)
+        failure = self._count(work, failed.error)
+        self._state.trouble(work, "failed")
         retry = handler.spec.retry
-        spent = retry.attempts is not None and failure.attempts >= retry.attempts
+        own = failure.attempts - failure.shared
+        spent = retry.attempts is not None and own >= retry.attempts
         if failed.final or spent:
             self._exhausted(work, failure)
         else:
@@ -297,11 +263,10 @@ class Endings:
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
         delay_s = retry_delay_s(work.partition.handler.spec.retry, work, asked_s)
         failure.due = self._state.now + delay_s
-        failure.tell(self._state.now, f"next attempt in {delay_s:.3g} s")
-        work.move(states.RETRYING)
-        work.partition.retrying += 1
+        failure.tell(self._state.now, f"next attempt in {delay_s:.2g} s")
+        work.shed()
+        work.partition.retry(work)
         work.partition.handler.retries += 1
-        block_lane(work.partition, work)
         self._state.retries.add(failure.due, work)
 
     def retry_due(self) -> None:
@@ -309,17 +274,17 @@ class Endings:
         for work in self._state.retries.due(self._state.now):
             partition, failure = work.partition, work.failure
             assert failure is not None
-            if partition.predecessors and partition.mate_runs(work):
+            if partition.lanes.mate_runs(work):
                 # One at a time: its batch still handles a later record of its lane.
                 self._state.retries.add(self._state.now + MATE_WAIT_S, work)
                 continue
             self._requeue(work, failure)
-            partition.retrying -= 1
+            partition.retried()
             if failure.left_lane:
-                failure.left_lane = False
-                partition.rejoin(work)
-            elif work not in partition.predecessors:  # else it is next when that one is done
-                partition.ready.append(work)
+                failure.back_in_lane()
+                partition.lanes.rejoin(work)
+            elif not follows(work):  # else it is next when that one is done
+                partition.lanes.again(work)
             partition.handler.enlist(partition)
 
     def _exhausted(self, work: Work, failure: Failure) -> None:
@@ -330,8 +295,8 @@ class Endings:
         elif isinstance(policy, Park):
             self._park(work, failure)
         elif isinstance(policy, Skip):
-            failure.given_up = "skipped"
-            self._finish(work)
+            failure.give_up("skipped")
+            self._handled(work)
         else:
             self._park(work, failure, outcome_failed=True)
             self._state.fail(
@@ -342,45 +307,25 @@ class Endings:
 
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
         partition = work.partition
-        block_lane(partition, work)
-        assert work.charge is not None
-        work.charge.parked = True
-        work.move(states.PARKED)
-        partition.parked += 1
+        partition.park(work)
         partition.handler.parked += 1
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
-        error = failure.error or ErrorInfo("unknown", "")
-        self._state.note(
-            "warning",
-            "record parked",
-            topic=partition.topic,
-            partition=partition.number,
-            offset=work.record.offset,
-            attempts=failure.attempts,
-            error=f"{error.type}: {error.message}",
-        )
+        self._state.trouble(work, "parked")
+        work.shed()
 
     def _dead_letter(self, work: Work, failure: Failure, policy: DeadLetter) -> None:
-        failure.given_up = "dead_lettered"
+        failure.give_up("dead_lettered")
         error = failure.error or ErrorInfo("unknown", "")
         topic = policy.topic_for(work.record.topic)
-        if work.partition.handler.spec.delivery == EXACTLY_ONCE:
-            work.extra = fx.SendDeadLetter(work, topic, error)
-            self._finish(work)
-            return
-        block_lane(work.partition, work)
-        work.move(states.SENDING)
-        work.partition.sending += 1
-        self._state.emit(fx.SendDeadLetter(work, topic, error))
+        self._delivery(work).send_dead_letter(work, fx.SendDeadLetter(work, topic, error))
 
-    def _dead_letter_settled(
+    def _dead_letter_answered(
         self, work: Work, failure: Failure, sent: tuple[Sent, ...], error: ErrorInfo | None
     ) -> None:
         if error is not None:
-            failure.given_up = None
-            failure.error = error
+            failure.dead_letter_refused(error)
             failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
             self._park(work, failure)
             return
-        work.extra = sent
-        self._finish(work)
+        work.keep(sent)
+        self._handled(work)

@@ -7,23 +7,21 @@ calls in the same order give the same effects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commits import Answer, Commits
-from weft.core.endings import Ended, Endings
+from weft.core.delivery.chosen import delivery_of
+from weft.core.endings import Ended, Endings, OutputsAnswer
 from weft.core.epochs import Assignment, Epochs
 from weft.core.handler import Handler
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
 from weft.core.plans import Plans
-from weft.core.spec import AT_MOST_ONCE, HandlerSpec, Limits
+from weft.core.spec import HandlerSpec, Limits
 from weft.core.state import EngineState
-from weft.core.window import reopen
-from weft.core.work import Work
 from weft.types import ErrorInfo, Record, Sent
 
 StopMode = Literal["in_flight", "buffered", "now"]
@@ -33,13 +31,20 @@ _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
 class Engine:
     """Decides what starts, what pauses and what is committed. Holds no clock and does no I/O."""
 
-    def __init__(self, specs: Iterable[HandlerSpec], limits: Limits | None = None) -> None:
-        self.state = EngineState(specs, limits or Limits())
+    def __init__(
+        self,
+        specs: Iterable[HandlerSpec],
+        limits: Limits | None = None,
+        size_of: Callable[[Any], int] = lambda _outputs: 0,
+    ) -> None:
+        """`size_of`: bytes of a record's share of outputs, which only who made them knows."""
+        self.state = EngineState(specs, limits or Limits(), size_of)
+        self.state.deliveries = [delivery_of(h.spec, self.state) for h in self.state.handlers]
         self._endings = Endings(self.state)
         self._batching = Batching(self.state, self._endings)
-        self._plans = Plans(self.state, self._batching)
-        self._commits = Commits(self.state, self._endings, self._batching, self._plans)
-        self._epochs = Epochs(self.state, self._commits, self._plans, self._batching)
+        self._plans = Plans(self.state)
+        self._commits = Commits(self.state, self._plans)
+        self._epochs = Epochs(self.state, self._commits, self._batching)
         self._since_resume = 0
 
     # -- partitions ------------------------------------------------------------------------------
@@ -90,11 +95,11 @@ class Engine:
         touched = []
         for partition, records, sizes in batches:
             if partition.state == states.CLOSED:
-                state.counts["records_of_closed_epochs"] += len(records)
+                state.count("records_of_closed_epochs", len(records))
                 continue
             partition.admit(records, sizes)
             partition.handler.enlist(partition)
-            if partition.handler.spec.batch is not None:
+            if partition.handler.batched:
                 self._batching.grew(partition.handler)
             touched.append(partition)
         pause = state.flow.to_pause(touched, state.partitions.values())
@@ -107,19 +112,37 @@ class Engine:
         self.state.now = now
         for partition, position in ends:
             if partition.state != states.CLOSED:
-                partition.advance(position)
+                partition.offsets.advance(position)
         self._turn()
+
+    def log_ends(self, ends: Sequence[tuple[Partition, int]]) -> None:
+        """The logs of these partitions reach to these offsets."""
+        for partition, end in ends:
+            partition.log_ends_at(end)
 
     # -- outcomes --------------------------------------------------------------------------------
 
     def calls_ended(self, now: float, done: Sequence[Work], ended: Sequence[Ended] = ()) -> None:
         """Handler calls that ended since the last turn; `done` returned and have no outputs."""
-        self.state.now = now
+        state, count = self.state, len(done) + len(ended)
+        state.now = now
+        only = state.only
+        if only is not None:
+            only.slots.give(count)
+        else:
+            self._give_slots(done, ended)
         self._endings.done(done)
         if ended:
             self._endings.ended(ended)
-        self._since_resume += len(done) + len(ended)
+        self._since_resume += count
         self._turn()
+
+    def _give_slots(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
+        """Each of these had a slot of its own."""
+        for work in done:
+            work.partition.handler.slots.give()
+        for ending in ended:
+            ending.work.partition.handler.slots.give()
 
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
         """Records of batches that still run were acknowledged one by one."""
@@ -142,14 +165,12 @@ class Engine:
         self._since_resume += len(done) + len(ended)
         self._turn()
 
-    def outputs_settled(
-        self, now: float, settled: Sequence[tuple[Work, tuple[Sent, ...], ErrorInfo | None]]
-    ) -> None:
+    def outputs_answered(self, now: float, answers: Sequence[OutputsAnswer]) -> None:
         """The broker has answered for the outputs of these records."""
         self.state.now = now
-        for work, sent, error in settled:
-            self._endings.settled(work, sent, error)
-        self._since_resume += len(settled)
+        for work, sent, error in answers:
+            self._endings.outputs_answered(work, sent, error)
+        self._since_resume += len(answers)
         self._turn()
 
     def commit_answered(self, now: float, answers: Sequence[Answer]) -> None:
@@ -173,16 +194,36 @@ class Engine:
         sequence: int,
         *,
         committed: bool,
+        slow: bool = False,
         sent: Sequence[tuple[Work, tuple[Sent, ...]]] = (),
         refused: Sequence[tuple[Work, ErrorInfo]] = (),
+        stuck: Sequence[tuple[Work, ErrorInfo]] = (),
+        reason: ErrorInfo | None = None,
+        maps_too_large: bool = False,
     ) -> None:
-        """A transaction has ended; `refused` are records whose output the broker does not take."""
+        """A transaction has ended; `refused` are records whose output the broker does not take.
+
+        `sent`: the records with outputs, and what was stored of them; `stuck`: those of an aborted
+        one that were neither stored nor refused. `slow`: it was given up because its time was over.
+        `reason`: it was aborted for something that is in it, and none of its outputs was named.
+        `maps_too_large`: it was aborted since the broker does not store an offset map of such a
+        size.
+        """
         self.state.now = now
+        outputs_of = [work for work, _ in sent]
+        failed = self.state.portions.ended(
+            outputs_of, stuck, committed=committed, slow=slow, reason=reason
+        )
         for work, outputs in sent:
             if committed and work.state == states.PENDING:
-                work.extra = outputs
-        self._endings.refused(
-            self._commits.transacted(sequence, committed=committed, refused=refused)
+                work.keep(outputs)
+        self._endings.outputs_refused(
+            self._commits.transacted(
+                sequence,
+                committed=committed,
+                refused=[*refused, *failed],
+                maps_too_large=maps_too_large,
+            )
         )
         self._turn()
 
@@ -195,8 +236,8 @@ class Engine:
         self._commits.in_doubt()
         self._expire()
         for handler in self.state.handlers:
-            for partition in list(handler.crowded):
-                reopen(partition)
+            for partition in list(handler.short_of_room):
+                partition.reopen()
         self._since_resume = _RESUME_EVERY
         self._turn()
 
@@ -210,14 +251,15 @@ class Engine:
         """When `tick` has something to do next, as far as is known now."""
         due = [self._commits.next_due(), self.state.retries.next_due()]
         for handler in self.state.handlers:
-            due += [handler.tokens_due(), self._batching.next_due(handler)]
-            due.append(next(iter(handler.running.values()), None))
+            due.append(handler.slots.next_due())
+            if self._may_start(handler):
+                due += [handler.tokens_due(), self._batching.next_due(handler)]
         return min(time for time in due if time is not None)
 
-    def hold(self, now: float, reason: str, *, on: bool) -> None:
+    def halt(self, now: float, reason: str, *, on: bool) -> None:
         """Start nothing (or start again) for a reason outside: outputs or results back up."""
         self.state.now = now
-        (self.state.holds.add if on else self.state.holds.discard)(reason)
+        (self.state.halts.add if on else self.state.halts.discard)(reason)
         self._turn()
 
     def pause(self, now: float, topic: str | None, *, on: bool) -> None:
@@ -226,8 +268,7 @@ class Engine:
         self.state.set_paused(topic, on=on)
         for partition in self.state.partitions.values():
             if topic in (None, partition.topic):
-                partition.user_paused = on
-                partition.startable = not on and partition.state == states.OPEN
+                partition.pause(on=on)
                 partition.handler.enlist(partition)
         self._turn()
 
@@ -239,76 +280,69 @@ class Engine:
         if present is None or order.index(mode) > order.index(present):
             self.state.stop_mode = mode
         if self.state.stop_mode == "now":
-            self._plans.withdraw_marks(self.state.partitions.values())
+            self.state.closing(list(self.state.partitions.values()))
         self._turn()
 
     def take_effects(self) -> list[fx.Effect]:
         """What the runtime must do now, in this order."""
-        effects, self.state.effects = self.state.effects, []
-        return effects
+        return self.state.take_effects()
 
     # -- every turn ends like this -----------------------------------------------------------------
 
     def _turn(self) -> None:
         state = self.state
-        if not state.holds and state.stop_mode in (None, "buffered"):
-            for handler in state.handlers:
-                if handler.crowded:
-                    self._look_again(handler)
-                if handler.free > 0 and (handler.rotation or handler.spec.batch is not None):
-                    self._fill(handler)
+        for handler in state.handlers:
+            if not self._may_start(handler):
+                continue
+            if handler.short_of_room:
+                self._look_again(handler)
+            if handler.slots.free > 0 and (handler.rotation or handler.batched):
+                self._fill(handler)
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:
             self._since_resume = 0
             resume = state.flow.to_resume()
             if resume:
                 state.emit(fx.ResumeIntake(resume))
-        self._commits.run()
+        commits = self._commits
+        if state.now >= commits.next_at or state.claiming or commits.many:
+            commits.run()
         if state.stop_mode is not None and not state.drained:
             self._check_drained()
 
+    def _may_start(self, handler: Handler) -> bool:
+        """Nothing stands against starts in general."""
+        state = self.state
+        if state.halts or state.stop_mode not in (None, "buffered"):
+            return False
+        return not (handler.exact and state.portions.full(state.partitions.values()))
+
     def _look_again(self, handler: Handler) -> None:
         """Records past the reach of the map: so much was done that there may be room."""
-        for partition in list(handler.crowded):
-            if (
-                partition.top >= partition.measure_at_top
-                or partition.measured_frontier not in partition.incomplete
-            ):
-                reopen(partition)
+        for partition in list(handler.short_of_room):
+            if partition.worth_measuring():
+                partition.reopen()
 
     def _fill(self, handler: Handler) -> None:
         state = self.state
-        if handler.spec.batch is not None:
+        if handler.batched:
             self._batching.fill(handler)
             return
-        works = handler.take(state.now)
-        if not works:
-            return
-        if handler.spec.delivery == AT_MOST_ONCE:
-            for work in works:
-                state.claim(work)
-        else:
-            state.effects.append(fx.Start(handler.index, works))
+        works = handler.take(state.now, handler.slots.free)
+        if works:
+            handler.slots.take(len(works))
+            state.deliveries[handler.index].start(handler, works)
 
     def _expire(self) -> None:
         """Attempts past their `timeout_s`: ask for their end, once each."""
-        now = self.state.now
-
-        def is_due(item: tuple[Work, float]) -> bool:
-            return item[1] <= now
-
         for handler in self.state.handlers:
-            for work in [work for work, _ in takewhile(is_due, handler.running.items())]:
-                del handler.running[work]
-                handler.overdue[work] = now
+            for work in handler.slots.expired(self.state.now):
                 self.state.emit(fx.Cancel(handler.index, work))
             self._give_up_on(handler)
 
     def _give_up_on(self, handler: Handler) -> None:
         """Every slot has hung for ten time-outs: nothing will ever start again."""
         spec = handler.spec
-        if spec.timeout_s is None or len(handler.overdue) < spec.concurrency:
-            return
-        if self.state.now - max(handler.overdue.values()) >= 10 * spec.timeout_s:
+        if handler.slots.all_hung(self.state.now):
             self.state.fail(
                 f"handler {handler.name}: all {spec.concurrency} slots have been overdue for ten "
                 f"times timeout_s={spec.timeout_s}"
@@ -325,7 +359,7 @@ class Engine:
         if self.state.stop_mode != "buffered":
             return False
         return self._batching.waiting() or any(
-            partition.ready or partition.retrying
+            partition.lanes.ready or partition.retrying
             for partition in self.state.partitions.values()
             if partition.startable
         )
@@ -338,11 +372,5 @@ class Engine:
 
     def under_way(self) -> int:
         """How many calls are with a handler, and records' outputs with the producer."""
-        calls = sum(h.spec.concurrency + h.spec.ahead - h.free for h in self.state.handlers)
+        calls = sum(h.slots.taken for h in self.state.handlers)
         return calls + sum(partition.sending for partition in self.state.partitions.values())
-
-    def snapshot(self) -> dict[str, Any]:
-        """Partitions and handlers as plain data (the contract's `app.snapshot()`)."""
-        from weft.core.snapshot import snapshot
-
-        return snapshot(self.state)

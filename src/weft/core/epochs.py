@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
+from weft.core.commit_state import CommitState
 from weft.core.commits import Commits
-from weft.core.partition import Partition
-from weft.core.plans import Plans
+from weft.core.offsets import Offsets
+from weft.core.partition import Partition, Work
 from weft.core.spec import EXACTLY_ONCE
 from weft.core.state import EngineState
-from weft.core.work import LaneKey, Work
+from weft.core.work import LaneKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,17 @@ class Assignment:
     #: there was no committed offset: commit the start at once, so that a crash before the first
     #: commit does not skip (with "latest") what came meanwhile
     commit_start: bool = False
+    #: what the group has committed for it, and the end of its log, as far as known; else -1
+    committed: int = -1
+    log_end: int = -1
 
 
 class Epochs:
     """Opens and closes partition epochs."""
 
-    def __init__(
-        self, state: EngineState, commits: Commits, plans: Plans, batching: Batching
-    ) -> None:
+    def __init__(self, state: EngineState, commits: Commits, batching: Batching) -> None:
         self._state = state
         self._commits = commits
-        self._plans = plans
         self._batching = batching
 
     def opened(self, assignments: Sequence[Assignment]) -> list[Partition]:
@@ -57,34 +58,39 @@ class Epochs:
             if where in state.partitions:
                 self.closed([state.partitions[where]], lost=True)
             state.epochs += 1
-            handler = state.handlers[new.handler]
-            partition = Partition(
-                new.topic,
-                new.partition,
-                state.epochs,
-                handler,
-                new.start,
-                new.restored_top,
-                new.restored_not_done,
-            )
-            partition.map_limit = state.limits.map_chars
-            partition.dirty = new.commit_start
+            partition = state.partitions[where] = self._partition(new)
             if new.commit_start:
                 self._commits.soon()
-            partition.user_paused = state.is_paused(new.topic)
-            partition.startable = not partition.user_paused
-            partition.held = dict.fromkeys(state.orphans.get(where, ()))
-            state.partitions[where] = partition
+            partition.pause(on=state.is_paused(new.topic))
             opened.append(partition)
         return opened
+
+    def _partition(self, new: Assignment) -> Partition:
+        state = self._state
+        offsets = Offsets(new.start, new.restored_top, new.restored_not_done)
+        return Partition(
+            new.topic,
+            new.partition,
+            state.epochs,
+            state.handlers[new.handler],
+            offsets,
+            commit=CommitState(
+                offsets,
+                state.now,
+                committed=new.committed,
+                map_limit=state.limits.map_chars,
+                at_once=new.commit_start,
+            ),
+            held=state.orphans.get((new.topic, new.partition), ()),
+            log_end=new.log_end,
+        )
 
     def revoking(self, partitions: Iterable[Partition]) -> None:
         """The partitions are being taken away: start nothing new of them."""
         going = [partition for partition in partitions if partition.state == states.OPEN]
         for partition in going:
-            partition.state = states.REVOKING
-            partition.startable = False
-        self._plans.withdraw_marks(going)
+            partition.move(states.REVOKING)
+        self._state.closing(going)
 
     def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
         """What to commit for partitions that are about to be closed; the caller sends it itself.
@@ -93,13 +99,17 @@ class Epochs:
         and the broker applies requests of one connection in order.
         """
         partitions = list(partitions)
-        self._plans.withdraw_marks(partitions)
+        self._state.closing(partitions)
         due = [
             partition
             for partition in partitions
             if partition.state != states.CLOSED
             and partition.handler.spec.delivery != EXACTLY_ONCE
-            and (partition.dirty or partition.claims or partition.commit_state != states.IDLE)
+            and (
+                partition.commit.dirty
+                or partition.commit.claims
+                or partition.commit.state != states.IDLE
+            )
         ]
         return self._commits.last(due)
 
@@ -108,56 +118,44 @@ class Epochs:
         return [
             work
             for partition in partitions
-            for work in self._members(partition)
+            for work in partition.works()
             if work.state == states.RUNNING
         ]
 
-    def closed(self, partitions: Iterable[Partition], *, lost: bool = False) -> None:
+    def closed(self, partitions: Iterable[Partition], *, lost: bool) -> None:
         """The epochs have ended."""
         state = self._state
         ending = [partition for partition in partitions if partition.state != states.CLOSED]
-        self._plans.withdraw_marks(ending)
+        self._state.closing(ending)
         for partition in ending:
-            partition.state = states.CLOSED
-            partition.startable = False
-            partition.commit_state = states.IDLE  # an answer that still comes is late
+            partition.move(states.CLOSED)
             where = (partition.topic, partition.number)
             if state.partitions.get(where) is partition:
                 del state.partitions[where]
             self._drop(partition)
             state.flow.forget(partition)
-            state.claiming.pop(partition, None)
-            state.counts["partitions_lost" if lost else "partitions_revoked"] += 1
+            state.unclaim(partition)
+            state.count("partitions_lost" if lost else "partitions_revoked")
 
     def _drop(self, partition: Partition) -> None:
         """Everything that waits is forgotten; what runs is fenced and holds its lane."""
         running: dict[LaneKey, Work] = {}
-        for work in self._members(partition):
+        for work in partition.works():
             if work.state == states.RUNNING:
-                running[partition.lane_key(work.record)] = work
-            elif work.state == states.COMMITTING and work not in partition.slotless:
-                partition.handler.free += 1
+                running[partition.lanes.key_of(work.record)] = work
+            elif _holds_slot(partition, work):
+                partition.handler.slots.give()
             if work.state in (states.SENDING, states.COMMITTING, states.PENDING):
                 self._state.report(work, "superseded")
             work.move(states.SUPERSEDED)
         self._batching.forget(partition)
         self._state.retries.forget()
-        if running:
-            where = (partition.topic, partition.number)
-            # Held lanes of still older epochs stay held by the attempt that runs there.
-            self._state.orphans.setdefault(where, {}).update(running)
-        partition.incomplete.clear()
-        partition.lanes.clear()
-        partition.ready.clear()
-        partition.far.clear()
-        partition.handler.crowded.pop(partition, None)
-        partition.claims.clear()
-        partition.running_marked.clear()
-        partition.held.clear()
-        partition.predecessors.clear()
-        partition.slotless.clear()
+        self._state.hold_lanes((partition.topic, partition.number), running)
+        partition.close()
 
-    def _members(self, partition: Partition) -> list[Work]:
-        """Every record of the epoch that is not finished with."""
-        works = [work for work in partition.incomplete.values() if work is not None]
-        return works + list(partition.running_marked.values())
+
+def _holds_slot(partition: Partition, work: Work) -> bool:
+    """Commit(each=True): it is handled, and its outputs or its commit are on the way."""
+    if work.state == states.SENDING:
+        return partition.handler.spec.commit_each
+    return work.state == states.COMMITTING and work not in partition.commit.slotless

@@ -1,4 +1,4 @@
-"""What becomes of a failed attempt: a retry after a delay, or the end of the record."""
+"""When a failed attempt is tried again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import heapq
 from itertools import count
 
 from weft.core import states
-from weft.core.work import Failure, Work
+from weft.core.partition import Work
+from weft.core.work import Failure
 from weft.policies import Retry
-from weft.types import ErrorInfo
 
 DELAY_MAX_S = 7 * 86400.0  # no callable may put a record off for longer
 
@@ -70,20 +70,30 @@ def retry_delay_s(retry: Retry, work: Work, asked_s: float | None) -> float:
         return min(max(0.0, asked_s), DELAY_MAX_S)
     if callable(retry.delay_s):  # the runtime has called it; None means that it raised
         return 1.0
-    attempts = work.attempts
-    # The exponent is capped: 2.0 ** 2000 is an OverflowError, and the delay has a maximum anyway.
-    delay = min(retry.delay_s * retry.multiplier ** min(attempts - 1, 64), retry.delay_max_s)
+    failure = work.failure
+    attempts = 1 if failure is None else max(1, failure.attempts - failure.shared)
+    delay = _grown_s(retry, attempts)
     share = spread(work.record.offset, work.record.partition, attempts)
     return delay * (1.0 + retry.jitter * (2.0 * share - 1.0))
 
 
-def record_failure(work: Work, now: float, error: ErrorInfo) -> Failure:
-    """Count the attempt and remember what happened."""
-    failure = work.failure
-    if failure is None:
-        failure = work.failure = Failure()
-        failure.tell(now, f"first failure, epoch {work.partition.epoch}")
-    failure.attempts += 1
-    failure.error = error
-    failure.tell(now, f"attempt {failure.attempts} failed: {error.type}: {error.message[:200]}")
-    return failure
+def _grown_s(retry: Retry, times: int) -> float:
+    """The policy's delay after so many failures in a row, without its jitter."""
+    assert not callable(retry.delay_s)
+    # The exponent is capped: 2.0 ** 2000 is an OverflowError, and the delay has a maximum anyway.
+    return min(retry.delay_s * retry.multiplier ** min(times - 1, 64), retry.delay_max_s)
+
+
+def batch_delay_s(retry: Retry, failure: Failure, good_calls: int, asked_s: float | None) -> float:
+    """Seconds until the halves of a batch that failed as one are tried; all of it at one time.
+
+    It grows as the policy says while nothing succeeds, as in an outage. Where another batch of the
+    handler (`good_calls`: how many did) has succeeded since, one bad record is looked for, and the
+    healthy ones beside it should not wait.
+    """
+    if failure.good_calls != good_calls:
+        failure.rounds, failure.good_calls = 0, good_calls
+    failure.rounds += 1
+    if asked_s is not None:
+        return asked_s
+    return 1.0 if callable(retry.delay_s) else _grown_s(retry, failure.rounds)

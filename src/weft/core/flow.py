@@ -52,8 +52,8 @@ class Flow:
         """The part of the member's budget that it holds, of records or of bytes."""
         limits = self.limits
         return max(
-            (partition.buffered - partition.blocked_records) / limits.buffer_records,
-            (partition.bytes - partition.blocked_bytes)
+            (partition.buffered - partition.lanes.blocked_records) / limits.buffer_records,
+            (partition.bytes + partition.outputs_bytes - partition.lanes.blocked_bytes)
             / (limits.buffer_bytes * ACTIVE_BYTES_SHARE),
         )
 
@@ -61,16 +61,17 @@ class Flow:
         """The same of the budget of failing lanes."""
         limits = self.limits
         return max(
-            partition.blocked_records / limits.buffer_records,
-            partition.blocked_bytes / (limits.buffer_bytes * BLOCKED_BYTES_SHARE),
+            partition.lanes.blocked_records / limits.buffer_records,
+            partition.lanes.blocked_bytes / (limits.buffer_bytes * BLOCKED_BYTES_SHARE),
         )
 
     def _roomy(self, every: Collection[Partition], part: int = 2) -> bool:
         """At a glance: less than half (or this part) of either budget is taken: none is full."""
         limits = self.limits
         return (
-            part * sum([len(p.incomplete) for p in every]) < limits.buffer_records
-            and part * sum([p.bytes for p in every]) < limits.buffer_bytes * BLOCKED_BYTES_SHARE
+            part * sum([len(p.offsets.incomplete) for p in every]) < limits.buffer_records
+            and part * sum([p.bytes + p.outputs_bytes for p in every])
+            < limits.buffer_bytes * BLOCKED_BYTES_SHARE
         )
 
     def room(self, every: Collection[Partition]) -> Room:
@@ -80,7 +81,7 @@ class Flow:
             return Room(0.25, limits.buffer_records // 4 - 1)
         kept = KEPT_SHARE / len(every)
         share = 1.0 - sum([max(self._healthy(p), kept) for p in every])
-        each = sum([p.bytes for p in every]) / max(1, sum([len(p.incomplete) for p in every]))
+        each = sum([p.bytes for p in every]) / sum([len(p.offsets.incomplete) for p in every])
         most = min(limits.buffer_records, limits.buffer_bytes * ACTIVE_BYTES_SHARE / max(1.0, each))
         return Room(share, max(0, ceil(most * share - ROUNDING) - 1))
 
@@ -101,7 +102,7 @@ class Flow:
             too_many = healthy_full and healthy >= kept
             too_bad = blocked_full and blocked >= kept
             if (too_many or too_bad) and not partition.intake_paused:
-                partition.intake_paused = True
+                partition.pause_intake(on=True)
                 self.paused[partition] = _Resume(
                     min(healthy, 1.0) * RESUME_SHARE if too_many else alone,
                     min(blocked, 1.0) * BLOCKED_RESUME_SHARE if too_bad else alone,
@@ -117,7 +118,7 @@ class Flow:
             if self._healthy(partition) < below.healthy and self._blocked(partition) < below.blocked
         ]
         for partition in resume:
-            partition.intake_paused = False
+            partition.pause_intake(on=False)
             del self.paused[partition]
         return resume
 

@@ -8,47 +8,68 @@ others, however deep their backlogs are. The cost of a choice does not depend on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from heapq import heappush
+from collections.abc import Iterable
+from typing import Any, Protocol
 
-from weft.core import states
-from weft.core.partition import Partition
-from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
-from weft.core.work import Work
+from weft.core.lanes import Lanes
+from weft.core.reach import Reach
+from weft.core.slots import Slots
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, HandlerSpec
+from weft.core.work import AnyWork
+
+
+class InTurn(Protocol):
+    """A partition, as far as the choice among them has to know it."""
+
+    #: True while it stands in the rotation; the handler's alone to change
+    listed: bool
+    startable: bool
+    lanes: Lanes
+    reach: Reach
+
+    def may_start(
+        self,
+        work: AnyWork,
+        measured: dict[Any, None],
+        taken: Iterable[Any] = (),
+        *,
+        count: bool = True,
+    ) -> bool:
+        """Whether the map has room for the record."""
+
+    def worth_measuring(self) -> bool:
+        """Whether there may be more room by now."""
+
+    def reopen(self) -> None:
+        """Look again at the records that wait for room."""
+
 
 RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
-
-
-class TimedBatch:
-    """One running batch call, and how many of its records have not ended."""
-
-    __slots__ = ("first", "left")
-
-    def __init__(self, first: Work, left: int) -> None:
-        self.first = first
-        self.left = left
 
 
 class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "calls",
-        "crowded",
+        "batched",
         "dead_lettered",
         "done",
+        "exact",
         "failures",
-        "free",
+        "good_calls",
         "index",
+        "limited",
         "name",
-        "overdue",
         "parked",
+        "plain",
         "retries",
         "rotation",
-        "running",
+        "short_of_room",
         "skipped",
+        "slots",
         "spec",
         "superseded",
+        "timed",
         "tokens",
         "tokens_at",
     )
@@ -57,21 +78,25 @@ class Handler:
         self.index = index
         self.spec = spec
         self.name = spec.name
-        #: calls that may still start
-        self.free = spec.concurrency + spec.ahead
-        #: partitions with something ready, each once (`Partition.listed`)
-        self.rotation: deque[Partition] = deque()
+        #: a record is done as soon as its call returns and has nothing to send
+        self.plain = spec.delivery == AT_LEAST_ONCE and not spec.commit_each
+        #: outputs and offsets go into transactions
+        self.exact = spec.delivery == EXACTLY_ONCE
+        #: its calls take batches
+        self.batched = spec.batch is not None
+        #: starts are limited by the second
+        self.limited = spec.rate_limit_per_s != ALL_STARTS_PER_S
+        #: its attempts have a time-out
+        self.timed = spec.timeout_s is not None
+        self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
+        #: partitions with something ready, each once (`InTurn.listed`)
+        self.rotation: deque[InTurn] = deque()
         #: partitions with records past the reach of their map
-        self.crowded: dict[Partition, None] = {}
-        #: running attempts -> when their time is over, in that order; only with `timeout_s`.
-        #: A batch stands here once, as its first record
-        self.running: dict[Work, float] = {}
-        #: records of a timed batch that have not ended -> the batch they run in
-        self.calls: dict[Work, TimedBatch] = {}
-        #: running past their `timeout_s` and not to be cancelled -> since when
-        self.overdue: dict[Work, float] = {}
+        self.short_of_room: dict[InTurn, None] = {}
         self.tokens = 1.0
         self.tokens_at: float | None = None
+        #: batch calls that handled something
+        self.good_calls = 0
         # counts since the start
         self.done = 0
         self.failures = 0
@@ -81,130 +106,99 @@ class Handler:
         self.parked = 0
         self.superseded = 0
 
-    def enqueue(self, partition: Partition) -> None:
+    def count_done(self, records: int = 1) -> None:
+        """So many more are done."""
+        self.done += records
+
+    def count_skipped(self) -> None:
+        """One more was skipped by its policy."""
+        self.skipped += 1
+
+    def count_dead_lettered(self) -> None:
+        """One more has its dead letter stored."""
+        self.dead_lettered += 1
+
+    def enqueue(self, partition: InTurn) -> None:
         """Put a partition with something ready into the rotation."""
         partition.listed = True
         self.rotation.append(partition)
 
-    def enlist(self, partition: Partition) -> None:
+    def enlist(self, partition: InTurn) -> None:
         """The same, where it may stand there already or may not start."""
-        if partition.ready and partition.startable and not partition.listed:
+        if partition.lanes.ready and partition.startable and not partition.listed:
             self.enqueue(partition)
 
-    def take(self, now: float) -> list[Work]:
-        """Records to start now, one for each free slot, fairly among the partitions."""
-        allowed = self.free
-        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
-            allowed = self._affordable(now, allowed)
-        marks = self.spec.delivery == AT_MOST_ONCE
-        works = self._pick(allowed, states.MARKING if marks else states.RUNNING)
-        self.free -= len(works)
-        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
-            self.tokens -= len(works)
-        if not marks:
-            self.time(works, now)
-        return works
+    def take(self, now: float, most: int) -> list[AnyWork]:
+        """Up to `most` records that may start now, in turns, fairly among the partitions.
 
-    def time(self, works: Sequence[Work], now: float) -> None:
-        """These attempts begin, each in a call of its own."""
-        if self.spec.timeout_s is not None:
-            due = now + self.spec.timeout_s
-            self.running.update(dict.fromkeys(works, due))
-
-    def time_batch(self, works: Sequence[Work], now: float) -> None:
-        """These begin in one call."""
-        if self.spec.timeout_s is not None:
-            self.running[works[0]] = now + self.spec.timeout_s
-            self.calls.update(dict.fromkeys(works, TimedBatch(works[0], len(works))))
-
-    def gather(self, now: float, limit: int) -> list[Work]:
-        """Records that may join a batch now; they take no slot yet."""
-        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
-            limit = self._affordable(now, limit)
-        works = self._pick(limit, states.QUEUED)
-        if self.spec.rate_limit_per_s != ALL_STARTS_PER_S:
-            self.tokens -= len(works)
-        return works
-
-    def ended(self, work: Work) -> None:
-        """The attempt is over: its time-out is none any more."""
-        call = self.calls.pop(work, None)
-        if call is not None:
-            call.left -= 1
-            if call.left:
-                return
-            work = call.first
-        self.running.pop(work, None)
-        self.overdue.pop(work, None)
-
-    def _pick(self, allowed: int, state: int) -> list[Work]:
-        """Take up to `allowed` ready records, in turns, and put them into `state`."""
-        works: list[Work] = []
-        measured: set[Partition] = set()
-        while len(works) < allowed and self.rotation:
+        Those of batches take no room of the map yet: they join one, and may be put back.
+        """
+        if self.limited:
+            most = self._affordable(now, most)
+        works: list[AnyWork] = []
+        measured: dict[InTurn, None] = {}
+        rotation = self.rotation
+        while rotation and len(works) < most:
             # An equal share of the free slots each, so that no partition waits for another's
             # backlog; what a short one leaves goes round again.
-            share = (allowed - len(works)) // len(self.rotation)
-            if share > 1:
-                self._take_share(share, state, works, measured)
+            left, standing = most - len(works), len(rotation)
+            if left < 2 * standing:
+                self._take_one_each(min(left, standing), works, measured)
             else:
-                self._take_one_each(allowed, state, works, measured)
+                self._take_share(left // standing, works, measured)
+        if self.limited:
+            self.tokens -= len(works)
         return works
 
-    def _take_one_each(
-        self, allowed: int, state: int, works: list[Work], measured: set[Partition]
-    ) -> None:
-        """One record of each partition, until there are `allowed` of them."""
-        rotation, running = self.rotation, state == states.RUNNING
-        popleft, append = rotation.popleft, rotation.append
-        for _ in range(min(allowed - len(works), len(rotation))):
-            partition = popleft()
-            ready = partition.ready
+    def _take_one_each(self, most: int, works: list[AnyWork], measured: dict[InTurn, None]) -> None:
+        """One record of each of the first `most` partitions."""
+        rotation = self.rotation
+        for _ in range(most):
+            partition = rotation.popleft()
+            lanes = partition.lanes
+            ready = lanes.ready
             if not ready or not partition.startable:
                 partition.listed = False
                 continue
-            work = ready.popleft()
-            if work.record[2] < partition.start_limit or may_start(work, measured):
-                work.state = state
+            work = lanes.take_one()
+            if work.record[2] < partition.reach.limit or partition.may_start(
+                work, measured, works, count=not self.batched
+            ):
                 works.append(work)
-                partition.in_flight += running
             else:
                 self.put_far(work)
             if ready:
-                append(partition)
+                rotation.append(partition)
             else:
                 partition.listed = False
 
-    def _take_share(
-        self, share: int, state: int, works: list[Work], measured: set[Partition]
-    ) -> None:
+    def _take_share(self, share: int, works: list[AnyWork], measured: dict[InTurn, None]) -> None:
         """Up to `share` records of the next partition."""
         partition = self.rotation.popleft()
-        ready, had = partition.ready, len(works)
         if not partition.startable:
             partition.listed = False
             return
-        limit, popleft = partition.start_limit, ready.popleft
-        for _ in range(min(share, len(ready))):
-            work = popleft()
+        lanes, limit = partition.lanes, partition.reach.limit
+        for work in lanes.take(share):
             if work.record[2] >= limit:
-                if not may_start(work, measured):
+                if not partition.may_start(work, measured, works, count=not self.batched):
                     self.put_far(work)
                     continue
-                limit = partition.start_limit
-            work.state = state
+                limit = partition.reach.limit
             works.append(work)
-        if state == states.RUNNING:
-            partition.in_flight += len(works) - had
-        if ready:
+        if lanes.ready:
             self.rotation.append(partition)
         else:
             partition.listed = False
 
-    def put_far(self, work: Work) -> None:
+    def put_far(self, work: AnyWork) -> None:
         """It waits until the map has room for its offset."""
-        heappush(work.partition.far, (work.record[2], work))
-        self.crowded[work.partition] = None
+        work.partition.lanes.put_far(work)
+        self.short_of_room[work.partition] = None
+
+    def has_room(self, partition: InTurn) -> None:
+        """No record of it waits for room in the map."""
+        self.short_of_room.pop(partition, None)
 
     def _affordable(self, now: float, allowed: int) -> int:
         """Refill the bucket; how many of `allowed` starts it pays for."""
@@ -217,23 +211,8 @@ class Handler:
 
     def tokens_due(self) -> float | None:
         """When the bucket will pay for the next start, if a record waits for it."""
-        if self.spec.rate_limit_per_s == ALL_STARTS_PER_S or self.tokens_at is None:
+        if not self.limited or self.tokens_at is None:
             return None
-        if not self.rotation or not self.free or self.tokens >= 1:
+        if not self.rotation or not self.slots.free or self.tokens >= 1:
             return None
         return self.tokens_at + (1.0 - self.tokens) / self.spec.rate_limit_per_s
-
-
-def may_start(work: Work, measured: set[Partition]) -> bool:
-    """Whether the map would still fit if this record were done; measures when it must.
-
-    Once a turn is enough: nothing is done within one.
-    """
-    # Imported here: the window measures partitions, partitions belong to handlers.
-    from weft.core.window import measure
-
-    partition = work.partition
-    if partition not in measured:
-        measured.add(partition)
-        measure(partition)
-    return work.record[2] < partition.start_limit

@@ -1,87 +1,45 @@
-"""One partition epoch: which offsets are done, and which records wait in which lane.
-
-The ledger is one dictionary of the offsets that were received and are not done. Offsets come in
-ascending order and a dictionary keeps that order, so its first key is the frontier, and a gap
-(compaction, transaction markers) needs no thought: what was never received is never waited for.
-
-A lane is a chain of records linked by `Work.next`; only its tail is in `lanes`. The head is in
-`ready`, or in flight, or waiting for a retry: exactly one of these, which is the key order.
-"""
+"""One partition epoch: its offsets, lanes and commit, and how many of its records are where."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from weft.core import charge, intake, states
-from weft.core.intake import WHOLE
-from weft.core.spec import KEY, UNORDERED
-from weft.core.work import LaneKey, Work
+from weft.core import states
+from weft.core.commit_state import CommitState
+from weft.core.handler import Handler
+from weft.core.lanes import Lanes
+from weft.core.offsets import Offsets, Snapshot
+from weft.core.reach import Reach
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, RUNNING, InternalError
+from weft.core.work import Failure, LaneKey, Received
 from weft.types import Record
-
-if TYPE_CHECKING:
-    from weft.core.effects import PlanItem
-    from weft.core.handler import Handler
-
-
-class Snapshot(NamedTuple):
-    """Frontier, top and holes of one partition, taken together."""
-
-    frontier: int
-    #: the highest offset that is done; frontier - 1 when nothing beyond the frontier is
-    top: int
-    #: ascending offsets in [frontier, top) that are not done
-    not_done: list[int]
 
 
 class Partition:
     """One assignment of one partition to this member. A new assignment is a new object."""
 
     __slots__ = (
-        "blocked_bytes",
-        "blocked_records",
         "bytes",
-        "claims",
-        "commit_at",
-        "commit_sequence",
-        "commit_state",
-        "committed",
-        "crowded",
-        "dirty",
+        "commit",
         "epoch",
-        "expected",
-        "far",
         "handler",
-        "held",
         "in_flight",
-        "incomplete",
         "intake_paused",
-        "lag_end",
         "lanes",
         "listed",
-        "map_chars",
-        "map_limit",
-        "map_stored",
-        "measure_at_top",
-        "measured_frontier",
+        "log_end",
         "number",
+        "offsets",
+        "outputs",
+        "outputs_bytes",
         "parked",
-        "position",
-        "predecessors",
-        "ready",
-        "restored_top",
+        "reach",
         "retrying",
-        "running_marked",
         "sending",
-        "sent_plan",
-        "slotless",
-        "start_limit",
         "startable",
         "state",
-        "top",
         "topic",
         "user_paused",
     )
@@ -92,9 +50,11 @@ class Partition:
         number: int,
         epoch: int,
         handler: Handler,
-        start: int,
-        restored_top: int | None = None,
-        restored_not_done: Sequence[int] = (),
+        offsets: Offsets,
+        *,
+        commit: CommitState | None = None,
+        held: Iterable[LaneKey] = (),
+        log_end: int = -1,
     ) -> None:
         self.topic = topic
         self.number = number
@@ -102,246 +62,270 @@ class Partition:
         self.epoch = epoch
         self.handler = handler
         self.state = states.OPEN
-        self._begin_ledger(start, restored_top, restored_not_done)
-        self._begin_lanes()
-        self._begin_counts()
-        self._begin_commit(start)
-
-    def _begin_ledger(self, start: int, restored_top: int | None, not_done: Sequence[int]) -> None:
-        #: received and not done: offset -> Work; None for one the restored map says is not done
-        #: and that has not been fetched again yet
-        self.incomplete: dict[int, Work | None] = dict.fromkeys(not_done)
-        #: those None entries, ascending; pruned as the polls pass them
-        self.expected: deque[int] = deque(not_done)
-        #: the highest offset that is done
-        self.top = start - 1 if restored_top is None else restored_top
-        #: up to here the restored map knows what is done
-        self.restored_top = self.top
-        #: the offset after the last one polled (or known to be a gap)
-        self.position = start
-
-    def _begin_lanes(self) -> None:
-        #: lane key -> the last record of that lane
-        self.lanes: dict[LaneKey, Work] = {}
-        #: heads of lanes that may start, oldest first
-        self.ready: deque[Work] = deque()
-        #: ready, but past `start_limit`: a heap by offset
-        self.far: list[tuple[int, Work]] = []
-        #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
-        self.held: dict[LaneKey, Work | None] = {}
-        #: running in one batch with the record before it in its lane -> that record
-        self.predecessors: dict[Work, Work] = {}
-        #: True while it stands in its handler's rotation
-        self.listed = False
+        self.offsets = offsets
+        self.lanes = Lanes(handler.spec.ordering, held)
+        self.commit = CommitState(offsets) if commit is None else commit
+        self.reach = Reach(offsets, self.commit)
+        #: end of the log, as last heard of; -1 when not known
+        self.log_end = log_end
+        #: the user wants nothing of it to start
+        self.user_paused = False
         #: False while nothing of it may start (revoking, closed, paused by the user)
         self.startable = True
-        self.user_paused = False
-
-    def _begin_counts(self) -> None:
+        #: True while it stands in its handler's rotation
+        self.listed = False
+        self.intake_paused = False
+        # how many of its records are where
         self.in_flight = 0
         self.sending = 0
         self.retrying = 0
         self.parked = 0
+        #: of all records it holds
         self.bytes = 0
-        #: held in lanes with a failing record; part of `bytes` and of `incomplete`
-        self.blocked_records = 0
-        self.blocked_bytes = 0
-        self.intake_paused = False
-        #: end of the log, as last heard of; -1 when not known
-        self.lag_end = -1
+        #: exactly_once: outputs that wait for a transaction, in bytes
+        self.outputs: dict[Work, int] = {}
+        self.outputs_bytes = 0
 
-    def _begin_commit(self, start: int) -> None:
-        #: what the broker holds for the group, as far as we know
-        self.committed = -1
-        #: something was done since the last commit was built
-        self.dirty = False
-        self.commit_state = states.IDLE
-        self.commit_sequence = 0
-        #: not before this time
-        self.commit_at = 0.0
-        #: the plan on the way to the broker, or in doubt
-        self.sent_plan: PlanItem | None = None
-        #: finished records whose next step waits for the next commit: at_most_once, each,
-        #: exactly_once
-        self.claims: list[Work] = []
-        #: the last plan had no room for all claims: the next one waits for something to change
-        self.crowded = False
-        #: Commit(each): claims the map has no room for; they hold their lane and no slot
-        self.slotless: set[Work] = set()
-        #: at_most_once: marked records, which the ledger has as done, that still run
-        self.running_marked: dict[int, Work] = {}
-        #: records at or past this offset do not start before the map has been measured again
-        self.start_limit = start
-        #: measuring again is worth while once this is done, or `top` gets to that
-        self.measured_frontier = -1
-        self.measure_at_top = -1
-        self.map_chars = 0
-        #: what the broker stores; lower when it refused a map of the usual size
-        self.map_limit = -1
-        #: characters of the map that the broker stored last
-        self.map_stored = 0
+    # -- the epoch -------------------------------------------------------------------------------
+
+    def move(self, state: int) -> None:
+        """Change the state of the epoch, by the table."""
+        if (self.state, state) not in EPOCH_TABLE:
+            raise InternalError(
+                f"{self!r} cannot go from {EPOCH_NAMES[self.state]} to {EPOCH_NAMES[state]}"
+            )
+        self.state = state
+        self.startable = False
+
+    def pause(self, *, on: bool) -> None:
+        """The user wants nothing of it to start, or no longer so."""
+        self.user_paused = on
+        self.startable = not on and self.state == states.OPEN
+
+    def pause_intake(self, *, on: bool) -> None:
+        """It is fetched no more for now, or again."""
+        self.intake_paused = on
+
+    def log_ends_at(self, end: int) -> None:
+        """The log reaches to this offset."""
+        self.log_end = end
 
     # -- intake ----------------------------------------------------------------------------------
 
-    def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> int:
-        """Take in records of one poll, ascending; how many of them are new."""
-        return intake.admit(self, records, sizes)
+    def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
+        """Take in records of one poll, ascending."""
+        works = self.offsets.receive(records, sizes, self)
+        new = len(works) == len(sizes)
+        self.bytes += sum(sizes if new else [work.size for work in works])
+        self.lanes.join(works)
 
-    def advance(self, position: int) -> None:
-        """The log has nothing between the last record polled and `position` (markers, gaps)."""
-        if position > self.position:
-            intake.prune_expected(self, position)
-            self.position = position
-            self.dirty = True
+    # -- calls -----------------------------------------------------------------------------------
 
-    def lane_key(self, record: Record) -> LaneKey:
-        """The lane of a record: its key, the whole partition, or its own offset."""
-        ordering = self.handler.spec.ordering
-        if ordering == KEY and record.key is not None:
-            return record.key
-        return record.offset if ordering in (UNORDERED, KEY) else WHOLE
+    def returned(self) -> None:
+        """One of its records came back from the handler."""
+        self.in_flight -= 1
 
-    # -- done ------------------------------------------------------------------------------------
-
-    def finish(self, work: Work) -> None:
-        """The record is done: it leaves the ledger, and its lane goes on."""
-        offset = work.record[2]
-        del self.incomplete[offset]
-        if offset > self.top:  # noqa: PLR1730 - once a record: max() costs five times as much
-            self.top = offset
-        self.dirty = True
+    def record_done(self, work: Work) -> None:
+        """The record is done: its offset is, and its lane goes on."""
         self.bytes -= work.size
+        self.offsets.done(work.record[2])
         work.state = states.DONE
-        self.release(work)
+        if self.lanes.leave(work) and not self.listed:
+            self.handler.enqueue(self)
 
-    def settle(self, work: Work) -> None:
+    def pending_done(self, work: Work) -> None:
         """The record is done, and its lane has gone on before (claims of exactly_once)."""
-        offset = work.record[2]
-        del self.incomplete[offset]
-        if offset > self.top:  # noqa: PLR1730 - as in `finish`
-            self.top = offset
-        self.dirty = True
         self.bytes -= work.size
+        self.offsets.done(work.record[2])
         work.state = states.DONE
+        if self.outputs:
+            self.drop_outputs(work)
+
+    def hold_outputs(self, work: Work, size_bytes: int) -> None:
+        """Its outputs wait for a transaction."""
+        self.outputs[work] = size_bytes
+        self.outputs_bytes += size_bytes
+
+    def drop_outputs(self, work: Work) -> None:
+        """They are stored, or refused."""
+        self.outputs_bytes -= self.outputs.pop(work, 0)
+
+    def release(self, work: Work) -> None:
+        """Its lane goes on, though the record is not finished with."""
+        if self.lanes.pass_on(work) and not self.listed:
+            self.handler.enqueue(self)
 
     def mark(self, work: Work) -> None:
-        """at_most_once: the started-mark is stored, so for the ledger the record is done."""
+        """at_most_once: the started-mark is stored, so its offset counts as done."""
         offset = work.record[2]
-        del self.incomplete[offset]
-        self.top = max(self.top, offset)
+        self.offsets.mark(offset)
+        self.commit.mark(offset, work)
         work.move(states.RUNNING)
-        self.running_marked[offset] = work
         self.in_flight += 1
 
     def unmark(self, work: Work) -> None:
         """at_most_once: it was marked and never began, so the mark is taken back."""
         offset = work.record[2]
-        del self.running_marked[offset]
-        self.incomplete[offset] = work
-        self.incomplete = dict(sorted(self.incomplete.items()))
-        while self.top in self.incomplete:
-            self.top -= 1
-        self.dirty = True
+        self.commit.unmark(offset)
+        self.offsets.undone(offset, work)
 
-    def rejoin(self, work: Work) -> None:
-        """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
-        if work.charge is not None:
-            charge.leave(self, work, work.charge)
-            work.charge = None
-        work.next = None
-        key = self.lane_key(work.record)
-        tail = None if isinstance(key, int) else self.lanes.get(key)
-        if not isinstance(key, int):
-            self.lanes[key] = work
-        if tail is None:
-            self.ready.append(work)
-            return
-        tail.next = work
-        if tail.charge is not None:
-            charge.join(self, work, tail.charge)
+    def marked_done(self, work: Work) -> None:
+        """at_most_once: its offset is done since its mark; only the lane is left."""
+        self.bytes -= work.size
+        self.commit.unmark(work.record[2])
+        work.state = states.DONE
+        if self.lanes.leave(work) and not self.listed:
+            self.handler.enqueue(self)
 
-    def release(self, work: Work) -> None:
-        """The record leaves the head of its lane; the next one of the lane is ready."""
-        if work.charge is not None:
-            charge.leave(self, work, work.charge)
-        following = work.next
-        if self.predecessors:
-            if work in self.predecessors:
-                return  # an earlier record of the same batch is not done: the lane waits for it
-            work, following = self._skip_finished(work)
-        if following is not None:
-            if following.state == states.QUEUED:  # else it is in the same batch as this one
-                self.ready.append(following)
-                if not self.listed:
-                    self.handler.enqueue(self)
-            return
-        lanes = self.lanes
-        if lanes:
-            key = work.record[4] if self.handler.spec.ordering == KEY else WHOLE
-            # A null key has no lane to remove; with charge gone the lane is forgotten whole.
-            if key is not None and lanes.get(key) is work:
-                del lanes[key]
+    # -- room in the map -------------------------------------------------------------------------
 
-    def _skip_finished(self, work: Work) -> tuple[Work, Work | None]:
-        """Past records of the same batch that were done before this one, their predecessor."""
-        following = work.next
-        while following is not None and following in self.predecessors:
-            del self.predecessors[following]
-            if following.state not in (states.DONE, states.PENDING):
-                break
-            work, following = following, following.next
-        return work, following
+    def may_start(
+        self,
+        work: Work,
+        measured: dict[Any, None],
+        taken: Iterable[Work] = (),
+        *,
+        count: bool = True,
+    ) -> bool:
+        """Whether the map has room for the record; measures when it must and it is worth it.
 
-    def mate_runs(self, work: Work) -> bool:
-        """A later record of its lane is still in the batch call that this one was in."""
-        following = work.next
-        while following is not None and following in self.predecessors:
-            if following.state == states.RUNNING:
-                return True
-            following = following.next
-        return False
+        Once a turn (`measured`) is enough: nothing is done within one. `taken`: those that start
+        in this turn as well, in front of it. `count`: it starts now.
+        """
+        offset = work.record[2]
+        if self.reach.has_room(offset, count=count):
+            return True
+        if self in measured or not self.reach.worth_measuring(self._under_way(), offset):
+            return False
+        measured[self] = None
+        under_way = self._under_way() + sum(other.partition is self for other in taken)
+        if not self.reach.worth_measuring(under_way, offset):
+            return False
+        self.reach.measure(self.snapshot(), under_way, offset)
+        return self.reach.has_room(offset, count=count)
+
+    def worth_measuring(self) -> bool:
+        """So much was done since the last time that there may be more room."""
+        return self.reach.worth_measuring(self._under_way(), self.lanes.nearest_far)
+
+    def reopen(self) -> None:
+        """Records that waited for room are looked at again, the nearest first."""
+        reach, lanes = self.reach, self.lanes
+        if lanes.far:
+            reach.measure(self.snapshot(), self._under_way(), lanes.nearest_far)
+            if reach.budget or not reach.counted:
+                lanes.reopen(reach.limit, reach.budget, reach.end)
+            else:  # no room: of those that wait only such may start as make the map no longer
+                lanes.reopen_those(reach.may_always)
+            self.handler.enlist(self)
+        if not lanes.far:
+            self.handler.has_room(self)
+
+    def _under_way(self) -> int:
+        """Records that have started and will be done, which no map says yet."""
+        if self.handler.spec.delivery == AT_MOST_ONCE:
+            return 0  # the map has them since their mark
+        return self.in_flight + self.sending
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def send(self, work: Work) -> None:
+        """Its outputs or its dead letter are on the way to the broker."""
+        work.move(states.SENDING)
+        self.sending += 1
+        if self.handler.spec.commit_each:  # it is not finished with: it holds a slot
+            self.handler.slots.take()
+
+    def sent(self) -> None:
+        """The broker has answered for one of them."""
+        self.sending -= 1
+        if self.handler.spec.commit_each:
+            self.handler.slots.give()
+
+    def retry(self, work: Work) -> None:
+        """It waits for its next attempt, and its lane with it."""
+        work.move(states.RETRYING)
+        self.retrying += 1
+        self.lanes.block(work)
+
+    def retried(self) -> None:
+        """The delay of one of them is over."""
+        self.retrying -= 1
+
+    def charge_failure(self, work: Work, failure: Failure) -> None:
+        """What is kept of its failures takes room in the buffers, as the record does."""
+        more = failure.uncharged()
+        work.grow(more)
+        self.bytes += more
+        self.lanes.grow(work, more)
+
+    def park(self, work: Work) -> None:
+        """It waits for a restart, and its lane with it."""
+        self.lanes.park(work)
+        work.move(states.PARKED)
+        self.parked += 1
+
+    def close(self) -> None:
+        """The epoch has ended: forget what waits."""
+        self.offsets.clear()
+        self.lanes.clear()
+        self.commit.close()
 
     # -- what is known ---------------------------------------------------------------------------
+
+    def works(self) -> list[Work]:
+        """Every record of the epoch that is not finished with."""
+        return [*self.offsets.works(), *self.commit.marked.values()]
 
     @property
     def buffered(self) -> int:
         """Records held in memory that are not done."""
-        return len(self.incomplete) - len(self.expected)
+        return self.offsets.buffered
 
     @property
     def frontier(self) -> int:
         """The lowest offset not yet done."""
-        first = next(iter(self.incomplete), None)
-        return max(self.position, self.top + 1) if first is None else first
+        return self.offsets.frontier
 
     def snapshot(self, claims: Sequence[Work] | None = None) -> Snapshot:
         """Frontier, top and holes together; these claims (or all) count as done."""
-        claimed = {work.record[2] for work in (self.claims if claims is None else claims)}
-        top = max(claimed, default=self.top)
-        top = max(self.top, top)
-        not_done = self._not_done_to(top)
-        if claimed:
-            not_done = [offset for offset in not_done if offset not in claimed]
-        frontier = not_done[0] if not_done else max(self.position, top + 1)
-        top = max(top, frontier - 1)
-        del not_done[bisect_left(not_done, top) :]
-        return Snapshot(frontier, top, not_done)
-
-    def _not_done_to(self, top: int) -> list[int]:
-        """Offsets not done, up to the first one past `top`, that one included.
-
-        Past, not at: `top` itself is in the ledger while it is a claim, and the frontier must
-        still find what comes after it.
-        """
-        # In chunks: most of the ledger is records behind `top` that have not started yet.
-        offsets: list[int] = []
-        following = iter(self.incomplete)
-        while chunk := list(islice(following, 1024)):
-            offsets += chunk
-            if chunk[-1] > top:
-                del offsets[bisect_right(offsets, top) + 1 :]
-                break
-        return offsets
+        claims = self.commit.claims if claims is None else claims
+        return self.offsets.snapshot({work.record[2] for work in claims})
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}[{self.number}] epoch {self.epoch}>"
+
+
+#: a record and the partition it is of
+Work = Received[Partition]
+
+
+# -- the two hottest loops, over records of any partitions: few calls for each ---------------------
+
+
+def begin(works: Iterable[Work], now: float) -> None:
+    """These are with their handlers from now on."""
+    for work in works:
+        work.state = RUNNING
+        work.since = now
+        work.partition.in_flight += 1
+
+
+def plain_done(works: Iterable[Work]) -> list[Work]:
+    """Calls returned and have nothing to send: what is done by that alone; returns the others."""
+    others = []
+    for work in works:
+        partition = work.partition
+        handler = partition.handler
+        if handler.timed:
+            handler.slots.ended(work)
+        if work.state != RUNNING or not handler.plain:
+            others.append(work)
+            continue
+        partition.in_flight -= 1
+        partition.bytes -= work.size
+        work.state = DONE
+        partition.offsets.done(work.record[2])
+        if partition.lanes.leave(work) and not partition.listed:
+            handler.enqueue(partition)
+    return others

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from weft.policies import Batch, Commit, OnExhausted, Park, Retry
+from weft.types import DeliveryName, Ordering
 
 ALL_STARTS_PER_S = float("inf")
 
 # Orderings and deliveries are compared once per record: short strings, interned by Python.
-KEY = "key"
-PARTITION = "partition"
-UNORDERED = "unordered"
-AT_LEAST_ONCE = "at_least_once"
-AT_MOST_ONCE = "at_most_once"
-EXACTLY_ONCE = "exactly_once"
+KEY: Final = "key"
+PARTITION: Final = "partition"
+UNORDERED: Final = "unordered"
+AT_LEAST_ONCE: Final = "at_least_once"
+AT_MOST_ONCE: Final = "at_most_once"
+EXACTLY_ONCE: Final = "exactly_once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,14 @@ class HandlerSpec:
     """The rules of one handler, as the engine needs them."""
 
     name: str
-    ordering: str = KEY
+    ordering: Ordering = KEY
     concurrency: int = 100
     #: calls granted beyond `concurrency`, to keep a pipe to a worker process full
     ahead: int = 0
     retry: Retry = field(default_factory=Retry)
     on_exhausted: OnExhausted = field(default_factory=Park)
     timeout_s: float | None = None
-    delivery: str = AT_LEAST_ONCE
+    delivery: DeliveryName = AT_LEAST_ONCE
     commit_each: bool = False
     rate_limit_per_s: float = ALL_STARTS_PER_S
     batch: Batch | None = None
@@ -46,5 +48,7 @@ class Limits:
     commit_answer_s: float = 5.0
     #: how soon a commit that was refused for the moment is sent again
     commit_retry_s: float = 0.2
+    #: outputs that go into one transaction at most; less while transactions run out of time
+    transaction_bytes: int = 8 * 2**20
     #: what the broker stores of commit metadata, in characters (offset.metadata.max.bytes)
     map_chars: int = 4096

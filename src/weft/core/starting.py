@@ -21,6 +21,8 @@ class Found:
     log_end: int
     #: where auto.offset.reset points, for a partition without a committed offset; None: "error"
     reset_to: int | None
+    #: more than the group has committed is known to be done: commit it
+    untold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,13 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         known = ""
     if found.committed < found.log_start:
         return _behind(found, restored, known)
-    return Start(found.committed, restored.highest_seen, restored.not_done, warning=known)
+    return Start(
+        found.committed,
+        restored.highest_seen,
+        restored.not_done,
+        commit_start=found.untold,
+        warning=known,
+    )
 
 
 def _lost(found: Found, committed: int, on_lost: OnLost) -> Start | OffsetLost:

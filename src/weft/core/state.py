@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from weft.core import effects as fx
+from weft.core.delivery.protocol import Delivery
 from weft.core.failing import RetrySchedule
 from weft.core.flow import Flow
 from weft.core.handler import Handler
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
+from weft.core.portions import Portions
+from weft.core.sharing import SharedTexts
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import LaneKey, Work
+from weft.core.work import LaneKey
 from weft.types import ErrorInfo, OutcomeName
+
+
+class OpenBatch(Protocol):
+    """A batch that is being gathered, as others may see it."""
+
+    works: list[Work]
 
 
 class EngineState:
     """Partitions, handlers, schedules and the effects of the event at hand."""
 
-    def __init__(self, specs: Iterable[HandlerSpec], limits: Limits) -> None:
+    def __init__(
+        self, specs: Iterable[HandlerSpec], limits: Limits, size_of: Callable[[Any], int]
+    ) -> None:
         self.limits = limits
+        #: bytes of a record's share of outputs
+        self.size_of = size_of
+        self.portions = Portions(limits)
         self.now = 0.0
         self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
+        #: the one handler; None where there are more
+        self.only = self.handlers[0] if len(self.handlers) == 1 else None
         #: the open or revoking epoch of each partition
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.epochs = 0
@@ -30,12 +46,14 @@ class EngineState:
         self.flow = Flow(limits)
         #: asked for so far and not taken by the runtime yet
         self.effects: list[fx.Effect] = []
+        #: ask the runtime for something; the list's own, for it is called in every turn
+        self.emit: Callable[[fx.Effect], None] = self.effects.append
         #: attempts of ended epochs that still run, by where they came from
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
         self.claiming: dict[Partition, None] = {}
         #: why nothing may start, beside what each partition says
-        self.holds: set[str] = set()
+        self.halts: set[str] = set()
         #: the user's word on all topics, and those of which he has said the opposite since
         self.all_paused = False
         self.exceptions: set[str] = set()
@@ -44,14 +62,16 @@ class EngineState:
         self.stop_mode: str | None = None
         self.drained = False
         self.fatal: fx.Fatal | None = None
+        #: of each handler the batches that were not called yet; Batching's alone to change
+        self.open_batches: Sequence[Mapping[Any, OpenBatch]] = ()
+        #: of each handler
+        self.deliveries: Sequence[Delivery] = ()
         #: finished since the last commit was built
         self.finished_since_commit = 0
+        #: what failing records have in common
+        self.texts = SharedTexts()
         #: things that are counted but belong to no handler, by name
         self.counts: Counter[str] = Counter()
-
-    def emit(self, effect: fx.Effect) -> None:
-        """Ask the runtime for something."""
-        self.effects.append(effect)
 
     def note(self, level: str, event: str, **fields: Any) -> None:
         """Ask for a line in the log."""
@@ -68,10 +88,64 @@ class EngineState:
         if self.reporting:
             self.effects.append(fx.Finished(work, outcome, error, outputs))
 
+    def trouble(self, work: Work, outcome: fx.Trouble) -> None:
+        """An attempt failed, or the record is given up: something for the log."""
+        failure = work.failure
+        error = (failure and failure.error) or ErrorInfo("unknown", "")
+        self.effects.append(fx.Troubled(work, outcome, work.attempts, error))
+
+    def closing(self, partitions: Sequence[Partition]) -> None:
+        """Nothing of these that has not begun will begin in this epoch."""
+        for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
+            ours = [partition for partition in partitions if partition.handler is handler]
+            if ours:
+                delivery.closing(ours)
+
+    def take_effects(self) -> list[fx.Effect]:
+        """What was asked for since the last time, in this order."""
+        effects, self.effects = self.effects, []
+        self.emit = self.effects.append
+        return effects
+
     def claim(self, work: Work) -> None:
         """The record's next step waits for the next commit of its partition."""
-        work.partition.claims.append(work)
+        work.partition.commit.claim(work)
         self.claiming[work.partition] = None
+
+    def unclaim(self, partition: Partition) -> None:
+        """Claims of this partition were taken or withdrawn: it is looked at no more without any."""
+        if not partition.commit.claims:
+            self.claiming.pop(partition, None)
+
+    def hold_lanes(self, where: tuple[str, int], running: dict[LaneKey, Work]) -> None:
+        """These attempts outlive their epoch: their lanes wait for them in the next one."""
+        # Held lanes of still older epochs stay held by the attempt that runs there.
+        if running:
+            self.orphans.setdefault(where, {}).update(running)
+
+    def let_go(self, work: Work) -> bool:
+        """Such an attempt has ended; False where its lane waits for another one, or for none."""
+        where = (work.record.topic, work.record.partition)
+        orphans = self.orphans.get(where, {})
+        key = work.partition.lanes.key_of(work.record)
+        if orphans.get(key) is not work:
+            return False
+        del orphans[key]
+        if not orphans:
+            del self.orphans[where]
+        return True
+
+    def count(self, name: str, times: int = 1) -> None:
+        """Something happened that belongs to no handler."""
+        self.counts[name] += times
+
+    def count_finished(self, records: int) -> None:
+        """So many more are finished with since the last commit was built."""
+        self.finished_since_commit += records
+
+    def begin_commits(self, *, still: int) -> None:
+        """Commits are built now; `still` of what has finished waits for the next ones."""
+        self.finished_since_commit = still
 
     def set_paused(self, topic: str | None, *, on: bool) -> None:
         """The user pauses or resumes a topic, or all: for epochs to come as well."""
@@ -101,6 +175,6 @@ class EngineState:
     def idle(self) -> bool:
         """Nothing is with a handler, on the way to the broker, or waiting for a commit."""
         return not any(
-            partition.in_flight or partition.sending or partition.claims
+            partition.in_flight or partition.sending or partition.commit.claims
             for partition in self.partitions.values()
         )

@@ -1,8 +1,8 @@
 """What a record, a partition epoch and a commit can be, and how each may change.
 
-The tables are the law: a change that is not in them is a bug of Weft. The records of the
-simulator watch every change (weft.testing.sim.watched) and raise InternalError. The diagrams in
-docs/architecture.md are generated from the tables (`python -m weft.core.states`).
+The tables are the law: a change that is not in them is a bug of Weft. In the simulator records,
+epochs and commits watch every change (weft.testing.sim.watched) and raise InternalError. The
+diagrams in docs/architecture.md are generated from the tables (`docs/generate.py`).
 
 The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and
 one is stored three times for every record.
@@ -90,31 +90,13 @@ IN_DOUBT: Final = 2  # no answer in time: what the broker holds is being read ba
 COMMIT_NAMES: Final = ("idle", "sent", "in doubt")
 COMMIT_TABLE: Final[dict[tuple[int, int], str]] = {
     (IDLE, SENT): "due and something is new",
+    (SENT, SENT): "last of its epoch, behind the one on the way",
     (SENT, IDLE): "acknowledged or refused",
     (SENT, IN_DOUBT): "no answer in time",
     (IN_DOUBT, IDLE): "value read back, or a late answer",
-    (IN_DOUBT, SENT): "could not be read: asked again later",
+    (IN_DOUBT, SENT): "could not be read: asked again later; or last of its epoch",
 }
 
 
 class InternalError(AssertionError):
     """A bug of Weft, never of the user: please report it with the story it carries."""
-
-
-def diagram(names: tuple[str, ...], table: dict[tuple[int, int], str], *, without: str = "") -> str:
-    """A Mermaid state diagram of one table; `without` leaves out edges into that state."""
-    lines = ["stateDiagram-v2"]
-    for (before, after), why in table.items():
-        if names[after] != without:
-            source, target = names[before].replace(" ", "_"), names[after].replace(" ", "_")
-            lines.append(f"    {source} --> {target}: {why}")
-    return "\n".join(lines)
-
-
-def diagrams() -> dict[str, str]:
-    """Every diagram of the docs, by name."""
-    return {
-        "record": diagram(RECORD_NAMES, RECORD_TABLE, without="superseded"),
-        "epoch": diagram(EPOCH_NAMES, EPOCH_TABLE),
-        "commit": diagram(COMMIT_NAMES, COMMIT_TABLE),
-    }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from array import array
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from weft.core.calls import Call
+from weft.core.sharing import SharedTexts, size_bytes
 from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
 from weft.types import ErrorInfo, Record
-
-if TYPE_CHECKING:
-    from weft.core.partition import Partition
 
 LaneKey = bytes | int | str
 
 STORY_EVENTS_MAX = 32
 RECORD_OVERHEAD_BYTES = 512  # what Python's objects around one record cost, measured
+FAILURE_OVERHEAD_BYTES = 1_024  # and around what is kept of a failing one, measured
 
 
 class StoryEvent(NamedTuple):
@@ -27,11 +27,41 @@ class StoryEvent(NamedTuple):
 class Failure:
     """What is known of a record that has failed at least once."""
 
-    __slots__ = ("attempts", "batch_max", "due", "error", "given_up", "left_lane", "story")
+    __slots__ = (
+        "_at",
+        "_bytes",
+        "_charged",
+        "_error",
+        "_texts",
+        "_what",
+        "attempts",
+        "batch_max",
+        "due",
+        "given_up",
+        "good_calls",
+        "left_lane",
+        "rounds",
+        "shared",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, texts: SharedTexts) -> None:
+        self._texts = texts
+        #: the last error: type, message, and its traceback before and after the message
+        self._error: tuple[str, str, str, str] | None = None
+        #: the last events, in two columns: a tuple for each takes four times as much
+        self._at = array("d")
+        self._what: list[str] = []
+        #: bytes of the error, of the story, and of what the next attempt is given, beside what is
+        #: shared with others; and how many of all were charged
+        self._bytes = [0] * 3
+        self._charged = 0
+        #: calls of the handler with this record that failed
         self.attempts = 0
-        self.error: ErrorInfo | None = None
+        #: of these, calls of a batch that failed as one: they are no attempt of any of its records
+        self.shared = 0
+        #: of these, those in a row without a batch of the handler that succeeded in between
+        self.rounds = 0
+        self.good_calls = 0
         #: "skipped" or "dead_lettered" once its attempts are used up and that is its policy
         self.given_up: str | None = None
         #: exactly_once: its output was refused after its lane had gone on
@@ -40,11 +70,82 @@ class Failure:
         self.batch_max = 0
         #: when the next attempt may start, on the engine's clock
         self.due = 0.0
-        self.story: deque[StoryEvent] = deque(maxlen=STORY_EVENTS_MAX)
+
+    def count(self, now: float, error: ErrorInfo) -> None:
+        """One more attempt."""
+        self.attempts += 1
+        again = self._error is not None and self._error[:2] == error[:2]
+        self._keep(error)
+        said = error.type if again else error._replace(message=error.message[:100]).line
+        self.tell(now, f"attempt {self.attempts} failed: {said}")
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """What it failed with last."""
+        if self._error is None:
+            return None
+        kind, message, before, after = self._error
+        return ErrorInfo(kind, message, f"{before}{message}{after}" if before else after)
+
+    def _keep(self, error: ErrorInfo) -> None:
+        """Without the message tracebacks of one kind are equal, and kept once."""
+        kind, message, trace = error
+        before, _, after = trace.rpartition(message) if message else ("", "", trace)
+        after = after if before else trace
+        kept = [self._texts.same(text) for text in (kind, message, before, after)]
+        self._error = (kept[0][0], kept[1][0], kept[2][0], kept[3][0])
+        self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
+
+    def handed_on(self) -> ErrorInfo | None:
+        """What it failed with last, for the next attempt."""
+        error = self.error
+        if error is None:
+            return None
+        trace, self._bytes[2] = self._texts.same(error.traceback)
+        return error._replace(traceback=trace)
+
+    def uncharged(self) -> int:
+        """Bytes it keeps that were not charged to the buffers yet; now they are."""
+        more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self._charged
+        self._charged += more
+        return more
+
+    def give_up(self, outcome: str) -> None:
+        """Its attempts are used up: "skipped" or "dead_lettered" by its policy."""
+        self.given_up = outcome
+
+    def leave_lane(self) -> None:
+        """Its output was refused after its lane had gone on."""
+        self.left_lane = True
+
+    def back_in_lane(self) -> None:
+        """It stands at the end of its lane again."""
+        self.left_lane = False
+
+    def dead_letter_refused(self, error: ErrorInfo) -> None:
+        """There is no dead letter, and this is why."""
+        self.given_up = None
+        self._keep(error)
 
     def tell(self, at: float, what: str) -> None:
         """Add to the bounded history."""
-        self.story.append(StoryEvent(at, what))
+        if len(self._what) == STORY_EVENTS_MAX:
+            self._bytes[1] = max(0, self._bytes[1] - size_bytes(self._what[0]))
+            del self._what[0], self._at[0]
+        what, more = self._texts.same(what)
+        self._what.append(what)
+        self._at.append(at)
+        self._bytes[1] += more
+
+    @property
+    def story(self) -> list[StoryEvent]:
+        """The last events, oldest first."""
+        return list(map(StoryEvent, self._at, self._what))
+
+    @property
+    def told_at(self) -> float | None:
+        """When the last of them was."""
+        return self._at[-1] if self._at else None
 
 
 class LaneCharge:
@@ -64,24 +165,88 @@ class LaneCharge:
         self.parked = False
 
 
-class Work:
-    """A record that was received and is not done yet."""
+class Epoch(Protocol):
+    """The partition epoch that a record belongs to, as far as the record has to know it."""
 
-    __slots__ = ("charge", "extra", "failure", "next", "partition", "record", "size", "state")
+    epoch: int
 
-    def __init__(self, record: Record, partition: Partition, size: int) -> None:
+
+P = TypeVar("P", bound=Epoch)
+
+
+class Received(Generic[P]):
+    """A record that was received and is not done yet; `Work` where its partition is known."""
+
+    __slots__ = (
+        "call",
+        "charge",
+        "failure",
+        "next",
+        "outputs",
+        "partition",
+        "record",
+        "since",
+        "size",
+        "state",
+    )
+
+    #: when its latest attempt was handed over, on the engine's clock; not set before the first
+    since: float
+
+    def __init__(self, record: Record, partition: P, size: int) -> None:
         self.record = record
         #: the partition epoch it belongs to; never changes
         self.partition = partition
         self.size = size
         self.state = QUEUED
         #: the record behind it in its lane; a lane is this chain, its tail is in partition.lanes
-        self.next: Work | None = None
+        self.next: Received[P] | None = None
         self.failure: Failure | None = None
         #: set while its lane has, or had, a failing record
         self.charge: LaneCharge | None = None
-        #: what a delivery mode keeps with it: outputs of exactly_once
-        self.extra: Any = None
+        #: what it has to produce (exactly_once: until the transaction), then what was stored of it
+        self.outputs: Any = None
+        #: the batch it is, or was last, called in
+        self.call: Call[Received[P]] | None = None
+
+    def produce(self, now: float, outputs: Any) -> None:
+        """These are on the way to the broker."""
+        self.since = now
+        self.outputs = outputs
+
+    def keep(self, outputs: Any) -> None:
+        """These wait for a transaction, or were stored; None: they were refused."""
+        self.outputs = outputs
+
+    def fail(self, now: float, error: ErrorInfo, texts: SharedTexts) -> Failure:
+        """One more attempt has failed."""
+        failure = self.failure
+        if failure is None:
+            failure = self.failure = Failure(texts)
+            failure.tell(now, f"first failure, epoch {self.partition.epoch}")
+        failure.count(now, error)
+        return failure
+
+    def grow(self, more: int) -> None:
+        """So many bytes more are kept because of it."""
+        self.size += more
+
+    def try_again(self, failure: Failure) -> None:
+        """The handler is told of the attempt before."""
+        attempt, error = failure.attempts + 1, failure.handed_on()
+        self.record = self.record._replace(attempt=attempt, last_error=error)
+
+    def shed(self) -> None:
+        """It waits: the traceback of the attempt before the last is not kept as long."""
+        error = self.record.last_error
+        if error is not None and error.traceback:
+            self.record = self.record._replace(last_error=error._replace(traceback=""))
+
+    def refuse(self, texts: SharedTexts) -> Failure:
+        """exactly_once: its outputs were refused after its lane had gone on."""
+        failure = self.failure = self.failure or Failure(texts)
+        failure.leave_lane()
+        return failure
 
     @property
     def attempts(self) -> int:
@@ -103,3 +268,7 @@ class Work:
 
     def __repr__(self) -> str:
         return f"<Work {self.record!r} {RECORD_NAMES[self.state]}>"
+
+
+#: what the parts of a partition know of a record: all but the partition itself
+AnyWork = Received[Any]

@@ -1,0 +1,305 @@
+"""The lanes of one partition epoch: who waits behind whom, and which record may start next.
+
+A lane is a chain of records linked by `Work.next`; only its tail is in `tails`. The head is in
+`ready`, in `far`, in `held`, in an open batch (batching.py), or has begun and is where its state
+says (states.py): exactly one of these, which is the key order.
+
+A lane with a failing record is charged to the budget of failing records. Such a lane gets one
+`LaneCharge`, shared by the records in it and those that join later, so moving the whole lane
+between the budgets is one addition, not a walk along it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from weft.core import states
+from weft.core.spec import KEY, UNORDERED
+from weft.core.work import AnyWork, LaneCharge, LaneKey
+from weft.types import Ordering, Record
+
+WHOLE = "*"  # the one lane of ordering="partition"
+
+
+class Lanes:
+    """The lanes of one epoch. Nothing outside this file changes any field of it."""
+
+    __slots__ = (
+        "_ordering",
+        "blocked_bytes",
+        "blocked_records",
+        "far",
+        "held",
+        "ready",
+        "tails",
+        "take_one",
+    )
+
+    def __init__(self, ordering: Ordering, held: Iterable[LaneKey] = ()) -> None:
+        self._ordering = ordering
+        #: lane key -> the last record of that lane
+        self.tails: dict[LaneKey, AnyWork] = {}
+        #: heads of lanes that may start, oldest first
+        self.ready: deque[AnyWork] = deque()
+        #: takes the oldest of them; the deque's own, for it is called once a record
+        self.take_one: Callable[[], AnyWork] = self.ready.popleft
+        #: ready, but past what the map has room for: a heap by offset
+        self.far: list[tuple[int, AnyWork]] = []
+        #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
+        self.held: dict[LaneKey, AnyWork | None] = dict.fromkeys(held)
+        #: what lanes with a failing record hold
+        self.blocked_records = 0
+        self.blocked_bytes = 0
+
+    def key_of(self, record: Record) -> LaneKey:
+        """The lane of a record: its key, the whole partition, or its own offset."""
+        if self._ordering == KEY and record.key is not None:
+            return record.key
+        return record.offset if self._ordering in (UNORDERED, KEY) else WHOLE
+
+    # -- joining -----------------------------------------------------------------------------------
+
+    def join(self, works: Sequence[AnyWork]) -> None:
+        """Records that came in, ascending: each goes to the end of its lane."""
+        if self.held:
+            for work in works:
+                self._join_held(work)
+        elif self._ordering == KEY:
+            self._join_by_key(works)
+        elif self._ordering == UNORDERED:
+            self.ready.extend(works)
+        else:
+            for work in works:
+                self._append(WHOLE, work)
+
+    def _join_by_key(self, works: Sequence[AnyWork]) -> None:
+        # The hottest loop of the core: two dictionary calls and one link a record.
+        tails, append = self.tails, self.ready.append
+        for work in works:
+            key = work.record[4]
+            if key is None:  # orders with nothing
+                append(work)
+                continue
+            tail = tails.get(key)
+            tails[key] = work
+            if tail is None:
+                append(work)
+            else:
+                tail.next = work
+                if tail.charge is not None:
+                    self._charge(work, tail.charge)
+
+    def _join_held(self, work: AnyWork) -> None:
+        """The same where an old attempt may hold the lane."""
+        key = self.key_of(work.record)
+        if not isinstance(key, int):
+            self._append(key, work)
+        elif key in self.held:  # a lane of its own: not in `tails`
+            self.held[key] = work
+        else:
+            self.ready.append(work)
+
+    def _append(self, key: LaneKey, work: AnyWork) -> None:
+        tail = self.tails.get(key)
+        self.tails[key] = work
+        if tail is not None:
+            tail.next = work
+            if tail.charge is not None:
+                self._charge(work, tail.charge)
+        elif key in self.held:
+            self.held[key] = work
+        else:
+            self.ready.append(work)
+
+    def rejoin(self, work: AnyWork) -> None:
+        """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
+        if work.charge is not None:
+            self._uncharge(work, work.charge)
+            work.charge = None
+        self.detach(work)
+        key = self.key_of(work.record)
+        if isinstance(key, int):
+            self.ready.append(work)
+        else:
+            self._append(key, work)
+
+    def detach(self, work: AnyWork) -> None:
+        """The lane has gone on past this record: nothing is behind it any more."""
+        work.next = None
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def take(self, most: int) -> list[AnyWork]:
+        """Up to `most` ready heads, oldest first."""
+        ready, take_one = self.ready, self.take_one
+        if most >= len(ready):
+            works = list(ready)
+            ready.clear()
+            return works
+        return [take_one() for _ in range(most)]
+
+    def leave(self, work: AnyWork) -> bool:
+        """The record leaves the head of its lane; True when the next one is ready by that."""
+        if work.charge is not None:
+            self._uncharge(work, work.charge)
+        following = work.next
+        if work.call is not None:
+            if follows(work):
+                return False  # an earlier record of its batch is not done: the lane waits for it
+            work, following = self._skip_finished(work)
+        if following is not None:
+            if following.state != states.QUEUED:
+                return False  # it is in the same batch as this one
+            self.ready.append(following)
+            return True
+        tails = self.tails
+        if tails:
+            key = work.record[4] if self._ordering == KEY else WHOLE
+            # A null key has no lane to remove; with charge gone the lane is forgotten whole.
+            if key is not None and tails.get(key) is work:
+                del tails[key]
+        return False
+
+    def pass_on(self, work: AnyWork) -> bool:
+        """As `leave`, where the record itself is not finished with: it is charged no more."""
+        goes_on = self.leave(work)
+        work.charge = None
+        return goes_on
+
+    def let_go(self, key: LaneKey) -> bool:
+        """The old attempt that held this lane has ended; True when its head is ready by that."""
+        head = self.held.pop(key, None)
+        if head is None:
+            return False
+        self.ready.append(head)
+        return True
+
+    def clear(self) -> None:
+        """The epoch ended."""
+        self.tails.clear()
+        self.ready.clear()
+        self.far.clear()
+        self.held.clear()
+
+    # -- waiting elsewhere, and back ---------------------------------------------------------------
+
+    def again(self, work: AnyWork) -> None:
+        """A head whose time has come: behind the others that are ready."""
+        self.ready.append(work)
+
+    def put_back(self, heads: Iterable[AnyWork]) -> None:
+        """Heads that were taken and did not begin: in front of all others, in this order."""
+        self.ready.extendleft(reversed(list(heads)))
+
+    def put_far(self, work: AnyWork) -> None:
+        """It waits until the map has room for its offset."""
+        heappush(self.far, (work.record[2], work))
+
+    @property
+    def nearest_far(self) -> int:
+        """The lowest offset that waits for room; -1: none does."""
+        return self.far[0][0] if self.far else -1
+
+    def reopen(self, limit: int, room: int = 0, reach: int = 0) -> None:
+        """The map has room below `limit`, and for `room` records more below `reach`."""
+        far = self.far
+        while far and (far[0][0] < limit or (room > 0 and far[0][0] < reach)):
+            room -= far[0][0] >= limit
+            self.ready.append(heappop(far)[1])
+
+    def reopen_those(self, may: Callable[[int], bool]) -> None:
+        """The map has room for those that wait at such offsets."""
+        free = {entry[0] for entry in self.far if may(entry[0])}
+        if free:
+            self.ready.extend(work for offset, work in sorted(self.far) if offset in free)
+            self.far = [entry for entry in self.far if entry[0] not in free]
+            heapify(self.far)
+
+    # -- several of a lane in one batch ------------------------------------------------------------
+
+    def _skip_finished(self, work: AnyWork) -> tuple[AnyWork, AnyWork | None]:
+        """Past records of the same batch that were done before this one, their predecessor."""
+        following = work.next
+        while following is not None and unfollow(following):
+            if following.state not in (states.DONE, states.PENDING):
+                break
+            work, following = following, following.next
+        return work, following
+
+    def mate_runs(self, work: AnyWork) -> bool:
+        """A later record of its lane is still in the batch call that this one was in."""
+        following = work.next
+        while following is not None and follows(following):
+            if following.state == states.RUNNING:
+                return True
+            following = following.next
+        return False
+
+    # -- which budget pays -------------------------------------------------------------------------
+
+    def block(self, work: AnyWork) -> LaneCharge:
+        """The lane's head failed: what the lane holds moves to the budget of failing records."""
+        charge = work.charge
+        if charge is None:
+            charge = self._charge_lane(work)
+        if not charge.blocked:
+            charge.blocked = True
+            self.blocked_records += charge.records
+            self.blocked_bytes += charge.bytes
+        return charge
+
+    def park(self, work: AnyWork) -> None:
+        """The lane's head is given up, until a restart: nothing of the lane moves any more."""
+        charge = self.block(work)
+        charge.parked = True
+
+    def grow(self, work: AnyWork, more: int) -> None:
+        """So many bytes more are kept because of this record."""
+        charge = work.charge
+        if charge is not None:
+            charge.bytes += more
+            self.blocked_bytes += more if charge.blocked else 0
+
+    def _charge_lane(self, work: AnyWork) -> LaneCharge:
+        charge = LaneCharge()
+        member: AnyWork | None = work
+        while member is not None:
+            left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
+            if member is work or not left:
+                if member.charge is not None:  # one behind it in its batch failed first
+                    self._uncharge(member, member.charge)
+                member.charge = charge
+                charge.records += 1
+                charge.bytes += member.size
+            member = member.next
+        return charge
+
+    def _charge(self, work: AnyWork, charge: LaneCharge) -> None:
+        """A record comes into a lane that has a charge."""
+        work.charge = charge
+        charge.records += 1
+        charge.bytes += work.size
+        if charge.blocked:
+            self.blocked_records += 1
+            self.blocked_bytes += work.size
+
+    def _uncharge(self, work: AnyWork, charge: LaneCharge) -> None:
+        """A record leaves the head of such a lane."""
+        if charge.blocked:  # its head is done, so the rest of the lane is healthy again
+            charge.blocked = False
+            self.blocked_records -= charge.records
+            self.blocked_bytes -= charge.bytes
+        charge.records -= 1
+        charge.bytes -= work.size
+
+
+def follows(work: AnyWork) -> bool:
+    """Another record of its lane, in the same batch, is not finished with: it waits for that."""
+    return work.call is not None and work in work.call.order
+
+
+def unfollow(work: AnyWork) -> bool:
+    """It waits for no other record of its batch any more; True where it did."""
+    return work.call is not None and work.call.unfollow(work)

@@ -1,0 +1,81 @@
+"""The slots of one handler: how many more calls may start, and when the time of each is over.
+
+`take` and `give` are the only places where a slot changes hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from weft.core.work import AnyWork
+
+
+class Slots:
+    """Calls that one handler may have in flight, and their time-outs."""
+
+    __slots__ = ("concurrency", "deadlines", "free", "overdue", "timeout_s", "whole")
+
+    def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
+        self.concurrency = concurrency
+        #: calls in all: those beyond `concurrency` keep a pipe to a worker process full
+        self.whole = concurrency + ahead
+        #: calls that may still start; below zero where finished records keep slots (Commit each)
+        self.free = self.whole
+        self.timeout_s = timeout_s
+        #: running attempts -> when their time is over, in that order; only with `timeout_s`.
+        #: A call of several records stands here once, as its first record
+        self.deadlines: dict[AnyWork, float] = {}
+        #: running past their time and not to be cancelled -> since when
+        self.overdue: dict[AnyWork, float] = {}
+
+    @property
+    def taken(self) -> int:
+        """Calls that run, and whatever else holds a slot."""
+        return self.whole - self.free
+
+    def take(self, count: int = 1) -> None:
+        """So many calls start."""
+        self.free -= count
+
+    def give(self, count: int = 1) -> None:
+        """So many are over."""
+        self.free += count
+
+    def time(self, works: Sequence[AnyWork], now: float) -> None:
+        """These attempts begin, each in a call of its own."""
+        if self.timeout_s is not None:
+            self.deadlines.update(dict.fromkeys(works, now + self.timeout_s))
+
+    def time_call(self, first: AnyWork, now: float) -> None:
+        """A call of several records begins."""
+        if self.timeout_s is not None:
+            self.deadlines[first] = now + self.timeout_s
+
+    def ended(self, work: AnyWork) -> None:
+        """The attempt is over: so is the call's time, when it was the last of its call."""
+        call = work.call
+        if call is not None:
+            if not call.end_one():
+                return
+            work = call.first
+        self.deadlines.pop(work, None)
+        self.overdue.pop(work, None)
+
+    def expired(self, now: float) -> list[AnyWork]:
+        """Attempts past their time, once each: they are overdue from now on."""
+        expired = [work for work, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
+        for work in expired:
+            del self.deadlines[work]
+            self.overdue[work] = now
+        return expired
+
+    def next_due(self) -> float | None:
+        """When the time of the next one is over."""
+        return next(iter(self.deadlines.values()), None)
+
+    def all_hung(self, now: float) -> bool:
+        """Every slot has been overdue for ten time-outs: nothing will ever start again."""
+        if self.timeout_s is None or len(self.overdue) < self.concurrency:
+            return False
+        return now - max(self.overdue.values()) >= 10 * self.timeout_s
