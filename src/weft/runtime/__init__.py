@@ -1,5 +1,6 @@
-"""The runtime: threads and I/O around the pure core.
+"""The runtime: threads and I/O around the pure core, in three rooms.
 
-`door` lets one thread at a time into the engine; `member` owns the polling thread; `aio` and
-`threads` call the handlers; `outputs` produces what they return.
+`run` is one run of an app, over `member` (the polling thread and what it owns) and `calls` (how
+handlers are called), which do not know each other. Under all: `door` lets one thread at a time into
+the engine, `handling` is what both know of a handler.
 """

@@ -15,15 +15,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from weft.core.effects import Effect
 from weft.core.endings import Ended
 from weft.core.engine import Engine
+from weft.core.partition import Work
 from weft.core.states import InternalError
-from weft.core.work import Work
+from weft.kafka import guard
+from weft.runtime.recent import Recent
 
 STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that
+
+#: Seconds that also pass while the machine is suspended: time.monotonic stands still then, and so
+#: would not tell that our session has ended meanwhile. One clock for all processes.
+since_boot: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
 
 T = TypeVar("T")
 Event = Callable[[Engine, float], object]
@@ -46,7 +57,7 @@ class Door:
         self.ended: deque[Ended] = deque()
         #: the engine has something to do at this time, as the polling thread knows it
         self.wakes_at = 0.0
-        #: when the polling thread last went round (real time, see lease.py); before: never late
+        #: when the polling thread last went round (`since_boot`, see lease.py); before: never late
         self.round_at = float("inf")
         #: it stood still, and it is not proven yet that we are still in the group
         self.in_doubt = False
@@ -55,13 +66,21 @@ class Door:
         #: the first error raised inside; from then on the door stays closed
         self.broken: Exception | None = None
         self.on_broken: Callable[[Exception], None] = lambda _: None
+        #: a thread of the run has died, and with it what it should have done
+        self.on_died: guard.Died = guard.log_death
         self._events: deque[Event] = deque()
+        #: the last events, told with the error when the engine fails
+        self.recent = Recent()
         self._lock = threading.Lock()
         self._perform = perform
 
     def trusted(self) -> bool:
         """Whether a call that was handed over before may still begin: see lease.py."""
-        return not self.in_doubt and time.monotonic() - self.round_at <= STOOD_STILL_S
+        return not self.in_doubt and since_boot() - self.round_at <= STOOD_STILL_S
+
+    def died(self, name: str, error: BaseException) -> None:
+        """What escaped from a thread of the run ends it."""
+        self.on_died(name, error)
 
     def post(self, event: Event) -> None:
         """Hand in an event; it is taken before this returns or by who is inside now."""
@@ -89,7 +108,9 @@ class Door:
                 raise InternalError("the engine has failed before") from self.broken
             try:
                 self._drain()
-                answer = event(self.engine, self.clock())
+                now = self.clock()
+                self.recent.add(now, event)
+                answer = event(self.engine, now)
                 self._perform(self.engine.take_effects())
                 self._look_ahead()
             except Exception as error:
@@ -103,24 +124,30 @@ class Door:
 
         Nothing more starts and nothing more is committed; a restart goes on from the last commit.
         """
+        error.add_note(self.recent.told())
         self.broken = error
         self.on_broken(error)
 
     def _drain(self) -> None:
         engine = self.engine
-        if time.monotonic() - self.round_at > STOOD_STILL_S and not self.in_doubt:
+        if since_boot() - self.round_at > STOOD_STILL_S and not self.in_doubt:
             self.in_doubt = True
-            engine.hold(self.clock(), "membership", on=True)
+            engine.halt(self.clock(), "membership", on=True)
         done, ended, events = self.done, self.ended, self._events
         while done or ended or events:
-            # The length is taken once: what is appended meanwhile is for the next round.
+            # The length is taken once: what is appended meanwhile is for the next round. Events are
+            # counted last and taken first: what a handler says is known before its call has ended.
             works = [done.popleft() for _ in range(len(done))]
             endings = [ended.popleft() for _ in range(len(ended))]
             others = len(events)
-            if works or endings:
-                engine.calls_ended(self.clock(), works, endings)
             for _ in range(others):
-                events.popleft()(engine, self.clock())
+                event, now = events.popleft(), self.clock()
+                self.recent.add(now, event)
+                event(engine, now)
+            if works or endings:
+                now = self.clock()
+                self.recent.ended((now, len(works), len(endings)))
+                engine.calls_ended(now, works, endings)
             if engine.state.effects:
                 self._perform(engine.take_effects())
             if endings or others:  # what merely succeeded makes nothing due earlier

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 
 def event(log: logging.Logger, level: str, what: str, **fields: Any) -> None:
     """Log `what key=value …`; the fields also stand in `record.weft` for structured handlers."""
+    traced(log, level, what, fields, "")
+
+
+def traced(
+    log: logging.Logger, level: str, what: str, fields: Mapping[str, Any], traceback: str
+) -> None:
+    """The same with a traceback, as the text that an ErrorInfo has of one.
+
+    Every formatter prints it below the line.
+    """
     number = logging.getLevelName(level.upper())
-    if log.isEnabledFor(number):
-        text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-        log.log(number, "%s", f"{what} {text}".rstrip(), extra={"weft": {"event": what, **fields}})
+    if not log.isEnabledFor(number):
+        return
+    text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+    extra = {"weft": {"event": what, **fields}}
+    message = f"{what} {text}".rstrip()
+    record = log.makeRecord(log.name, number, __file__, 0, "%s", (message,), None, extra=extra)
+    if traceback:
+        record.exc_text = traceback.rstrip("\n")
+    log.handle(record)
 
 
 def _shown(value: Any) -> str:

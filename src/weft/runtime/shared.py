@@ -8,18 +8,21 @@ from typing import Any, overload
 
 from weft.kafka.ports import OutMessage
 
+MESSAGE_OVERHEAD_BYTES = 200  # what Python's objects around one cost
+
 _numbers = itertools.count()
 
 
 class SharedOutputs(Sequence[OutMessage]):
     """The outputs of a batch that is acknowledged as a whole."""
 
-    __slots__ = ("_messages", "number", "pending", "records")
+    __slots__ = ("_messages", "number", "pending", "records", "size_bytes")
 
     def __init__(self, messages: Sequence[OutMessage], records: int) -> None:
         self._messages = messages
         #: how many records they are of
         self.records = records
+        self.size_bytes = sum(map(_bytes_of, messages)) // max(1, records)
         #: ascending with the batches' ends; of two batches with one lane the earlier has the lower
         self.number = next(_numbers)
         #: how far they are, once the first of their records has asked for them to be sent
@@ -34,3 +37,14 @@ class SharedOutputs(Sequence[OutMessage]):
 
     def __len__(self) -> int:
         return len(self._messages)
+
+
+def size_of(outputs: Any) -> int:
+    """Bytes that a record's outputs hold in memory: its share of those of a batch."""
+    if type(outputs) is SharedOutputs:
+        return outputs.size_bytes
+    return sum(map(_bytes_of, outputs))
+
+
+def _bytes_of(message: OutMessage) -> int:
+    return MESSAGE_OVERHEAD_BYTES + len(message.value or b"") + len(message.key or b"")

@@ -1,0 +1,337 @@
+"""Calls `async def` handlers on one event loop.
+
+A fixed set of worker coroutines takes records from a queue; none is made per record. A handler
+that does not wait ends within one step of its worker, which then takes the next record: no task,
+no future, no trip through the loop. Only when a handler first waits are further workers woken.
+Each call takes its steps in a context of its own (contextvars), kept for the next call as long as
+nothing was set in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextvars import Context
+from typing import Any
+
+from weft.core.endings import GivenBack
+from weft.core.partition import Partition, Work
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.states import RUNNING
+from weft.runtime.calls.invoke import decoded, ending, failed
+from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan, call_of
+from weft.types import Record
+
+SLICE_S = 0.005  # a worker whose handlers never wait lets the loop breathe this often
+_LOOK_EVERY = 32  # records between two looks at the clock, at most
+_LOOK_S = 100e-6  # and time, as long as the calls take what the last ones took
+_BEGUN_S = 0.02  # how often a call whose time is over is looked at until it has begun
+
+EXPIRED = "expired"  # cancelled because its time was over
+DROPPED = "dropped"  # because its partition went away or the app stops
+
+
+class AttemptTimeout(TimeoutError):
+    """The attempt ran longer than `timeout_s`."""
+
+
+@types.coroutine
+def resumed(
+    call: Coroutine[Any, Any, Any], waits_for: Any, run: Callable[..., Any]
+) -> Generator[Any, Any, Any]:
+    """Go on with a coroutine that has waited once, within the awaiting task.
+
+    `run` is that of the call's own context: each of its steps is taken in there.
+    """
+    while True:
+        step: Callable[[Any], Any] = call.send
+        try:
+            with_this = yield waits_for
+        except BaseException as error:  # a cancellation: the handler's to see first
+            step, with_this = call.throw, error
+        try:
+            waits_for = run(step, with_this)
+        except StopIteration as stop:
+            return stop.value
+
+
+def _send(call: Coroutine[Any, Any, Any], value: Any) -> Any:
+    return call.send(value)
+
+
+class _Worker:
+    """One worker coroutine and what it is at."""
+
+    __slots__ = ("mark", "task", "work")
+
+    def __init__(self) -> None:
+        self.work: Work | None = None
+        #: why its present call was cancelled; the call's, so taken off when it ends
+        self.mark: str | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class AsyncExecutor:
+    """Runs one async handler on a loop that is already running in some thread."""
+
+    def __init__(self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+        self._plan = plan
+        self._door = door
+        self._loop = loop
+        self._ready: deque[Work] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._workers: dict[_Worker, None] = {}
+        self._woken = False
+        self._turning = False
+        self._flushing = False
+        self._closed = False
+        self._loop_thread = 0
+        self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
+        #: calling it gives Python's own coroutines, nobody else's (Cython's, say)
+        self._native = isinstance(plan.function, types.FunctionType | types.MethodType) and bool(
+            plan.function.__code__.co_flags & inspect.CO_COROUTINE
+        )
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call the handler for each; never blocks."""
+        self._ready.extend(works)
+        on_loop = threading.get_ident() == self._loop_thread
+        # A worker in the middle of its turn takes from the queue by itself; it wakes others only
+        # if its handler waits.
+        if self._woken or (on_loop and self._turning):
+            return
+        self._woken = True
+        if on_loop:
+            self._loop.call_soon(self._wake)
+        else:
+            self._call_on_loop(self._wake)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """End the attempt of this record, as a time-out or because its partition goes away."""
+        self._call_on_loop(lambda: self._cancel(work, EXPIRED if expired else DROPPED))
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Single-record handlers are given no batches."""
+        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Single records are not told that their partition goes away."""
+
+    def close(self) -> None:
+        """Let no further record start and end the idle workers."""
+        self._closed = True
+        self._call_on_loop(self._end_workers)
+
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            return  # the loop is closed: nothing runs any more
+
+    # -- on the loop -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Have a worker for each record that waits, as far as concurrency allows."""
+        self._loop_thread = threading.get_ident()
+        self._woken = False
+        wanted = len(self._ready)
+        while wanted > 0 and self._idle:
+            waiting = self._idle.pop()
+            if not waiting.done():
+                waiting.set_result(None)
+                wanted -= 1
+        limit = self._plan.spec.concurrency
+        while wanted > 0 and len(self._workers) < limit and not self._closed:
+            self._hire()
+            wanted -= 1
+
+    def _hire(self) -> None:
+        worker = _Worker()
+        self._workers[worker] = None
+        worker.task = self._loop.create_task(self._work(worker))
+
+    def _on_suspend(self) -> None:
+        """A handler waits: let others have what is ready, and report what is finished."""
+        if self._ready and not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._wake)
+        if self._door.done and not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._door.turn()
+
+    async def _work(self, worker: _Worker) -> None:
+        try:
+            while not self._closed:
+                if self._ready or self._turn():
+                    await self._burst(worker)
+                else:
+                    await self._rest()
+        finally:
+            del self._workers[worker]
+
+    def _turn(self) -> bool:
+        """Report what is finished; whether that brought something to do."""
+        self._turning = True
+        self._door.turn()
+        self._turning = False
+        return bool(self._ready)
+
+    async def _rest(self) -> None:
+        waiting = self._loop.create_future()
+        self._idle.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            # A cancellation that was meant for a handler which ended in the same moment.
+            if self._closed:
+                raise
+            asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
+
+    def _give_back(self) -> None:
+        """Nothing of what was handed over begins now."""
+        while self._ready:
+            self._door.ended.append(GivenBack(self._ready.popleft()))
+
+    async def _burst(self, worker: _Worker) -> None:
+        """Call the handler for what is ready, until nothing is or the loop should breathe."""
+        plan, ready, done = self._plan, self._ready, self._door.done
+        function, decode, suspend = plan.function, plan.decode, self._on_suspend
+        clock, trusted = time.perf_counter, self._door.trusted
+        began = slice_ends = clock()
+        slice_ends += SLICE_S
+        since_look, look_at = 0, 1
+        # Unbound where it can be: a bound method for each record is a tenth of a no-op call.
+        send = types.CoroutineType.send if self._native else _send
+        context = Context()
+        run = context.run
+        if not trusted():
+            self._give_back()
+        while (ready or self._turn()) and not self._closed:
+            worker.work = work = ready.popleft()
+            if work.state != RUNNING or not (work.partition.startable or self._at_most_once):
+                worker.work = None  # as plan.may_call, written out: this is the hot path
+                self._door.ended.append(GivenBack(work))
+                continue
+            try:
+                record = work.record if decode is None else decoded(work.record, decode)
+                call = function(record)
+                try:  # its first step here: most handlers that do not wait never need more
+                    waits_for = run(send, call, None)
+                except StopIteration as stop:
+                    returned = stop.value
+                else:
+                    suspend()
+                    look_at = 0  # any time may pass until it goes on
+                    returned = await resumed(call, waits_for, run)
+            except BaseException as error:
+                returned = None
+                self._failed(worker, work, error)
+            else:
+                if returned is None and worker.mark is None:
+                    done.append(work)
+                else:
+                    self._returned(worker, work, returned, run)
+            worker.work = None
+            if context:  # it has set something: that is nobody else's
+                context = Context()
+                run = context.run
+            since_look += 1
+            if plan.calls is None and since_look < look_at and ready:
+                continue
+            now = clock()
+            each_s = (now - began) / since_look
+            plan.timed(each_s, work)
+            if plan.calls is not None:
+                plan.calls[work] = call_of(began, now, returned)
+            began, since_look = now, 0
+            look_at = min(_LOOK_EVERY, int(_LOOK_S / (each_s or _LOOK_S)))
+            if now > slice_ends:
+                await asyncio.sleep(0)
+                began = clock()
+                slice_ends = began + SLICE_S
+            if not trusted():  # we stood still: what is here may be another member's by now
+                self._give_back()
+
+    def _returned(
+        self, worker: _Worker, work: Work, returned: Any, run: Callable[..., Any]
+    ) -> None:
+        plan = self._plan
+        # It may have caught its own cancellation; if its time was over, it has failed all the same.
+        if worker.mark is not None and self._unmarked(worker) == EXPIRED:
+            self._door.ended.append(failed(work, self._timeout(), plan.retry))
+            return
+        # In the call's context: a generator's body runs only now.
+        ended = None
+        if returned is not None:
+            ended = run(ending, work, returned, plan.output, plan.retry)
+        if ended is None:
+            self._door.done.append(work)
+        else:
+            self._door.ended.append(ended)
+
+    def _failed(self, worker: _Worker, work: Work, error: BaseException) -> None:
+        """The attempt failed: by itself, by its time-out, or because the executor is closing."""
+        mark = None if worker.mark is None else self._unmarked(worker)
+        if mark == DROPPED and not self._at_most_once:
+            # Not a failed attempt: the record's next owner is to handle it.
+            self._door.ended.append(GivenBack(work))
+            return
+        why = self._timeout() if mark == EXPIRED else error
+        self._door.ended.append(failed(work, why, self._plan.retry))
+
+    def _timeout(self) -> AttemptTimeout:
+        return AttemptTimeout(f"no answer within timeout_s={self._plan.spec.timeout_s}")
+
+    def _unmarked(self, worker: _Worker) -> str | None:
+        """Why the call that has just ended was cancelled; its worker's next one is not."""
+        mark, worker.mark = worker.mark, None
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        while task.cancelling():
+            task.uncancel()
+        return mark
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _cancel(self, work: Work, mark: str) -> None:
+        worker = self._worker_of(work)
+        if worker is not None and worker.task is not None:
+            worker.mark = worker.mark or mark
+            worker.task.cancel()
+        elif mark == EXPIRED:
+            self._expire_once_begun(work, work.record)
+
+    def _worker_of(self, work: Work) -> _Worker | None:
+        return next((worker for worker in self._workers if worker.work is work), None)
+
+    def _expire_once_begun(self, work: Work, record: Record) -> None:
+        """The time of a call that the loop had no time for counts from its beginning."""
+        if work.state != RUNNING or work.record is not record or self._closed:
+            return
+        if self._worker_of(work) is None:
+            self._loop.call_later(_BEGUN_S, self._expire_once_begun, work, record)
+        else:
+            limit_s = self._plan.spec.timeout_s or 0.0
+            self._loop.call_later(limit_s, self._expire, work, record)
+
+    def _expire(self, work: Work, record: Record) -> None:
+        if work.record is record:
+            self._cancel(work, EXPIRED)
+
+    def _end_workers(self) -> None:
+        for waiting in self._idle:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._idle.clear()

@@ -1,0 +1,371 @@
+"""One call of a batch handler, and the two executors that make such calls in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextvars import Context
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weft.core.endings import Ended, GivenBack, Returned
+from weft.core.partition import Partition, Work
+from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.states import RUNNING
+from weft.runtime.calls.acks import Acks
+from weft.runtime.calls.aio import AttemptTimeout
+from weft.runtime.calls.invoke import BadReturn, all_decoded, failed, outputs_of
+from weft.runtime.calls.record_batch import Nacked, RecordBatch
+from weft.runtime.calls.threads import WorkerThreads
+from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan, call_of, may_call
+from weft.runtime.shared import SharedOutputs
+
+if TYPE_CHECKING:
+    from weft.kafka.ports import OutMessage
+
+FLUSH_S = 0.02  # acknowledgements of a running batch reach the engine at least this often
+
+
+class BatchCall:
+    """One call of a batch handler and what is acknowledged of it so far."""
+
+    def __init__(self, plan: HandlerPlan, door: Door, works: Sequence[Work]) -> None:
+        self.plan = plan
+        self.works = list(works)
+        self.explicit = plan.spec.batch is not None and plan.spec.batch.ack == "explicit"
+        self.batch: RecordBatch
+        self.began = time.perf_counter()
+        #: what the call sets (contextvars) is nobody else's
+        self.context = Context()
+        #: the task of an async one, once it has begun
+        self.task: asyncio.Task[None] | None = None
+        #: its time was over
+        self.expired = False
+        #: so it was by the engine's clock, before it began: its time counts from there
+        self.late = False
+        #: none of it stays here: it is to end, and what is left of it to be given back
+        self.dropped = False
+        #: its records whose partitions go away, or all when the app stops
+        self.leaving: set[Work] = set()
+        self._door = door
+        self._acks = Acks([work.record for work in works], plan.spec.ordering)
+        self._fresh: deque[tuple[Work, list[OutMessage]]] = deque()
+        self._flushed_at = self.began
+        self._flushing = threading.Lock()
+
+    # -- before the call ---------------------------------------------------------------------------
+
+    def prepare(self) -> RecordBatch | None:
+        """The batch to call with; None where there is no call, which has then been reported."""
+        if not self.may_begin():
+            self.give_back()
+            return None
+        records, bad = all_decoded([work.record for work in self.works], self.plan.decode)
+        if bad:
+            self._undecodable(bad)
+            return None
+        self.batch = RecordBatch(self, records)
+        return self.batch
+
+    def may_begin(self) -> bool:
+        """Whether its records are still ours, as far as we know."""
+        once = self.plan.spec.delivery == AT_MOST_ONCE
+        return self._door.trusted() and all(may_call(w, at_most_once=once) for w in self.works)
+
+    def give_back(self) -> None:
+        """It has not begun, and will not."""
+        self._report([], [GivenBack(work) for work in self.works], whole=False)
+
+    def _undecodable(self, bad: dict[int, BaseException]) -> None:
+        """Bad values: only those records failed, the others are gathered again."""
+        ends: list[Ended] = [
+            failed(work, bad[index], self.plan.retry) if index in bad else GivenBack(work)
+            for index, work in enumerate(self.works)
+        ]
+        self._report([], ends, whole=False)
+
+    # -- during the call ---------------------------------------------------------------------------
+
+    def ack(self, index: int, outputs: Any) -> None:
+        """See RecordBatch.ack."""
+        self._acks.check(index)
+        work = self.works[index]
+        messages = [] if outputs is None else outputs_of(work, outputs, self.plan.output)
+        if not self._acks.ack(index, lambda: self._fresh.append((work, messages))):
+            return
+        now = time.perf_counter()
+        if now - self._flushed_at > FLUSH_S or self.batch.cancelled:
+            self._flushed_at = now
+            self.flush()
+
+    def nack(self, index: int, error: BaseException | str | None) -> None:
+        """See RecordBatch.nack."""
+        self._acks.nack(index, error)
+
+    def flush(self) -> None:
+        """Tell the engine what was acknowledged since the last time."""
+        # The handler's thread and the polling thread may both flush: what is taken by one must
+        # not reach the engine behind what the other took later.
+        with self._flushing:
+            done, ended = self._take_fresh()
+            if done or ended:
+                self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
+
+    def _take_fresh(self) -> tuple[list[Work], list[Ended]]:
+        fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
+        done = [work for work, messages in fresh if not messages]
+        ended: list[Ended] = [Returned(work, messages) for work, messages in fresh if messages]
+        return done, ended
+
+    def touches(self, partitions: Sequence[Partition]) -> bool:
+        """Whether it holds a record of one of these."""
+        return any(work.partition in partitions for work in self.works)
+
+    def stays(self) -> bool:
+        """Whether it has unfinished records that stay here: these must not be handled again."""
+        return any(
+            self.works[index].state == RUNNING and self.works[index] not in self.leaving
+            for index in self._acks.left()
+        )
+
+    # -- the end of the call -----------------------------------------------------------------------
+
+    def returned(self, value: Any) -> None:
+        """The handler returned."""
+        self._remember(value)
+        if self.late and time.perf_counter() - self.began >= (self.plan.spec.timeout_s or 0.0):
+            self.expired = True
+        if self.expired:
+            self.raised(AttemptTimeout(f"ran longer than timeout_s={self.plan.spec.timeout_s}"))
+        elif self.explicit and value is not None:
+            self.raised(
+                BadReturn("an explicit batch handler returns None: give outputs to batch.ack(...)")
+            )
+        elif self.explicit:
+            self._end(Nacked("not acknowledged when the handler returned"))
+        else:
+            self._done_together(value)
+
+    def _done_together(self, value: Any) -> None:
+        messages: list[OutMessage] = []
+        try:
+            if value is not None:  # in the call's context: a generator's body runs only now
+                messages = self.context.run(outputs_of, self.works[0], value, self.plan.output)
+        except BaseException as error:
+            self.raised(error)
+            return
+        if not messages:
+            self._report(self.works, [], whole=False)
+            return
+        # One set of outputs for all: none of the records is done before all of it is stored.
+        shared = SharedOutputs(messages, len(self.works))
+        self._report([], [Returned(work, shared) for work in self.works], whole=False)
+
+    def raised(self, error: BaseException) -> None:
+        """The handler raised, or did as badly."""
+        if self.dropped and self.plan.spec.delivery != AT_MOST_ONCE:
+            self._end(None)
+        elif self.explicit:
+            self._end(error)
+        else:
+            retry = self.plan.retry
+            self._report([], [failed(work, error, retry) for work in self.works], whole=True)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Explicit: what is not acknowledged is nacked, each with its own attempt count."""
+        ends: list[Ended] = []
+        for index in self._acks.end():
+            work, reason = self.works[index], self._acks.why(index, error)
+            ends.append(
+                GivenBack(work) if reason is None else failed(work, reason, self.plan.retry)
+            )
+        with self._flushing:
+            done, acked = self._take_fresh()
+            self._report(done, [*acked, *ends], whole=False)
+
+    def _report(self, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool) -> None:
+        self._acks.end()
+        handler = self.works[0].partition.handler.index
+        self._door.post(
+            lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
+        )
+
+    def _remember(self, value: Any) -> None:
+        ended = time.perf_counter()
+        self.plan.timed(ended - self.began, self.works[-1])
+        if self.plan.calls is not None:
+            call = call_of(self.began, ended, value)
+            self.plan.calls.update(dict.fromkeys(self.works, call))
+
+
+class _Calls:
+    """The calls of a batch executor that are running."""
+
+    def __init__(self) -> None:
+        self.running: dict[Work, BatchCall] = {}
+        self._lock = threading.Lock()
+
+    def add(self, call: BatchCall) -> None:
+        with self._lock:
+            self.running[call.works[0]] = call
+
+    def remove(self, call: BatchCall) -> None:
+        with self._lock:
+            self.running.pop(call.works[0], None)
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Tell batches of these partitions, or all, and take what they have acknowledged."""
+        with self._lock:
+            calls = list(self.running.values())
+        for call in calls:
+            if partitions is None or call.touches(partitions):
+                call.batch.cancel_event.set()
+                call.flush()
+
+    def of(self, work: Work) -> BatchCall | None:
+        with self._lock:
+            calls = list(self.running.values())
+        return next((call for call in calls if work in call.works), None)
+
+
+class BatchThreads(WorkerThreads["list[Work]"]):
+    """Calls a plain batch handler on worker threads."""
+
+    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+        super().__init__(plan, door)
+        self._calls = _Calls()
+        #: past their time by the engine's clock before they began
+        self._late: set[Work] = set()
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Call the handler once with these."""
+        self.put([works])
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Batch handlers are only given batches."""
+        raise AssertionError(f"{len(works)} single records for a batch handler")
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A running call cannot be ended: it counts as failed when it returns."""
+        if not expired:
+            return
+        self._late = {one for one in self._late if one.state == RUNNING}
+        self._late.add(work)  # before the look: it may begin in between
+        call = self._calls.of(work)
+        if call is not None and work in self._late:
+            self._late.discard(work)
+            call.expired = True
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Tell running batches that these partitions go away."""
+        self._calls.warn(partitions)
+
+    def _call(self, item: list[Work]) -> None:
+        call = BatchCall(self._plan, self._door, item)
+        batch = call.prepare()
+        if batch is None:
+            self._late.difference_update(item)
+            return
+        self._calls.add(call)
+        call.late = not self._late.isdisjoint(item)
+        self._late.difference_update(item)
+        try:
+            value = call.context.run(self._plan.function, batch)
+        except BaseException as error:
+            call.raised(error)
+        else:
+            call.returned(value)
+        finally:
+            self._calls.remove(call)
+
+
+class BatchTasks:
+    """Calls an async batch handler, a task for each call: a batch pays for it."""
+
+    def __init__(self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+        self._plan = plan
+        self._door = door
+        self._loop = loop
+        self._calls = _Calls()
+        self._closed = False
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Batch handlers are only given batches."""
+        raise AssertionError(f"{len(works)} single records for a batch handler")
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Call the handler once with these; any thread."""
+        self._loop.call_soon_threadsafe(self._begin, works)
+
+    def _begin(self, works: list[Work]) -> None:
+        call = BatchCall(self._plan, self._door, works)
+        if self._closed:
+            call.give_back()
+            return
+        batch = call.prepare()
+        if batch is None:
+            return
+        self._calls.add(call)
+        # The task's context is a copy of the one it is made in.
+        call.context.run(self._loop.create_task, self._run(call, batch))
+
+    async def _run(self, call: BatchCall, batch: RecordBatch) -> None:
+        call.task = asyncio.current_task()
+        try:
+            if call.dropped or not call.may_begin():
+                call.give_back()
+                return
+            if call.late:  # its time begins now
+                self._loop.call_later(self._plan.spec.timeout_s or 0.0, self._expire, call)
+            value = await self._plan.function(batch)
+        except BaseException as error:
+            timed_out = AttemptTimeout(f"no answer within timeout_s={self._plan.spec.timeout_s}")
+            call.raised(timed_out if call.expired else error)
+        else:
+            call.returned(value)
+        finally:
+            call.task = None
+            self._calls.remove(call)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """End the call that holds this record; any thread."""
+        try:
+            self._loop.call_soon_threadsafe(partial(self._cancel, work, expired=expired))
+        except RuntimeError:
+            return  # the loop is closed: nothing runs any more
+
+    def _cancel(self, work: Work, *, expired: bool) -> None:
+        call = self._calls.of(work)
+        if call is None:
+            return
+        if expired:
+            self._expire(call)
+            return
+        call.leaving.add(work)
+        # exactly_once: what is handled again shows nowhere, what a call sends for records that
+        # have gone to another member would.
+        if self._plan.spec.delivery == EXACTLY_ONCE or not call.stays():
+            call.dropped = True
+            self._end(call)
+
+    def _expire(self, call: BatchCall) -> None:
+        call.late, call.expired = call.task is None, call.task is not None
+        self._end(call)
+
+    @staticmethod
+    def _end(call: BatchCall) -> None:
+        """A task that has not begun would never see that it was cancelled: it looks itself."""
+        if call.task is not None:
+            call.task.cancel()
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Tell running batches that these partitions go away."""
+        self._calls.warn(partitions)
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._closed = True

@@ -1,0 +1,82 @@
+"""Which executor calls which handler."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.options import HandlerOptions, is_async
+from weft.runtime.calls.aio import AsyncExecutor
+from weft.runtime.calls.batches import BatchTasks, BatchThreads
+from weft.runtime.calls.prefetch import Prefetcher
+from weft.runtime.calls.processes.executor import ProcessExecutor
+from weft.runtime.calls.processes.protocol import WorkerSpec, check_spawnable, found_by_name
+from weft.runtime.calls.threads import ThreadExecutor
+from weft.runtime.door import Door
+from weft.runtime.handling import Executor, HandlerPlan
+
+
+def needs_loop(handlers: Sequence[HandlerOptions]) -> bool:
+    """Whether something of theirs runs on an event loop."""
+    return any(
+        handler.kind == "async"
+        or is_async(handler.prefetch)
+        or inspect.isasyncgenfunction(handler.prefetch)
+        for handler in handlers
+    )
+
+
+@dataclass(slots=True)
+class Executors:
+    """Makes the executors of one member."""
+
+    door: Door
+    #: the run ends for this reason
+    fail: Callable[[str], None]
+    #: of the async handlers and prefetches; None where there are none
+    loop: asyncio.AbstractEventLoop | None
+    group: str
+    #: opened again in each worker process
+    lifespan: Callable[..., Any] | None
+
+    def of(self, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
+        """The one that calls this handler."""
+        if plan.prefetch is None:
+            return self._plain(handler, plan)
+        prefetcher = Prefetcher(plan, self.door, self.loop)
+        prefetcher.inner = self._plain(handler, plan)
+        return prefetcher
+
+    def _plain(self, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
+        if handler.kind == "processes":
+            return self._processes(handler, plan)
+        if handler.kind == "threads":
+            if plan.spec.batch is not None:
+                return BatchThreads(plan, self.door)
+            return ThreadExecutor(plan, self.door)
+        assert self.loop is not None, "an async handler needs the loop that was opened for it"
+        if plan.spec.batch is not None:
+            return BatchTasks(plan, self.door, self.loop)
+        return AsyncExecutor(plan, self.door, self.loop)
+
+    def _processes(self, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
+        batch = plan.spec.batch
+        if found_by_name():
+            check_spawnable(handler.function, self.lifespan, handler.name)
+        spec = WorkerSpec(
+            function=handler.function,
+            lifespan=self.lifespan,
+            value=handler.value,
+            output=handler.output,
+            retry=handler.retry,
+            ordering=handler.ordering,
+            explicit=batch is not None and batch.ack == "explicit",
+            group=self.group,
+            ledger=handler.ledger,
+            log_level=logging.getLogger().getEffectiveLevel(),
+        )
+        return ProcessExecutor(plan, self.door, spec, self.fail)

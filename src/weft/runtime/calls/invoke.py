@@ -1,0 +1,259 @@
+"""From a record to a call of the handler, and from what it returned to what must be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CoroutineType, GeneratorType
+from typing import Any
+
+from weft.core.endings import Ended, Failed, Returned
+from weft.core.partition import Work
+from weft.errors import Reject, RetryAfter
+from weft.kafka.ports import OutMessage
+from weft.policies import Retry
+from weft.runtime.calls.carrying import carried
+from weft.types import ErrorInfo, Headers, Produce, Record, _SameKey
+
+TRACEBACK_CHARS_MAX = 2_000  # its end: kept for each failing record
+MESSAGE_CHARS_MAX = 2_000
+OUTPUTS_MAX = 100_000
+QUOTED_CHARS = 12  # so much of a value in a message is no accident
+PARTITION_MAX = 2**31 - 1
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class BadReturn(Exception):
+    """The handler returned something Weft cannot send; the message names the fix."""
+
+
+class Undecodable(Exception):
+    """The record's value is not what `value=` says."""
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """An exception as bounded plain strings, even when its own `__str__` fails."""
+    try:
+        message, whole = message_of(error), str(error)
+    except BaseException:
+        message = whole = "<its __str__ failed>"
+    try:
+        trace = "".join(traceback.format_exception(error))
+        if message != whole:
+            trace = trace.replace(whole, message)
+    except BaseException:
+        trace = ""
+    return ErrorInfo(
+        type(error).__name__,
+        _printable(message[:MESSAGE_CHARS_MAX]),
+        _printable(trace[-TRACEBACK_CHARS_MAX:]),
+    )
+
+
+def _printable(text: str) -> str:
+    """The text as UTF-8 can hold it: half a surrogate pair breaks dead letters and log lines."""
+    return text.encode(errors="replace").decode()
+
+
+def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
+    """A failed attempt, with what the policy's types and callables say of this error."""
+    final = is_final(error, retry)
+    delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
+    return Failed(work, error_info(error), final, delay_s)
+
+
+def is_final(error: BaseException, retry: Retry) -> bool:
+    """No further attempt can help."""
+    return isinstance(error, (Reject, BadReturn, Undecodable, *retry.final))
+
+
+def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | None:
+    """Seconds that RetryAfter or the policy's callable ask for; None leaves it to the policy."""
+    if isinstance(error, RetryAfter):
+        return error.delay_s
+    if not callable(retry.delay_s):
+        return None
+    try:
+        delay_s = float(retry.delay_s(attempt, error))
+    except BaseException:
+        return None  # the engine falls back to one second: a broken policy must not lose a record
+    return None if math.isnan(delay_s) else delay_s
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any] | None:
+    """The function behind the option `value=`; None for bytes as they are."""
+    if kind == "bytes":
+        return None
+    if kind == "str":
+        return bytes.decode
+    if kind == "json":
+        return json.loads
+    validate = getattr(kind, "model_validate_json", None)
+    return validate if validate is not None else kind  # type: ignore[no-any-return] # checked when decorated
+
+
+def decoded(record: Record, decode: Callable[[bytes], Any]) -> Record:
+    """The record with its value decoded; a tombstone stays None."""
+    if record.value is None:
+        return record
+    try:
+        return record._replace(value=decode(record.value))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # a decoder that calls sys.exit ends its record, not a thread
+        said = f"value cannot be decoded: {ErrorInfo(type(error).__name__, message_of(error)).line}"
+        if _quotes(said, record.value):
+            said = f"value cannot be decoded: {type(error).__name__} (its message quotes the value)"
+        # Without the cause: its traceback would end with what was just taken out.
+        raise Undecodable(said) from None
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; pydantic's without the values it complains about."""
+    errors = getattr(error, "errors", None)
+    if type(error).__module__.startswith("pydantic") and callable(errors):
+        found = errors(include_input=False, include_url=False, include_context=False)
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+    return str(error)
+
+
+def _quotes(said: str, value: Any) -> bool:
+    """Part of the value stands in the message."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    pieces = [text[at : at + QUOTED_CHARS] for at in range(0, min(len(text), 4_096), QUOTED_CHARS)]
+    short = bool(text.strip()) and text.strip() in said  # a PIN is shorter than any piece
+    return short or any(piece in said for piece in pieces if len(piece) == QUOTED_CHARS)
+
+
+def all_decoded(
+    records: Sequence[Record], decode: Callable[[bytes], Any] | None
+) -> tuple[list[Record], dict[int, BaseException]]:
+    """A batch's records decoded; and by place what was raised for those that cannot be."""
+    if decode is None:
+        return list(records), {}
+    good: list[Record] = []
+    bad: dict[int, BaseException] = {}
+    for index, record in enumerate(records):
+        try:
+            good.append(decoded(record, decode))
+        except BaseException as error:  # a decoder of the user's may do anything
+            bad[index] = error
+    return good, bad
+
+
+def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage]:
+    """What to produce for a returned value of this record's handler."""
+    return messages_of(work.record, returned, output)
+
+
+def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMessage]:
+    """What to produce for a returned value that is not None; BadReturn where it cannot be sent."""
+    if isinstance(returned, Produce):
+        return [_message(record, returned, output)]
+    if isinstance(returned, list | tuple | GeneratorType):
+        items = list(_bounded(returned))
+        if all(isinstance(item, Produce) for item in items):
+            return [_message(record, item, output) for item in items]
+        if isinstance(returned, GeneratorType):
+            raise BadReturn(
+                "the handler yielded something that is not weft.Produce: yield Produce(...)"
+            )
+    if isinstance(returned, CoroutineType):
+        returned.close()
+        raise BadReturn("the handler returned a coroutine: make it an `async def`, or await it")
+    if output is None:
+        raise BadReturn(
+            f"the handler returned {type(returned).__name__}: return None or weft.Produce(...), or "
+            "give @app.consume(output=TOPIC) for plain values"
+        )
+    return [_message(record, Produce(returned), output)]
+
+
+def _bounded(items: Iterable[Any]) -> Iterable[Any]:
+    for count, item in enumerate(items):
+        if count >= OUTPUTS_MAX:
+            raise BadReturn(f"one record made more than {OUTPUTS_MAX} outputs: split the work")
+        yield item
+
+
+def _message(record: Record, produce: Produce, output: str | None) -> OutMessage:
+    topic = produce.topic or output
+    if topic is None:
+        raise BadReturn(
+            "Produce(...) names no topic: give topic=, or @app.consume(output=TOPIC) for all"
+        )
+    named = isinstance(topic, str) and _TOPIC.fullmatch(topic)  # type: ignore[redundant-expr]  # what users pass
+    if topic != output and not named:
+        raise BadReturn(f"Produce(topic={topic!r:.80}) cannot be a topic of Kafka: give its name")
+    key = record.key if isinstance(produce.key, _SameKey) else _bytes("key", produce.key)
+    value = _value_bytes(produce.value)
+    headers = carried(record.headers, _headers(produce.headers))
+    return OutMessage(topic, value, key, headers, _partition(produce.partition))
+
+
+def _partition(partition: Any) -> int | None:
+    if partition is None or (type(partition) is int and 0 <= partition <= PARTITION_MAX):
+        return partition
+    raise BadReturn(f"Produce(partition={partition!r:.80}): give a whole number from 0, or None")
+
+
+def _value_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return _encoded("value", value)
+    dump = getattr(value, "model_dump_json", None)
+    if dump is not None:
+        return str(dump()).encode()
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadReturn(
+            f"a value of type {type(value).__name__} cannot be sent: return bytes, str or what "
+            f"JSON can hold ({error})"
+        ) from error
+
+
+def _bytes(what: str, value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _encoded(what, value)
+    raise BadReturn(f"Produce({what}=...) must be bytes, str or None, not {type(value).__name__}")
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadReturn(f"Produce({what}=...) is text that UTF-8 cannot hold: {error}") from error
+
+
+def _headers(headers: Any) -> Headers:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        return tuple((_header_name(name), _bytes("headers", value)) for name, value in pairs)
+    except (TypeError, ValueError) as error:
+        raise BadReturn(f"Produce(headers=...) must be (name, bytes) pairs: {error}") from error
+
+
+def _header_name(name: Any) -> str:
+    if not isinstance(name, str) or "\0" in name:
+        raise BadReturn(f"Produce(headers=...): {name!r:.80} cannot be a header's name: give text")
+    _encoded("headers", name)
+    return name
+
+
+def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:
+    """How a call that returned something ended; None when there is nothing to send."""
+    try:
+        messages = outputs_of(work, returned, output)
+    except BaseException as error:  # a generator of the user's may raise anything, or sys.exit()
+        return failed(work, error, retry)
+    return Returned(work, messages) if messages else None

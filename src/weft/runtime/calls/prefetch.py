@@ -1,0 +1,300 @@
+"""Loads what handlers need for many records at once, before they are called.
+
+Stands before an executor: records that may start are gathered for at most 5 ms, the user's
+function is called with them off every other thread, and each record goes on with its value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextvars import Context
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from weft.core.endings import Ended, GivenBack
+from weft.core.partition import Partition, Work
+from weft.core.states import RUNNING
+from weft.kafka import guard
+from weft.options import is_async
+from weft.runtime.calls.aio import AttemptTimeout
+from weft.runtime.calls.invoke import failed
+from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan
+from weft.types import Record
+
+if TYPE_CHECKING:
+    from weft.runtime.handling import Executor
+
+GATHER_S = 0.005
+LOADERS = 4  # a quarter of the slots each, so that four fill them all
+LOAD_MIN = 10
+LOOK_S = 0.02  # how often finished records are looked for, where something is to be released
+CLOSE_S = 1.0
+
+
+class BadPrefetch(Exception):
+    """The prefetch function did not return one value for each record."""
+
+
+class _Group:
+    """Records that were loaded together by a generator, which is resumed to release that."""
+
+    __slots__ = ("context", "records", "source", "works")
+
+    def __init__(self, works: Sequence[Work], source: Any, context: Context) -> None:
+        self.works = list(works)
+        #: as they were handed on: a later attempt has another one
+        self.records = [work.record for work in works]
+        self.source = source
+        #: the generator's own: what it sets (contextvars) it finds again, and nobody else does
+        self.context = context
+
+    def finished(self) -> bool:
+        """No call has any of them any more, however it ended, or whether it ever began."""
+        return not any(
+            work.state == RUNNING and work.record is record
+            for work, record in zip(self.works, self.records, strict=True)
+        )
+
+
+class Prefetcher:
+    """An executor that loads first and hands on to the real one."""
+
+    def __init__(
+        self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        """`loop`: where async functions are called. Set `inner` before the first start."""
+        assert plan.prefetch is not None
+        self.inner: Executor
+        self._plan = plan
+        self._door = door
+        self._loop = loop
+        self._function: Callable[..., Any] = plan.prefetch
+        self._limit = max(LOAD_MIN, plan.spec.concurrency // 4)
+        self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
+        self._gathering = threading.Lock()
+        #: what is loaded and not released yet, of generators
+        self._groups: list[_Group] = []
+        #: taken over and not handed on
+        self._loading: set[Work] = set()
+        #: past their time by the engine's clock while they were loading -> when, and as what,
+        #: they were handed on
+        self._late: dict[Work, tuple[float, Record] | None] = {}
+        self._handing_on = threading.Lock()
+        self._looking = threading.Lock()
+        self._looked_at = 0.0
+        self._threads = [
+            guard.thread(f"weft-prefetch-{plan.spec.name}-{number}", self._load, door.died)
+            for number in range(LOADERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- as an executor ----------------------------------------------------------------------------
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Load for these and call the handler; never blocks."""
+        self._loading.update(works)
+        for work in works:
+            self._queue.put([work])
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Load for a whole batch and call the handler once."""
+        self._loading.update(works)
+        self._queue.put(works)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """End the attempt; what loads has a time of its own, and all of it again once handed on."""
+        with self._handing_on:
+            loading = work in self._loading
+            if loading and expired:
+                self._late[work] = None
+        if not loading:
+            self.inner.cancel(work, expired=expired)
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Tell running batches; what is not being loaded yet goes back."""
+        self._recall(partitions)
+        self.inner.warn(partitions)
+
+    def close(self) -> None:
+        """End the loaders, once they have released what no call has any more."""
+        for _ in range(LOADERS):
+            self._queue.put(None)
+        self.inner.close()
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _recall(self, partitions: Sequence[Partition] | None) -> None:
+        """Give back what waits to be loaded."""
+        for _ in range(self._queue.qsize()):
+            try:
+                works = self._queue.get_nowait()
+            except Empty:
+                return
+            if not works or not (partitions is None or _touches(works, partitions)):
+                self._queue.put(works)
+            else:
+                self._end(works, [GivenBack(work) for work in works], whole=False)
+
+    # -- on a loader's thread ----------------------------------------------------------------------
+
+    def _load(self) -> None:
+        batched = self._plan.spec.batch is not None
+        while True:
+            with self._gathering:
+                works = self._next(batched=batched)
+            self._release_finished(now=works is None)
+            self._expire_late()
+            if works is None:
+                return
+            if works:
+                self._load_for(works, batched=batched)
+
+    def _next(self, *, batched: bool) -> list[Work] | None:
+        """Records to load; none of them when it is only time to look what can be released."""
+        try:
+            works = self._queue.get(timeout=LOOK_S if self._groups or self._late else None)
+        except Empty:
+            return []
+        return works if batched or works is None else self._gather(works)
+
+    def _gather(self, works: list[Work]) -> list[Work]:
+        deadline = time.monotonic() + GATHER_S
+        while len(works) < self._limit:
+            try:
+                more = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                break
+            if more is None:
+                self._queue.put(None)  # for the next round
+                break
+            works = works + more
+        return works
+
+    def _load_for(self, works: list[Work], *, batched: bool) -> None:
+        records = [work.record for work in works]
+        context = Context()
+        try:
+            values, source = self._call(records, context)
+            if len(values) != len(records):
+                raise BadPrefetch(
+                    f"prefetch returned {len(values)} values for {len(records)} records: return "
+                    "one for each, in the same order"
+                )
+        except BaseException as error:
+            self._end(works, [failed(work, error, self._plan.retry) for work in works], whole=True)
+            return
+        for work, value in zip(works, values, strict=True):
+            work.record = work.record._replace(prefetched=value)
+        if source is not None:
+            self._groups.append(_Group(works, source, context))
+        with self._handing_on:
+            self._loading.difference_update(works)
+            late = self._late.keys() & works
+            for work in late:
+                self._late[work] = (time.monotonic(), work.record)
+        if batched:
+            self.inner.start_batch(works)
+        else:
+            self.inner.start(works)
+        if late or source is not None:
+            self._queue.put([])  # whoever waits for records without a limit has these to look after
+
+    def _call(self, records: list[Record], context: Context) -> tuple[Sequence[Any], Any]:
+        """The values, and the generator that waits to release them."""
+        function = self._function
+        if inspect.isasyncgenfunction(function):
+            waiting = function(records)
+            return self._on_loop(anext(waiting), context), waiting
+        if inspect.isgeneratorfunction(function):
+            source = function(records)
+            return context.run(next, source), source
+        if is_async(function):
+            return self._on_loop(function(records), context), None
+        return context.run(function, records), None
+
+    def _on_loop(self, awaitable: Any, context: Context) -> Any:
+        limit_s = self._plan.spec.timeout_s
+
+        async def waited() -> Any:
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    return await awaitable
+            except TimeoutError:
+                if not limit.expired():
+                    raise  # the function's own
+                raise AttemptTimeout(f"prefetch: no answer within timeout_s={limit_s}") from None
+
+        async def within() -> Any:
+            assert self._loop is not None
+            return await self._loop.create_task(waited(), context=context)
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(within(), self._loop).result()
+
+    def _end(self, works: list[Work], ends: Sequence[Ended], *, whole: bool) -> None:
+        """These will not be handed on."""
+        with self._handing_on:
+            self._loading.difference_update(works)
+            for work in works:
+                self._late.pop(work, None)
+        if self._plan.spec.batch is not None:
+            handler = works[0].partition.handler.index
+            self._door.post(
+                lambda engine, now: engine.batch_ended(now, handler, [], ends, whole=whole)
+            )
+        else:
+            self._door.ended.extend(ends)
+            self._door.turn()
+
+    def _expire_late(self) -> None:
+        """Cancel calls whose time was over before they were loaded, and is now since then."""
+        now, limit_s = time.monotonic(), self._plan.spec.timeout_s or 0.0
+        with self._handing_on:
+            handed_on = [(work, *since) for work, since in self._late.items() if since]
+            ended = [w for w, _, r in handed_on if w.state != RUNNING or w.record is not r]
+            due = [w for w, at, _ in handed_on if w not in ended and now - at >= limit_s]
+            for work in (*ended, *due):
+                del self._late[work]
+        for work in due:
+            self.inner.cancel(work, expired=True)
+
+    # -- releasing ---------------------------------------------------------------------------------
+
+    def _release_finished(self, *, now: bool) -> None:
+        """Resume the generators whose records are finished with."""
+        if not self._groups or not (now or time.monotonic() - self._looked_at >= LOOK_S):
+            return
+        with self._looking:
+            self._looked_at = time.monotonic()
+            done = [group for group in self._groups if group.finished()]
+            for group in done:
+                self._groups.remove(group)
+        for group in done:
+            self._release(group)
+
+    def _release(self, group: _Group) -> None:
+        """Resume the generator: it releases what it loaded and ends."""
+        source: Generator[Any, Any, Any] | AsyncGenerator[Any, Any] = group.source
+        try:
+            if isinstance(source, Generator):
+                group.context.run(next, source, None)
+            else:
+                self._on_loop(anext(source, None), group.context)
+        except BaseException as error:  # sys.exit() too: the loader is needed
+            text = f"{type(error).__name__}: {error}"
+            self._door.post(
+                lambda engine, _: engine.state.note(
+                    "warning", "prefetch failed to release", error=text
+                )
+            )
+
+
+def _touches(works: Sequence[Work], partitions: Sequence[Partition]) -> bool:
+    return any(work.partition in partitions for work in works)

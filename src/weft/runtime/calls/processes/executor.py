@@ -1,0 +1,400 @@
+"""Gives records to worker processes and brings back what became of them.
+
+One lane has at most one call outside the engine, so giving calls to whichever worker is free keeps
+every lane in order. When a worker dies only the record (or batch) it was running is charged with a
+failed attempt; what it had not started goes to its successor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from weft.core.endings import Ended, GivenBack, Returned
+from weft.core.partition import Partition, Work
+from weft.core.spec import AT_MOST_ONCE
+from weft.kafka import guard
+from weft.runtime.calls.processes.endings import Deaths, Late, end_of, ends_of, unsendable
+from weft.runtime.calls.processes.link import Item, Link
+from weft.runtime.calls.processes.protocol import (
+    BatchReply,
+    Drop,
+    Job,
+    Opened,
+    Reply,
+    Warn,
+    WorkerSpec,
+)
+from weft.runtime.calls.processes.spans import WorkerSpans
+from weft.runtime.door import Door, since_boot
+from weft.runtime.handling import Call, HandlerPlan, may_call
+from weft.runtime.logs import event
+
+_log = logging.getLogger("weft")
+
+STARTS_MAX = 3  # workers that die before they open, one after another
+CLOSE_S = 1.0
+LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
+
+
+class ProcessExecutor:
+    """Runs one handler in `concurrency` worker processes."""
+
+    def __init__(
+        self, plan: HandlerPlan, door: Door, spec: WorkerSpec, fail: Callable[[str], None]
+    ) -> None:
+        """`fail` ends the run: the workers cannot be started."""
+        self._plan = plan
+        self._door = door
+        self._spec = spec
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._waiting: deque[Item] = deque()
+        self._links: list[Link] = []
+        self._numbers = count(1)
+        self._deaths = Deaths()
+        self._spans = WorkerSpans(plan.spec.name, spec.group)
+        self._failed_starts = 0
+        self._closed = False
+        #: nothing waits in a pipe: what is given to a worker counts as begun for the group
+        self._once = plan.spec.delivery == AT_MOST_ONCE
+        #: the app stops: what has not begun is to be taken back
+        self._recalling = False
+        self._late = Late(plan.spec.timeout_s or 0.0)
+        self._unsendable: list[tuple[Item, Exception]] = []
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(plan.spec.concurrency):
+            self._hire()
+        guard.thread("weft-dispatch", self._dispatch, self._door.died).start()
+
+    def _hire(self) -> None:
+        name, died = f"weft-{self._plan.spec.name}", self._door.died
+        link = Link(name, self._spec, self._heard, self._died, died, one_at_a_time=self._once)
+        self._links.append(link)
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Handle each of these; never blocks."""
+        self._add([Item([work], batch=False) for work in works])
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Handle these in one call; never blocks."""
+        self._add([Item(works, batch=True)])
+
+    def _add(self, items: Sequence[Item]) -> None:
+        with self._lock:
+            self._waiting.extend(items)
+            # A worker that is not hungry now will be when it has answered, and is fed then.
+            hungry = any(link.hungry and not link.feeding for link in self._links)
+        if hungry:
+            self._tokens.put(True)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A time-out kills the worker; a partition that goes away does not."""
+        if expired:
+            with self._lock:
+                self._late.add(work)
+                self._late.end(self._links)
+            self._tokens.put(True)
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Take back what has not started of these, or of all; tell running batches."""
+        if partitions is None:
+            # Behind the stop, which this follows, or the engine would grant it all again.
+            self._door.post(lambda _engine, _now: self._recall_soon())
+        else:
+            self._recall(set(partitions))
+
+    def _recall_soon(self) -> None:
+        """Inside the door, which may not wait for a pipe: the dispatcher does it."""
+        self._recalling = True
+        self._tokens.put(True)
+
+    def _recall(self, gone: set[Partition] | None) -> None:
+        def goes(item: Item) -> bool:
+            return gone is None or any(work.partition in gone for work in item.works)
+
+        with self._lock:
+            taken = [item for item in self._waiting if goes(item)]
+            for item in taken:
+                self._waiting.remove(item)
+            for link in self._links:
+                numbers = [number for number, item in link.given.items() if goes(item)]
+                if numbers:
+                    link.send(Drop(numbers))
+                if any(link.given[number].batch for number in numbers):
+                    link.send(Warn())
+        self._give_back(taken)
+
+    def close(self) -> None:
+        """End all workers; none is left when this returns."""
+        with self._lock:
+            self._closed = True
+            links = list(self._links)
+        self._tokens.put(False)
+        for link in links:
+            link.close()
+        for link in links:
+            link.process.join(CLOSE_S)
+            link.kill()
+            link.process.join(CLOSE_S)
+
+    # -- giving out --------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """On a thread of its own: a pipe may be full, and the door may not wait for it."""
+        while not self._closed:
+            with contextlib.suppress(Empty):
+                self._tokens.get(timeout=LOOK_S if self._late or self._queued() else None)
+            while not self._tokens.empty():
+                self._tokens.get()
+            if self._recalling:
+                self._recalling = False
+                self._recall(None)
+            self._dispatch_now()
+
+    def _dispatch_now(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self._late:
+                self._late.end(self._links)
+            back = self._give_out(self._links)
+            if not self._waiting and any(link.hungry for link in self._links):
+                self._relieve()
+        self._give_back(back)
+
+    def _queued(self) -> bool:
+        """A worker has been given more than what it runs."""
+        return any(len(link.given) > 1 for link in self._links)
+
+    def _relieve(self) -> None:
+        """Take back what waits behind a call that turned out slow: another worker has time."""
+        for link in self._links:
+            at_hand = link.given.get(link.at_hand)
+            behind = [n for n, i in link.given.items() if i is not at_hand and not i.batch]
+            if behind and link.slow:
+                link.send(Drop(behind))
+
+    def _feed(self, link: Link) -> None:
+        """On the link's own thread: waking another one for each answer costs more than this."""
+        with self._lock:
+            link.feeding = False
+            back = self._give_out([link]) if link.hungry and not self._closed else []
+            look = self._late or (link.hungry and self._queued())
+        self._give_back(back)
+        if look:
+            self._tokens.put(True)
+
+    def _give_out(self, links: Sequence[Link]) -> list[Item]:
+        """Fill the workers' windows, the emptiest first; what may not be called any more."""
+        back: list[Item] = []
+        if self._waiting and not self._door.trusted():
+            # We stood still: what is here may be another member's by now.
+            back.extend(self._waiting)
+            self._waiting.clear()
+        while self._waiting:
+            link = max(links, key=lambda one: one.room, default=None)
+            if link is None or link.room == 0:
+                break
+            chunk = []
+            for _ in range(max(1, link.room // 2) if len(links) > 1 else link.room):
+                if not self._waiting:
+                    break
+                item = self._waiting.popleft()
+                if not all(may_call(work, at_most_once=self._once) for work in item.works):
+                    back.append(item)
+                    continue
+                chunk.append(item)
+                if item.batch:
+                    break
+            if chunk:
+                self._send(link, chunk)
+        return back
+
+    def _send(self, link: Link, items: list[Item]) -> None:
+        """Give these to the worker; those that cannot be sent have failed."""
+        try:
+            self._send_job(link, items)
+        except Exception as error:
+            if len(items) > 1:
+                for item in items:
+                    self._send(link, [item])
+            else:
+                self._unsendable.append((items[0], error))
+
+    def _send_job(self, link: Link, items: list[Item]) -> None:
+        records = []
+        for item in items:
+            for work in item.works:
+                number = next(self._numbers)
+                link.given[number] = item
+                records.append((number, work.record))
+        topics = {record.topic for _, record in records} if self._plan.ledger is not None else ()
+        ids = {topic: self._plan.ledger.topic_id_of(topic) for topic in topics if self._plan.ledger}
+        returned, before = self._plan.calls is not None, self._spans.before(records)
+        try:
+            link.send(Job(records, items[0].batch, returned, ids, since_boot(), before))
+        except BaseException:
+            for number, _ in records:
+                del link.given[number]
+            raise
+
+    def _give_back(self, items: Sequence[Item]) -> None:
+        """End what cannot be given out: what may not be called, and what no pipe can carry."""
+        bad, self._unsendable = self._unsendable, []
+        for item in items:
+            self._end(item, [GivenBack(work) for work in item.works], whole=False)
+        for item, error in bad:
+            ends = [unsendable(work, error, self._plan.retry) for work in item.works]
+            self._end(item, ends, whole=True)
+        if items or bad:
+            self._door.turn()
+
+    def _end(self, item: Item, ends: Sequence[Ended], *, whole: bool) -> None:
+        if item.batch:
+            self._batch_ended(item, [], ends, whole=whole)
+        else:
+            self._door.ended.extend(ends)
+
+    # -- on a reader's thread ----------------------------------------------------------------------
+
+    def _heard(self, link: Link, message: Any) -> None:
+        if isinstance(message, Reply):
+            self._replied(link, message)
+        elif isinstance(message, BatchReply):
+            self._batch_replied(link, message)
+        elif isinstance(message, Opened):
+            self._opened(link, message)
+        if not link.more_to_read():
+            link.feeding = True
+            self._door.turn()
+            self._feed(link)
+
+    def _opened(self, link: Link, message: Opened) -> None:
+        if message.error is None:
+            link.opened = True
+            self._failed_starts = 0
+            self._spans.opened(message)
+            return
+        _log.error("worker process: %s", message.error.traceback)
+        self._fail(
+            f"handler {self._plan.spec.name}: its worker process cannot open: {message.error.line}"
+        )
+
+    def _replied(self, link: Link, reply: Reply) -> None:
+        with self._lock:
+            item = link.given.get(reply.number)
+            if item is None:
+                return
+            if reply.outcome == "acked":
+                first = min(n for n, one in link.given.items() if one is item)
+                work = item.works[reply.number - first]
+                item.acked.add(work)
+            else:
+                del link.given[reply.number]
+                work = item.works[0]
+        if reply.outcome == "acked":
+            self._acked(work, reply)
+            return
+        if reply.ended:
+            self._remember(link, [work], reply.began, reply.ended, reply.returned)
+        if self._plan.ledger is not None:
+            self._plan.ledger.repeats += reply.repeats
+        self._spans.note(work.record, reply)
+        end = end_of(work, reply)
+        if end is None:
+            self._door.done.append(work)
+        else:
+            self._door.ended.append(end)
+
+    def _acked(self, work: Work, reply: Reply) -> None:
+        done = [] if reply.outputs else [work]
+        ended: list[Ended] = [Returned(work, reply.outputs)] if reply.outputs else []
+        self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
+
+    def _batch_replied(self, link: Link, message: BatchReply) -> None:
+        with self._lock:
+            item = link.given.get(message.number)
+            if item is None:
+                return
+            for number in [n for n, one in link.given.items() if one is item]:
+                del link.given[number]
+        if self._plan.ledger is not None:
+            self._plan.ledger.repeats += message.repeats
+        for reply in message.replies:
+            self._spans.note(item.works[reply.number - message.number].record, reply)
+        done, ended = ends_of(item.works, message)
+        self._batch_ended(item, done, ended, whole=message.whole)
+
+    def _batch_ended(
+        self, item: Item, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool
+    ) -> None:
+        handler = item.works[0].partition.handler.index
+        self._door.post(
+            lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
+        )
+
+    def _remember(
+        self, link: Link, works: list[Work], began: float, ended: float, returned: Any
+    ) -> None:
+        link.took(ended - began)
+        self._plan.timed(ended - began, works[-1])
+        if self._plan.calls is not None:
+            call = Call(began, ended, returned)
+            self._plan.calls.update(dict.fromkeys(works, call))
+
+    # -- death -------------------------------------------------------------------------------------
+
+    def _died(self, link: Link) -> None:
+        with self._lock:
+            if self._closed or link not in self._links:
+                return
+            self._links.remove(link)
+            at_hand = link.given.get(link.at_hand)
+            rest = {id(item): item for item in link.given.values() if item is not at_hand}
+            link.given.clear()
+            # Not started: to the front, in the order in which they were given.
+            self._waiting.extendleft(reversed(list(rest.values())))
+            self._failed_starts += not link.opened
+        name, how = self._plan.spec.name, link.how_it_died()
+        event(_log, "warning", "worker process ended", handler=name, how=how)
+        if at_hand is not None:
+            self._charge(link, at_hand)
+        self._replace(link)
+        self._door.turn()
+        self._tokens.put(True)
+
+    def _replace(self, link: Link) -> None:
+        """Start a worker in place of one that died, or end the run where that is hopeless."""
+        if self._failed_starts >= STARTS_MAX:
+            self._fail(
+                f"handler {self._plan.spec.name}: {STARTS_MAX} worker processes ended before they "
+                f"were ready; the last {link.how_it_died()}"
+            )
+            return
+        try:
+            with self._lock:
+                if not self._closed:
+                    self._hire()
+        except (OSError, RuntimeError) as error:  # no process or no thread is to be had
+            self._fail(
+                f"handler {self._plan.spec.name}: no worker process can be started: {error}: "
+                "raise the limit of processes, or lower concurrency="
+            )
+
+    def _charge(self, link: Link, item: Item) -> None:
+        """The call that ran when its worker ended has failed, where it is to blame."""
+        left = [work for work in item.works if work not in item.acked]
+        # Killed for the call before it, which ended in that very moment.
+        innocent = link.killed_for not in (None, item) and not self._once
+        limit_s = self._plan.spec.timeout_s
+        ends = [self._deaths.end_of(work, link, item, limit_s, innocent=innocent) for work in left]
+        self._end(item, ends, whole=not (self._spec.explicit or innocent))

@@ -1,0 +1,195 @@
+"""The parent's end of one worker process."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from weft.core.partition import Work
+from weft.kafka import guard
+from weft.runtime.calls.processes import loglines
+from weft.runtime.calls.processes.protocol import IDLE, Drop, Job, LogLine, Warn, WorkerSpec
+from weft.runtime.calls.processes.worker import HELD_BACK, main
+
+SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
+
+WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency, delays nobody for long
+SLOW_S = 5 * WINDOW_S
+WINDOW_MAX = 64
+LATENCY_SHARE = 0.2
+
+
+#: children that end with this process whatever becomes of its runs: they leave SIGTERM to us,
+#: which is what multiprocessing would end them by
+_RUNNING: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+@atexit.register  # after multiprocessing's own, and so called before it
+def _end_all() -> None:
+    for link in list(_RUNNING):
+        link.kill()
+
+
+class Item:
+    """One call that was given to a worker: a record, or a batch."""
+
+    __slots__ = ("acked", "batch", "works")
+
+    def __init__(self, works: list[Work], *, batch: bool) -> None:
+        self.works = works
+        self.batch = batch
+        #: of a batch, those that were acknowledged while it ran
+        self.acked: set[Work] = set()
+
+
+class Link:
+    """One child, its pipe, and what it has been given."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: WorkerSpec,
+        on_message: Callable[[Link, Any], None],
+        on_death: Callable[[Link], None],
+        died: guard.Died,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        """`one_at_a_time`: it is given nothing before it has answered."""
+        self._one_at_a_time = one_at_a_time
+        self._pipe, childs = SPAWN.Pipe(duplex=True)
+        self._running = SPAWN.RawValue("q", IDLE)
+        self._began = SPAWN.RawValue("d", 0.0)
+        shared = (self._running, self._began)
+        self.process = SPAWN.Process(
+            target=main, args=(childs, shared, spec), name=name, daemon=True
+        )
+        self._start()
+        childs.close()  # or the pipe would not close when the child dies
+        # The pipe's own poll() builds a selector each time, which costs more than a reply does.
+        self._readable = select.poll()
+        self._readable.register(self._pipe.fileno(), select.POLLIN)
+        self.opened = False
+        #: the call that it is being killed for: its time is over
+        self.killed_for: Item | None = None
+        #: its own thread gives it more in a moment: no other need wake for that
+        self.feeding = False
+        #: number -> call; of a batch under the numbers of all its records
+        self.given: dict[int, Item] = {}
+        self._latency_s = 0.01
+        self._on_message = on_message
+        self._on_death = on_death
+        guard.thread(f"{name}-pipe", self._read, died).start()
+
+    def _start(self) -> None:
+        """Start the child, with the signals held back that it will leave to us."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _RUNNING.add(self)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = pickle.loads(self._pipe.recv_bytes())  # noqa: S301  # from our own child
+            except (EOFError, OSError):
+                break
+            if isinstance(message, LogLine):
+                loglines.write(message)
+            else:
+                self._on_message(self, message)
+        self._pipe.close()
+        self.process.join(1.0)
+        self._on_death(self)
+
+    def more_to_read(self) -> bool:
+        """Another message is there already."""
+        return bool(self._readable.poll(0))
+
+    def send(self, message: Job | Drop | Warn) -> bool:
+        """Send; False when the child is gone, which the reader has then seen or will see.
+
+        Raises what pickle does for a record with a value that cannot be sent.
+        """
+        data = pickle.dumps(message, protocol=5)
+        try:
+            self._pipe.send_bytes(data)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    @property
+    def slow(self) -> bool:
+        """The call that it runs takes longer than all that its window would hold."""
+        return self.at_hand != IDLE and time.monotonic() - self.began_at > SLOW_S
+
+    @property
+    def _window(self) -> int:
+        if self._one_at_a_time or self.slow:
+            return 1
+        return 1 + min(WINDOW_MAX, int(WINDOW_S / max(self._latency_s, 1e-5)))
+
+    @property
+    def room(self) -> int:
+        """How many more calls it may be given now."""
+        return max(0, self._window - len(self.given)) if self.opened else 0
+
+    @property
+    def hungry(self) -> bool:
+        """At least half of its window is free; what fills it costs as much for one as for ten."""
+        return self.opened and 2 * len(self.given) <= self._window
+
+    def took(self, seconds: float) -> None:
+        """One call took so long; the window follows."""
+        self._latency_s += LATENCY_SHARE * (seconds - self._latency_s)
+
+    @property
+    def at_hand(self) -> int:
+        """Number of the record that runs now, or ran when the child died; -1 for none."""
+        return int(self._running.value)
+
+    @property
+    def began_at(self) -> float:
+        """When the record at hand began, on the monotonic clock, which all processes share."""
+        return float(self._began.value)
+
+    def how_it_died(self) -> str:
+        """For the error of the record that was at hand."""
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            try:
+                return f"was killed by {signal.Signals(-code).name}"
+            except ValueError:
+                return f"was killed by signal {-code}"
+        return f"exited with code {code}"
+
+    def kill(self) -> None:
+        """End the child at once."""
+        # Another thread may have waited for it since we looked, so it may be gone by now.
+        with suppress(ProcessLookupError):
+            if self.process.pid is not None and self.process.is_alive():
+                os.kill(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """The child exits when its pipe closes.
+
+        Shut down, not closed: our own reader blocks on this descriptor, and while it does a close
+        would reach neither it nor the child.
+        """
+        try:
+            with socket.socket(fileno=os.dup(self._pipe.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the reader has closed it already

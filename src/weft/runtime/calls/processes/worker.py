@@ -1,0 +1,381 @@
+"""The child: handles one record after another until its pipe closes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager, ExitStack
+from contextvars import Context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from weft.kafka import guard
+from weft.kafka.ports import OutMessage
+from weft.options import is_async
+from weft.runtime.calls.acks import Acks
+from weft.runtime.calls.invoke import (
+    BadReturn,
+    all_decoded,
+    asked_delay,
+    decoded,
+    decoder,
+    error_info,
+    is_final,
+    messages_of,
+)
+from weft.runtime.calls.loops import takes_argument
+from weft.runtime.calls.processes.loglines import tell_parent
+from weft.runtime.calls.processes.protocol import (
+    ENDED,
+    IDLE,
+    BatchReply,
+    Drop,
+    Job,
+    Opened,
+    Reply,
+    Warn,
+    WorkerSpec,
+)
+from weft.runtime.calls.record_batch import Nacked, RecordBatch
+from weft.runtime.calls.tracing import Tracing, flush, tracing_of
+from weft.runtime.door import STOOD_STILL_S, since_boot
+from weft.runtime.hosted import owner_of
+from weft.types import Record
+
+#: held back while a worker starts, so that none ends it before it can leave them to its parent
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+#: for the spans that are not exported yet when it ends; less than its parent waits for that
+FLUSH_S = 0.7
+
+
+def main(pipe: Connection, shared: tuple[Any, Any], spec: WorkerSpec) -> None:
+    """Entry of the process. `shared`: the number of the record at hand, and when it began."""
+    leave_signals_to_the_parent()
+    Worker(pipe, shared, spec).run()
+
+
+def leave_signals_to_the_parent() -> None:
+    """Ctrl-C, and the SIGTERM that service managers send to the whole group, are for the parent.
+
+    It lets us finish what runs and then closes our pipe. SIGTERM is caught, not ignored: what a
+    handler starts as a process of its own would inherit that, and could not be terminated.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)  # see Link: until here they were
+
+
+class Worker:
+    """Runs in the main thread; a second thread reads the pipe, also while a handler runs."""
+
+    def __init__(self, pipe: Connection, shared: tuple[Any, Any], spec: WorkerSpec) -> None:
+        self._pipe = pipe
+        self._running, self._began = shared
+        self.spec = spec
+        self._function = spec.function
+        self._async = is_async(spec.function)
+        self.decode = decoder(spec.value)
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        #: given and not begun: whoever takes a number out, begins the record or gives it back
+        self._waiting: set[int] = set()
+        #: batches that have not begun, by the number of their first record
+        self._batches: dict[int, Job] = {}
+        self.warned = threading.Event()
+        self._stack = ExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ledger: Any = None
+        self._tracing: Tracing | None = None
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        """Open, then handle what comes; never returns."""
+        tell_parent(self.send, self.spec.log_level)
+        try:
+            self._open()
+        except BaseException as error:
+            self.send(Opened(error_info(error)))
+            os._exit(1)
+        self.send(Opened(None, traced=self._tracing is not None))
+        guard.thread("weft-worker-pipe", self._read, self._die).start()
+        while True:
+            self._handle(self._jobs.get())
+
+    @staticmethod
+    def _die(thread: str, error: BaseException) -> None:
+        """Nothing is heard any more: the parent sees a worker that died, and makes another."""
+        guard.log_death(thread, error)
+        os._exit(1)
+
+    def _open(self) -> None:
+        spec = self.spec
+        app = owner_of(spec.function)
+        if spec.lifespan is not None:
+            context = spec.lifespan(app) if takes_argument(spec.lifespan) else spec.lifespan()
+            if isinstance(context, AbstractAsyncContextManager):
+                state = self._on_loop(context.__aenter__())
+            else:
+                state = self._stack.enter_context(context)
+            if app is not None:
+                app.state = state
+        if spec.ledger is not None:
+            from weft.ledger.handling import LedgerRun
+
+            self._ledger = LedgerRun(spec.ledger, spec.group, use_async=self._async, concurrency=1)
+            self._function = self._ledger.around(spec.function)
+        # Last: the module that was imported, or the lifespan, may have set up a tracer provider.
+        self._tracing = tracing_of(spec.group)
+        if self._tracing is not None:
+            self._function = self._tracing.around(self._function)
+
+    def _on_loop(self, awaitable: Awaitable[Any], context: Context | None = None) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        # In the context itself, not in a copy of it: outputs carry on what the call has set.
+        return self._loop.run_until_complete(
+            self._loop.create_task(_awaited(awaitable), context=context)
+        )
+
+    def _leave(self) -> NoReturn:
+        """The parent is gone, or wants us gone: nobody would hear a result."""
+        if self._tracing is not None:
+            flushing = guard.thread("weft-worker-flush", flush)
+            flushing.start()
+            flushing.join(FLUSH_S)
+        os._exit(0)
+
+    # -- the pipe ----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = pickle.loads(self._pipe.recv_bytes())  # noqa: S301  # from our own parent
+            except (EOFError, OSError):
+                self._leave()
+            if isinstance(message, Job):
+                self.warned.clear()
+                if message.batch:
+                    self._batches[message.records[0][0]] = message
+                numbers = [number for number, _ in message.records]
+                self._waiting.update(numbers[:1] if message.batch else numbers)
+                self._jobs.put(message)
+            elif isinstance(message, Drop):
+                for number in filter(self._claimed, message.numbers):
+                    self._give_back(number)
+            elif isinstance(message, Warn):
+                self.warned.set()
+
+    def send(self, message: Any) -> None:
+        """Send up the pipe."""
+        try:
+            data = pickle.dumps(message, protocol=5)
+        except Exception as error:
+            # A returned value that cannot be pickled is only for results: leave it out.
+            if not isinstance(message, Reply):
+                raise
+            slim = message._replace(returned=f"<not picklable: {type(error).__name__}>")
+            data = pickle.dumps(slim, protocol=5)
+        with self._sending:
+            try:
+                self._pipe.send_bytes(data)
+            except OSError:
+                self._leave()
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _handle(self, job: Job) -> None:
+        if self._ledger is not None:
+            self._ledger.topic_ids.update(job.topic_ids)
+        if self._tracing is not None and job.failed:
+            records = dict(job.records)
+            for number, span in job.failed.items():
+                self._tracing.learn(records[number], span)
+        if job.batch:
+            number = job.records[0][0]
+            if self._claimed(number):
+                if self._too_late(job):
+                    self._give_back(number)
+                else:
+                    del self._batches[number]
+                    BatchOfWorker(self, job).run()
+            return
+        for number, record in job.records:
+            if not self._claimed(number):
+                continue
+            if self._too_late(job):
+                self._give_back(number)
+            else:
+                self.report(self._call(number, record, returned=job.returned))
+
+    @staticmethod
+    def _too_late(job: Job) -> bool:
+        """It waited here so long that the member may have stood still, and its partitions gone."""
+        return since_boot() - job.sent_at > STOOD_STILL_S
+
+    def _give_back(self, number: int) -> None:
+        """A record, or the batch that begins with it, does not begin here."""
+        batch = self._batches.pop(number, None)
+        if batch is None:
+            self.send(Reply(number, "given_back"))
+            return
+        replies = [Reply(one, "given_back") for one, _ in batch.records]
+        self.send(BatchReply(number, replies, whole=False))
+
+    def _claimed(self, number: int) -> bool:
+        """Nobody else has it; taking out of a set is atomic."""
+        try:
+            self._waiting.remove(number)
+        except KeyError:
+            return False
+        return True
+
+    def _call(self, number: int, record: Record, *, returned: bool) -> Reply:
+        began, known = time.time(), self.repeats()
+        self.begin(number)
+        context = Context()  # what the call sets (contextvars) is nobody else's
+        try:
+            if self.decode is not None:
+                record = decoded(record, self.decode)
+            value = self.call_handler(context, record)
+            # A generator's body runs only now.
+            outputs = None if value is None else context.run(self.outputs, record, value)
+        except BaseException as error:
+            reply = self.failed(number, record, error)
+        else:
+            reply = Reply(number, "done", outputs, returned=value if returned else None)
+        return reply._replace(began=began, ended=time.time(), repeats=self.repeats() - known)
+
+    def begin(self, number: int) -> None:
+        """Tell the parent which record is at hand, at no cost: the numbers are shared memory."""
+        self._began.value = time.monotonic()
+        self._running.value = number
+
+    def report(self, reply: Reply | BatchReply) -> None:
+        """Send how the call at hand ended. It is at hand until that is out.
+
+        Killed in between, it counts as a call that had begun, which it has: with at_most_once
+        nobody may handle it again.
+        """
+        self._began.value = ENDED
+        self.send(reply)
+        self._running.value = IDLE
+
+    def repeats(self) -> int:
+        """Records that the ledger knew, so far."""
+        return 0 if self._ledger is None else int(self._ledger.repeats)
+
+    def call_handler(self, context: Context, argument: Any) -> Any:
+        """Call the handler with a record or a batch, in this context."""
+        value = context.run(self._function, argument)
+        return self._on_loop(value, context) if self._async else value
+
+    def outputs(self, record: Record, value: Any) -> list[OutMessage] | None:
+        """What to produce for a returned value."""
+        return None if value is None else messages_of(record, value, self.spec.output)
+
+    def failed(self, number: int, record: Record, error: BaseException) -> Reply:
+        """A failed attempt, judged here where the exception is still an object."""
+        final = is_final(error, self.spec.retry)
+        delay_s = None if final else asked_delay(record.attempt, error, self.spec.retry)
+        span = None if self._tracing is None else self._tracing.tell(record)
+        return Reply(number, "failed", None, error_info(error), final, delay_s, span=span)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+class BatchOfWorker:
+    """One batch call in the worker; acknowledgements go up as they are made."""
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        self._worker = worker
+        self._job = job
+        self._numbers = [number for number, _ in job.records]
+        self._records = [record for _, record in job.records]
+        self._acks = Acks(self._records, worker.spec.ordering)
+        self.explicit = worker.spec.explicit
+
+    def run(self) -> None:
+        """Handle the batch and report how it ended."""
+        worker = self._worker
+        before = worker.repeats()
+        worker.begin(self._numbers[0])
+        reply = self._called()
+        worker.report(reply._replace(repeats=worker.repeats() - before))
+
+    def _called(self) -> BatchReply:
+        worker, context = self._worker, Context()  # what the call sets is nobody else's
+        records, bad = all_decoded(self._records, worker.decode)
+        if bad:
+            return self._undecodable(bad)
+        try:
+            batch = RecordBatch(self, records, worker.warned)
+            value = worker.call_handler(context, batch)
+            return context.run(self._returned, value)
+        except BaseException as error:
+            return self._raised(error)
+
+    def _reply(
+        self, replies: list[Reply], *, whole: bool, shared: list[OutMessage] | None = None
+    ) -> BatchReply:
+        self._acks.end()
+        return BatchReply(self._numbers[0], replies, whole, shared)
+
+    def _undecodable(self, bad: dict[int, BaseException]) -> BatchReply:
+        """Only the bad ones failed; the others are gathered again."""
+        replies = [
+            self._worker.failed(number, record, bad[index])
+            if index in bad
+            else Reply(number, "given_back")
+            for index, (number, record) in enumerate(self._job.records)
+        ]
+        return self._reply(replies, whole=False)
+
+    def _returned(self, value: Any) -> BatchReply:
+        if self.explicit:
+            if value is not None:
+                raise BadReturn(
+                    "an explicit batch handler returns None: give outputs to batch.ack(...)"
+                )
+            return self._left(Nacked("not acknowledged when the handler returned"))
+        shared = self._worker.outputs(self._records[0], value)
+        done = [Reply(number, "done") for number in self._numbers]
+        return self._reply(done, whole=False, shared=shared)
+
+    def _raised(self, error: BaseException) -> BatchReply:
+        if self.explicit:
+            return self._left(error)
+        replies = [
+            self._worker.failed(number, record, error) for number, record in self._job.records
+        ]
+        return self._reply(replies, whole=True)
+
+    def _left(self, error: BaseException) -> BatchReply:
+        replies = [
+            self._worker.failed(
+                self._numbers[index], self._records[index], self._acks.why(index, error) or error
+            )
+            for index in self._acks.end()
+        ]
+        return self._reply(replies, whole=False)
+
+    # -- as RecordBatch's call ---------------------------------------------------------------------
+
+    def ack(self, index: int, outputs: Any) -> None:
+        """See RecordBatch.ack."""
+        self._acks.check(index)
+        messages = self._worker.outputs(self._records[index], outputs)
+        reply = Reply(self._numbers[index], "acked", messages)
+        self._acks.ack(index, lambda: self._worker.send(reply))
+
+    def nack(self, index: int, error: BaseException | str | None) -> None:
+        """See RecordBatch.nack."""
+        self._acks.nack(index, error)

@@ -1,0 +1,226 @@
+"""Calls plain `def` handlers on worker threads that take their next record themselves.
+
+At most one idle thread is on its way at any time: it takes a record and, if more are ready, wakes
+the next. Handlers that block are so spread over as many threads as there are records; handlers
+that return at once are done by one thread before the second has even got the interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from contextvars import Context
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from weft.core.endings import GivenBack
+from weft.core.partition import Partition, Work
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.states import RUNNING
+from weft.kafka import guard
+from weft.runtime.calls.aio import AttemptTimeout
+from weft.runtime.calls.invoke import decoded, ending, failed
+from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan, call_of, may_call
+from weft.runtime.logs import event
+
+_log = logging.getLogger("weft")
+
+FAST_S = 100e-6  # calls shorter than this report together
+#: whether calls may still begin at all is asked once in so long, by whichever thread: see lease.py
+LOOK_S = 100e-6
+#: of calls shorter than a millisecond one in so many says how old its record is and how it waited
+SAMPLED_EVERY = 32
+SLOW_S = 0.001
+
+
+T = TypeVar("T")
+
+
+class WorkerThreads(ABC, Generic[T]):
+    """Threads that take the next item themselves; made as they are needed, up to a limit."""
+
+    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+        self._plan = plan
+        self._door = door
+        self._ready: deque[T] = deque()
+        #: one entry for each thread that waits; appended and popped, both atomic
+        self._idle: deque[None] = deque()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._hiring = threading.Lock()
+        self._waking = False
+        self._closed = False
+        self._short_of_threads = False
+
+    # -- from any thread ---------------------------------------------------------------------------
+
+    def put(self, items: Sequence[T]) -> None:
+        """Have each of these called; never blocks."""
+        self._ready.extend(items)
+        if not self._waking:
+            self._wake_one()
+
+    def close(self) -> None:
+        """Let no further record start and end the idle threads."""
+        self._closed = True
+        for _ in self._threads:
+            self._tokens.put(None)
+
+    def _wake_one(self) -> None:
+        if self._idle:
+            self._waking = True
+            self._tokens.put(None)
+        elif len(self._threads) < self._plan.spec.concurrency:
+            self._hire()
+
+    def _hire(self) -> None:
+        with self._hiring:
+            if len(self._threads) >= self._plan.spec.concurrency or self._closed:
+                return
+            self._waking = True
+            name = f"weft-{self._plan.spec.name}-{len(self._threads)}"
+            thread = guard.thread(name, self._work, self._door.died)
+            self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread to give
+            self._not_hired(thread, error)
+
+    def _not_hired(self, thread: threading.Thread, error: RuntimeError) -> None:
+        """Fewer threads do the work; without any the run ends and says why."""
+        with self._hiring:
+            self._threads.remove(thread)
+            self._waking = False
+            there = len(self._threads)
+        if not there:
+            self._door.died(thread.name, error)
+        elif not self._short_of_threads:
+            self._short_of_threads = True
+            event(
+                _log,
+                "warning",
+                "no more threads to be had: raise the limit of processes (ulimit -u, pids.max)",
+                handler=self._plan.spec.name,
+                threads=there,
+                wanted=self._plan.spec.concurrency,
+                error=str(error),
+            )
+
+    # -- on a worker thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._waking = False
+        ready = self._ready
+        while not self._closed:
+            try:
+                item = ready.popleft()
+            except IndexError:
+                self._door.turn()
+                if not ready:
+                    self._rest()
+                continue
+            if ready and not self._waking:
+                self._wake_one()
+            self._call(item)
+
+    def _rest(self) -> None:
+        self._idle.append(None)
+        if self._ready or self._closed:
+            # Something came between the last look and the entry above, and whoever brought it
+            # may not have seen the entry: do not wait for a token.
+            self._idle.pop()
+            return
+        self._tokens.get()
+        self._idle.pop()
+        self._waking = False
+
+    @abstractmethod
+    def _call(self, item: T) -> None:
+        """Call the handler for one item and report it."""
+
+
+class ThreadExecutor(WorkerThreads[Work]):
+    """Runs one plain handler, a record at a time in each thread."""
+
+    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+        super().__init__(plan, door)
+        self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
+        self._expired: set[Work] = set()
+        self._trusted_at = -1.0
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call the handler for each; never blocks."""
+        self.put(works)
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """A running call cannot be ended; a time-out makes it count as failed when it returns."""
+        if expired:
+            for ended in [one for one in self._expired if one.state != RUNNING]:
+                self._expired.discard(ended)  # returned in the very moment it expired
+            self._expired.add(work)
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Single-record handlers are given no batches."""
+        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Single records are not told that their partition goes away."""
+
+    def _call(self, work: Work) -> None:
+        plan, door = self._plan, self._door
+        began = time.perf_counter()
+        if not (may_call(work, at_most_once=self._at_most_once) and self._trusted(began)):
+            door.ended.append(GivenBack(work))
+            return
+        context = Context()  # what the call sets (contextvars) is nobody else's
+        returned = None
+        try:
+            record = work.record if plan.decode is None else decoded(work.record, plan.decode)
+            returned = context.run(plan.function, record)
+        except BaseException as error:
+            self._expired.discard(work)
+            door.ended.append(failed(work, error, plan.retry))
+        else:
+            if returned is None and not self._expired:
+                door.done.append(work)
+            else:
+                self._returned(work, returned, context, began)
+        ended = time.perf_counter()
+        if ended - began > SLOW_S or not work.record.offset % SAMPLED_EVERY:
+            plan.timed(ended - began, work)
+        else:
+            plan.latency.add(ended - began)
+        if plan.calls is not None:
+            plan.calls[work] = call_of(began, ended, returned)
+        if ended - began > FAST_S or not self._ready:
+            door.turn()
+
+    def _trusted(self, now: float) -> bool:
+        """The clock of a process that stood still has gone on, so whoever wakes asks again."""
+        if now - self._trusted_at > LOOK_S:
+            if not self._door.trusted():
+                return False
+            self._trusted_at = now
+        return True
+
+    def _returned(self, work: Work, returned: object, context: Context, began: float) -> None:
+        plan, door = self._plan, self._door
+        expired = work in self._expired
+        self._expired.discard(work)
+        # Its time counts from its beginning, which the engine does not know.
+        if expired and time.perf_counter() - began >= (plan.spec.timeout_s or 0.0):
+            late = AttemptTimeout(f"returned after more than timeout_s={plan.spec.timeout_s}")
+            door.ended.append(failed(work, late, plan.retry))
+            return
+        ended = None
+        if returned is not None:  # in the call's context: a generator's body runs only now
+            ended = context.run(ending, work, returned, plan.output, plan.retry)
+        if ended is None:
+            door.done.append(work)
+        else:
+            door.ended.append(ended)

@@ -1,0 +1,195 @@
+"""OpenTelemetry: a consumer span around each call of a handler. Nothing at all when it is off.
+
+It is on when the application has set up a tracer provider before the run starts. The API alone is
+used: exporters and samplers are the application's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+from weft.account.shown import shown_key
+from weft.runtime.calls.attempts import Attempts
+from weft.runtime.calls.carrying import CARRIED
+from weft.types import Headers, Record
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, SpanContext, Tracer
+
+Function = Callable[..., Any]
+#: of a span, as it travels: trace, span, flags
+SpanIds = tuple[int, int, int]
+#: links of a batch's span, as exporters keep them
+LINKS_MAX = 128
+
+
+def tracing(group: str) -> Callable[[Function], Function]:
+    """What to put around handlers: spans, or nothing where no tracer provider is set up."""
+    found = tracing_of(group)
+    return _as_it_is if found is None else found.around
+
+
+def tracing_of(group: str) -> Tracing | None:
+    """The tracing of this process; None where no tracer provider is set up in it."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return Tracing(provider.get_tracer("weft"), group)
+
+
+def flush() -> None:
+    """Have this process's spans exported, where its provider can do so; may wait for a network."""
+    from opentelemetry import trace
+
+    flushing = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if flushing is not None:
+        flushing()
+
+
+def _as_it_is(function: Function) -> Function:
+    return function
+
+
+class Tracing:
+    """Makes the spans of one run."""
+
+    def __init__(self, tracer: Tracer, group: str) -> None:
+        self._tracer, self._group = tracer, group
+        self._failed = Attempts()
+
+    def around(self, function: Function) -> Function:
+        """The handler with a span around each call."""
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def traced(given: Any, *more: Any) -> Any:
+                with self._span(given):
+                    return await function(given, *more)
+
+            return traced
+
+        @wraps(function)
+        def called(given: Any, *more: Any) -> Any:
+            with self._span(given):
+                return function(given, *more)
+
+        return called
+
+    @contextmanager
+    def _span(self, given: Any) -> Iterator[None]:
+        """A span for a record or a batch; what is sent from here on carries it."""
+        from opentelemetry import context, trace
+
+        alone = isinstance(given, Record)
+        records: Sequence[Record] = [given] if alone else list(given)
+        produced = [_produced(record) for record in records[:LINKS_MAX]]
+        span = self._tracer.start_span(
+            f"process {records[0].topic}",
+            context=produced[0] if alone else context.Context(),
+            kind=trace.SpanKind.CONSUMER,
+            attributes=self._of_record(given) if alone else self._of_batch(records),
+            links=self._links(records, produced),
+        )
+        with trace.use_span(span, end_on_exit=True):
+            CARRIED.set(partial(_injected, context.get_current()))
+            try:
+                yield
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                for record in records:
+                    self._failed.keep(record, span.get_span_context())
+                raise
+
+    def _links(self, records: Sequence[Record], produced: Sequence[Context]) -> list[Link]:
+        """To who produced each record, and to the attempt before this one."""
+        from opentelemetry import trace
+
+        found = []
+        for record, parent in zip(records, produced, strict=False):  # of so many as may be linked
+            before = self._failed.take(record)
+            producer = trace.get_current_span(parent).get_span_context()
+            if producer.is_valid:
+                found.append(trace.Link(producer, {"weft.link": "producer"}))
+            if before is not None:
+                found.append(trace.Link(before, {"weft.link": "attempt before"}))
+        return found
+
+    # -- between processes -------------------------------------------------------------------------
+
+    def learn(self, record: Record, failed: SpanIds) -> None:
+        """Another process has had the attempt before."""
+        from opentelemetry import trace
+
+        trace_id, span_id, flags = failed
+        span = trace.SpanContext(
+            trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags)
+        )
+        self._failed.keep(record, span)
+
+    def tell(self, record: Record) -> SpanIds | None:
+        """The attempt that has failed here: the next one may be in another process."""
+        span: SpanContext | None = self._failed.take(record)
+        return None if span is None else (span.trace_id, span.span_id, int(span.trace_flags))
+
+    # -- attributes --------------------------------------------------------------------------------
+
+    def _common(self, record: Record) -> dict[str, Any]:
+        """By the semantic conventions for messaging."""
+        return {
+            "messaging.system": "kafka",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": record.topic,
+            "messaging.consumer.group.name": self._group,
+        }
+
+    def _of_record(self, record: Record) -> dict[str, Any]:
+        told = {
+            **self._common(record),
+            "messaging.destination.partition.id": str(record.partition),
+            "messaging.kafka.offset": record.offset,
+            "weft.attempt": record.attempt,
+        }
+        if record.key is not None:
+            told["messaging.kafka.message.key"] = shown_key(record.key)
+        if record.value is None:
+            told["messaging.kafka.message.tombstone"] = True
+        return told
+
+    def _of_batch(self, records: Sequence[Record]) -> dict[str, Any]:
+        return {**self._common(records[0]), "messaging.batch.message_count": len(records)}
+
+
+def _produced(record: Record) -> Context:
+    """The context that its producer sent with it."""
+    from opentelemetry import context, propagate
+
+    begin = context.Context()
+    return propagate.extract(_carrier(record.headers), begin) if record.headers else begin
+
+
+def _injected(current: Context) -> Headers:
+    """A context as headers."""
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, current)
+    return tuple((name, value.encode()) for name, value in carrier.items())
+
+
+def _carrier(headers: Headers) -> dict[str, str]:
+    """Headers as propagators read them; what is no text is none of theirs."""
+    return {
+        name.lower(): value.decode("ascii", "replace")
+        for name, value in headers
+        if value is not None and len(value) <= 8192
+    }

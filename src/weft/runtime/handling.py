@@ -1,0 +1,131 @@
+"""How a handler is called: what is known of it, who calls it, and how long its calls take."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from weft.core.partition import Partition, Work
+from weft.core.spec import HandlerSpec
+from weft.core.states import RUNNING
+from weft.policies import Retry
+from weft.runtime.histogram import AGE_S, Latency
+
+if TYPE_CHECKING:
+    from weft.ledger.handling import LedgerRun
+
+#: polls remembered of one partition; of what came earlier nothing is known any more
+POLLS_MAX = 2_000
+
+
+class Executor(Protocol):
+    """Calls one handler."""
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Call it for each of these; never blocks."""
+
+    def start_batch(self, works: list[Work]) -> None:
+        """Call it once for all of these; never blocks."""
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """End this attempt if that can be done."""
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Tell running batches that these partitions, or all, go away."""
+
+    def close(self) -> None:
+        """Start nothing more."""
+
+
+class Call(NamedTuple):
+    """When a reported call ran and what it returned; kept only while someone reads results."""
+
+    started_at: float
+    finished_at: float
+    returned: Any
+
+
+class Arrivals:
+    """When records came: one entry a poll, so that it costs nothing a record.
+
+    Written by the polling thread alone; read by any.
+    """
+
+    def __init__(self) -> None:
+        #: (topic, partition) -> first offset of each poll, ascending, and its time
+        self._polls: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+
+    def came(self, topic: str, partition: int, first: int, now: float) -> None:
+        """Records from this offset on came with one poll."""
+        offsets, times = self._polls.get((topic, partition), ([], []))
+        if not offsets or first <= offsets[-1]:  # a new assignment, or read again
+            offsets, times = [], []
+            self._polls[topic, partition] = offsets, times
+        elif len(offsets) >= POLLS_MAX:
+            offsets, times = offsets[POLLS_MAX // 2 :], times[POLLS_MAX // 2 :]
+            self._polls[topic, partition] = offsets, times
+        times.append(now)  # first: a reader finds no offset without its time
+        offsets.append(first)
+
+    def at(self, topic: str, partition: int, offset: int) -> float | None:
+        """When it came, on the engine's clock; None where that is not known (any more)."""
+        offsets, times = self._polls.get((topic, partition), ((), ()))
+        place = bisect_right(offsets, offset) - 1
+        return times[place] if place >= 0 else None
+
+
+@dataclass(slots=True)
+class HandlerPlan:
+    """One handler as the runtime calls it."""
+
+    spec: HandlerSpec
+    function: Callable[..., Any]
+    decode: Callable[[bytes], Any] | None = None
+    output: str | None = None
+    prefetch: Callable[..., Any] | None = None
+    #: set while the app runs, for a handler with a ledger
+    ledger: LedgerRun | None = None
+    latency: Latency = field(default_factory=Latency)
+    #: ages of records when their calls end, by their timestamps
+    ages: Latency = field(default_factory=lambda: Latency(AGE_S))
+    #: from when records came to when their first call began, by the engine's clock
+    waits: Latency = field(default_factory=lambda: Latency(AGE_S))
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    #: calls by record while results are read; None while nobody reads them
+    calls: dict[Work, Call] | None = None
+
+    def timed(self, seconds: float, work: Work) -> None:
+        """A call took so long; how old its record is now, and how long it waited before."""
+        if self.latency.enough:
+            return
+        self.latency.add(seconds)
+        record = work.record
+        if record.timestamp_ms >= 0:
+            self.ages.add(time.time() - record.timestamp_ms / 1e3)
+        came_at = self.arrivals.at(record.topic, record.partition, record.offset)
+        if came_at is not None and work.failure is None:
+            self.waits.add(max(0.0, work.since - came_at))
+
+    @property
+    def retry(self) -> Retry:
+        """The retry policy."""
+        return self.spec.retry
+
+
+def call_of(began: float, ended: float, returned: Any) -> Call:
+    """Times of the performance counter as UNIX times, with the returned value."""
+    now = time.time()
+    finished_at = now - (time.perf_counter() - ended)
+    return Call(finished_at - (ended - began), finished_at, returned)
+
+
+def may_call(work: Work, *, at_most_once: bool) -> bool:
+    """Whether a record that was handed over may still be called.
+
+    Its partition may have gone, or may be going, since then: another member is to handle it. With
+    at_most_once it is marked as started, so nobody else would.
+    """
+    return work.state == RUNNING and (work.partition.startable or at_most_once)

@@ -1,0 +1,149 @@
+"""The way of a commit: planned inside the door, sent by the polling thread, answered by the broker.
+
+What was planned may wait a moment, and in that moment its partition may be committed for the last
+time and given away. Sent after that it would put back an older frontier, and the broker would take
+it. So each item is looked at once more when it is sent: only the newest plan of an epoch that is
+still open goes out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.commits import Answer
+from weft.core.partition import Partition
+from weft.kafka.ports import CommitAnswer, KafkaUnavailable, ToCommit
+from weft.runtime.histogram import CALL_S, Histogram
+from weft.runtime.member.seat import Seat
+from weft.types import TopicPartition
+
+READ_S = 5.0
+LAST_COMMIT_S = 3.0
+#: of that, how long for one answer before it is asked again
+LAST_ANSWER_S = 1.0
+AGAIN_S = 0.05
+
+Known = dict[TopicPartition, Partition]
+
+
+class Committer:
+    """The commits of one member."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        #: told the sequence of each commit that was answered, and whether all of it is stored
+        self.on_answered: Callable[[int, bool], None] = lambda _sequence, _stored: None
+        #: any thread adds, the polling thread takes
+        self._planned: deque[fx.CommitOffsets] = deque()
+        #: of the polling thread; sent and not answered: token -> sequence of its plan, and its
+        #: partitions
+        self._sent: dict[int, tuple[int, Known]] = {}
+        self._sent_at: dict[int, float] = {}
+        #: seconds from a commit to its answer
+        self.took = Histogram(CALL_S)
+
+    def plan(self, commit: fx.CommitOffsets) -> None:
+        """Send this soon. Any thread, also inside the door."""
+        self._planned.append(commit)
+        self._seat.wake()
+
+    @property
+    def waiting(self) -> bool:
+        """Something is planned and not sent."""
+        return bool(self._planned)
+
+    # -- on the polling thread ---------------------------------------------------------------------
+
+    def send_planned(self) -> None:
+        """Send what was planned; never waits. For use inside a rebalance callback too."""
+        for _ in range(len(self._planned)):
+            commit = self._planned.popleft()
+            items = [item for item in commit.items if _holds(item, commit.sequence)]
+            if items:
+                self._send(commit.sequence, items)
+
+    def _send(self, sequence: int, items: Sequence[fx.PlanItem]) -> None:
+        known = _known(items)
+        try:
+            token = self._seat.consumer.commit(_offsets(items))
+        except Exception as error:  # refused at once, before it was sent
+            answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
+            self._tell(sequence, known, answers)
+        else:
+            self._sent[token] = (sequence, known)
+            self._sent_at[token] = time.monotonic()
+
+    def take(self, answers: Sequence[CommitAnswer]) -> None:
+        """Answers to commits sent before, whole requests at a time."""
+        by_token: dict[int, list[CommitAnswer]] = {}
+        for answer in answers:
+            by_token.setdefault(answer.token, []).append(answer)
+        for token, group in by_token.items():
+            sequence, known = self._sent.pop(token, (0, {}))
+            if (sent_at := self._sent_at.pop(token, None)) is not None:
+                self.took.observe(time.monotonic() - sent_at)
+            self._tell(sequence, known, group)
+
+    def send_last(self, partitions: Sequence[Partition]) -> bool:
+        """One last commit from one last snapshot, answered when this returns; whether stored."""
+        seat = self._seat
+        deadline = time.monotonic() + LAST_COMMIT_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            plan = seat.door.call(lambda engine, now: engine.last_commit(now, partitions))
+            if not plan.items:
+                return True
+            wait_s = min(left_s, LAST_ANSWER_S)
+            answers = seat.consumer.commit_and_wait(_offsets(plan.items), wait_s)
+            self._tell(plan.sequence, _known(plan.items), answers)
+            verdicts = {answer.verdict for answer in answers}
+            if verdicts == {"stored"}:
+                return True
+            if verdicts and not verdicts & {"retry", "too_large"}:
+                return False  # without any answer it may be stored or not: said once more, it is
+            self.take(seat.consumer.commit_answers(AGAIN_S))
+        return False
+
+    def _tell(self, sequence: int, known: Known, answers: Sequence[CommitAnswer]) -> None:
+        """Bring the broker's word to the engine."""
+        told = [
+            Answer(known[one.topic, one.partition], sequence, one.verdict, one.reason)
+            for one in answers
+            if (one.topic, one.partition) in known
+        ]
+        if told:
+            self._seat.door.call(lambda engine, now: engine.commit_answered(now, told))
+            stored = all(one.verdict == "stored" for one in told)
+            self.on_answered(sequence, stored)
+
+    # -- on the background thread ---------------------------------------------------------------
+
+    def read_back(self, partitions: Sequence[Partition]) -> None:
+        """What the broker holds of commits in doubt; may wait."""
+        where = [(p.topic, p.number) for p in partitions]
+        values: list[tuple[Partition, int | None, str]]
+        try:
+            held = self._seat.consumer.committed(where, READ_S)
+        except KafkaUnavailable:
+            values = [(p, None, "") for p in partitions]
+        else:
+            read = zip(partitions, [held[one] for one in where], strict=True)
+            values = [(p, -1 if offset is None else offset, text) for p, (offset, text) in read]
+        self._seat.door.call(lambda engine, now: engine.committed_read(now, values))
+
+
+def _holds(item: fx.PlanItem, sequence: int) -> bool:
+    """It is still the newest word on its partition, and the partition is ours."""
+    partition = item.partition
+    return partition.commit.sequence == sequence and partition.state != states.CLOSED
+
+
+def _known(items: Sequence[fx.PlanItem]) -> Known:
+    return {(i.partition.topic, i.partition.number): i.partition for i in items}
+
+
+def _offsets(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
+    return [ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata) for i in items]

@@ -1,0 +1,400 @@
+"""One member of the group: the polling thread, and everything the engine's effects become.
+
+The polling thread alone polls, pauses and commits. Other threads leave what they want of it in the
+outbox and wake it; of the consumer they only ask what its port lets them. It never runs a handler,
+and waits for one only while its partition is taken away: so the member stays in its group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+from weft.core import effects as fx
+from weft.core.engine import Engine, StopMode
+from weft.errors import ConfigError
+from weft.kafka import guard
+from weft.kafka.ports import POLL_RECORDS_MAX, Polled
+from weft.runtime.door import Door
+from weft.runtime.logs import event
+from weft.runtime.member.committing import Committer
+from weft.runtime.member.lease import Lease
+from weft.runtime.member.member_config import MemberConfig
+from weft.runtime.member.out_of_range import OutOfRange
+from weft.runtime.member.outputs import Outputs
+from weft.runtime.member.perform import Performer
+from weft.runtime.member.rebalance import Rebalance
+from weft.runtime.member.rejoining import Rejoining
+from weft.runtime.member.seat import Seat
+from weft.runtime.member.telling import Telling
+from weft.runtime.member.transactions import Transactor
+from weft.runtime.shared import size_of
+from weft.types import ErrorInfo, TopicPartition
+
+_log = logging.getLogger("weft")
+
+POLL_S = 0.1
+TICK_S = 0.001  # what stays due, as a batch of a partition that is going, is not looked at sooner
+IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
+SOFT_WAIT_S = 0.5  # and in all, before partitions are paused; far below max.poll.interval.ms
+BUSY_SHARE = 0.95
+LEAVE_S = 10.0
+LEAVE_LEAST_S = 2.0  # also when a drain has used its time: for the last commit
+ENDS_EVERY_S = 1.0
+
+
+class Member:
+    """Runs from `start` until it has left the group."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        """Nothing is connected before `start`."""
+        #: any thread reads it; `drain_timeout_s` is made shorter by whoever is in a hurry
+        self.config = config
+        #: any thread
+        self.now = config.clock.now
+        #: any thread, each field as it says there
+        self.seat = Seat(self.now, self.fail, self.died)
+        # The next four are the seat's own.
+        self.partitions = self.seat.partitions
+        self.executors = self.seat.executors
+        self.callbacks = self.seat.callbacks
+        self.ended = self.seat.ended
+        #: called inside the door; others read single fields of it, which may be old by then
+        self.engine = Engine([plan.spec for plan in config.plans], config.limits, size_of)
+        #: any thread says something, the watching thread writes it
+        self.telling = Telling()
+        #: sent into inside the door; its answers come on the producer's thread. Here already, for a
+        #: stop may come before the start: it makes no client before it must.
+        self.outputs = Outputs(
+            lambda: config.make_producer(self.outputs_served, self.fail),
+            config.group,
+            self._outputs_full,
+        )
+        #: made by the thread that starts the member; then begun inside the door, closed at the end
+        self.transactor: Transactor | None = None
+        #: any thread plans, the polling thread sends, the background thread reads back
+        self.committer = Committer(self.seat)
+        #: of the polling thread
+        self.lease = Lease(self.seat, self.committer.plan)
+        self.committer.on_answered = self.lease.answered
+        #: of whoever is inside the door
+        self._performer = Performer(
+            self.seat, config, self.outputs, self.committer, self.telling,
+            served=self.outputs_served, drained=self._drained,
+        )  # fmt: skip
+        #: any thread
+        self.door = self.seat.door = self._new_door()
+        #: written once, by the first thread that fails, before it stops the engine: why the run
+        #: ends other than asked for
+        self.fatal: fx.Fatal | None = None
+        #: with it: it broke in a way that a new member in its place may not; a fleet makes one
+        self.may_restart = False
+        #: with it: 2 where that reason is bad input, which only the running group could show
+        self.exit_code = 1
+        #: set once: inside the door by the engine's Drained, or when the run broke; any reads it
+        self.leaving = False
+        #: set once by the polling thread, the watching thread reads it
+        self.ending = False
+        #: set once by the first thread that asks for the end
+        self._stopped_at: float | None = None
+        #: of the polling thread; of the rebalance the background thread looks up offsets
+        self._rebalance = Rebalance(
+            self.seat, config, self.committer, self.lease, self, self.tick_engine
+        )
+        self._out_of_range = OutOfRange(self.seat, config, self._reread)
+        self._rejoining = Rejoining(self.seat, self._lose_all, self._join)
+        #: of the polling thread, as the next three
+        self._full_since: float | None = None
+        self._ends_at = 0.0
+        self._polled_at: float | None = None
+        #: written by the polling thread, any reads it: the longest time between two polls, in
+        #: seconds: the figure behind L5
+        self.poll_gap_max_s = 0.0
+        #: written and read inside the door
+        self._next_tick_at = 0.0
+
+    def _new_door(self) -> Door:
+        door = Door(self.engine, self._performer.perform, self.now)
+        door.on_earlier = self._wake_for_deadline
+        door.on_broken = self._broke
+        door.on_died = self.died
+        return door
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the group and begin; returns at once."""
+        config = self.config
+        self.seat.consumer = config.make_consumer()
+        if config.make_transactor is not None:
+            self.transactor = self._performer.transactor = config.make_transactor(self.seat)
+        self.executors.extend(config.make_executors(self.door, self.fail))
+        guard.thread("weft-background", self.seat.work_behind, self.died).start()
+        guard.thread("weft-poll", self._run, self.died).start()
+
+    def stop(self, mode: StopMode) -> None:
+        """Ask for the end; any thread."""
+        if self._stopped_at is None:
+            self._stopped_at = self.now()
+        self.door.post(lambda engine, now: engine.stop(now, mode))
+        for executor in self.executors:
+            executor.warn(None)
+        self.seat.wake()
+
+    def fail(
+        self,
+        reason: str,
+        error: ErrorInfo | None = None,
+        exit_code: int = 1,
+        *,
+        may_restart: bool = False,
+    ) -> None:
+        """End with this exit code: finish what runs, commit, leave."""
+        if self.fatal is None:
+            self.may_restart = may_restart
+            self.fatal, self.exit_code = fx.Fatal(reason, error), exit_code
+            event(_log, "error", "stopping", reason=reason)
+        if self._stopped_at is None:
+            self._stopped_at = self.now()
+        # Posted, not called: this may run inside the door.
+        self.door.post(lambda engine, now: engine.stop(now, "in_flight"))
+
+    def died(self, thread: str, error: BaseException) -> None:
+        """On a thread of ours that is dying: what it should do is not done, so the run ends."""
+        if isinstance(error, ConfigError):  # the cluster refuses us: it says what to do
+            self.fail(str(error))
+        else:
+            guard.log_death(thread, error)
+            self.fail(f"thread {thread} died: {type(error).__name__}: {error}", may_restart=True)
+        if thread == "weft-poll":
+            self.ended.set()  # it was to leave: nobody else will say that it is over
+        self.seat.wake()
+
+    def _broke(self, error: Exception) -> None:
+        """Inside the door: the engine has failed. Leave at once and commit nothing."""
+        _log.critical("internal error, please report it with this trace", exc_info=error)
+        self.fail(f"internal error: {type(error).__name__}: {error}")
+        self.leaving = True
+        self.seat.wake()
+
+    def _drained(self) -> None:
+        self.leaving = True
+
+    @property
+    def patient(self) -> bool:
+        """The time that a stop may take is not over."""
+        return self._stopped_at is None or self._left_s() > 0
+
+    def _left_s(self) -> float:
+        assert self._stopped_at is not None
+        return self._stopped_at + self.config.drain_timeout_s - self.now()
+
+    def revoke_wait_s(self) -> float:
+        """How long a revoke may wait for what is in flight."""
+        if self.leaving:
+            return 0.0  # the drain has waited already
+        wait_s = self.config.revoke_timeout_s
+        return wait_s if self._stopped_at is None else max(0.0, min(wait_s, self._left_s()))
+
+    # -- the polling thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self.transactor is not None:
+                self.transactor.open()
+            self.seat.consumer.subscribe(self.config.topics, self._rebalance)
+            while not self.leaving:
+                self._step()
+        except ConfigError as error:
+            self.fail(str(error), exit_code=2)
+        except Exception as error:
+            _log.debug("the polling thread failed", exc_info=True)
+            self.fail(f"{type(error).__name__}: {error}", may_restart=True)
+        finally:
+            self._leave()
+
+    def _step(self) -> None:
+        now = self.now()
+        hurry = self.seat.waiting or self.committer.waiting
+        timeout_s = 0.0 if hurry else min(POLL_S, max(0.0, self.door.wakes_at - now))
+        if self._rejoining.waiting:
+            self._rejoining.step()
+            self.lease.renew()
+        elif room := self._wait_for_room():
+            polled = self.seat.consumer.poll(timeout_s, room)
+            self.lease.renew()
+            self._note_gap()
+            self._take(polled)
+        self.committer.send_planned()
+        self.seat.do_waiting()
+        after = self.now()
+        if after >= self.door.wakes_at:
+            self._tick(after)
+
+    def _note_gap(self) -> None:
+        now = time.monotonic()
+        self.poll_gap_max_s = max(self.poll_gap_max_s, now - (self._polled_at or now))
+        self._polled_at = now
+
+    def _tick(self, now: float) -> None:
+        if now >= self._ends_at:
+            self._ends_at = now + ENDS_EVERY_S
+            self._note_log_ends()
+        if self.outputs.backed_up:
+            self.door.post(lambda _engine, _now: self.outputs.retry_waiting())
+        self._rebalance.tick(now)
+        self._out_of_range.tick(now)
+        self.tick_engine(now)
+        if self._stopped_at is not None and not self.leaving and self._left_s() <= 0:
+            self._give_up_waiting()
+
+    def tick_engine(self, now: float) -> None:
+        """Let the engine do what is due. For use inside a rebalance callback too."""
+        self.door.call(partial(self._tick_inside, now))
+
+    def _tick_inside(self, began: float, engine: Engine, now: float) -> None:
+        engine.tick(now)
+        # Set while inside: what ends meanwhile, and is taken in before we are out, may be due
+        # earlier, and would be forgotten if it were set after that.
+        self._next_tick_at = began + TICK_S
+        self.door.wakes_at = min(max(engine.next_deadline(), self._next_tick_at), began + POLL_S)
+
+    def _give_up_waiting(self) -> None:
+        """The drain took too long: cancel what can be cancelled, commit what is done."""
+        held = list(self.partitions.values())
+        left = self.door.call(lambda engine, _: engine.running(held))
+        self.telling.drain_timed_out(self.config.drain_timeout_s, left)
+        for work in left:
+            self.executors[work.partition.handler.index].cancel(work, expired=False)
+        self.door.post(lambda engine, now: engine.stop(now, "now"))
+
+    def _wait_for_room(self) -> int:
+        """How many records to poll for; 0 when it is better to wait first.
+
+        Full buffers are waited for a little: pausing a partition throws away what librdkafka has
+        fetched of it, and when it is resumed librdkafka may sleep on for a second.
+        """
+        limit = self.config.limits.buffer_records
+        every = list(self.partitions.values())
+        flow = self.engine.state.flow
+        if flow.paused or self.seat.waiting:
+            # What is not paused must come through. Whole polls of many partitions would fill a
+            # small budget many times over.
+            held = sum([len(p.offsets.incomplete) - p.lanes.blocked_records for p in every])
+            return self._polled_for(limit - held)
+        room = flow.room(every)
+        if room.share > 1.0 - BUSY_SHARE:
+            return self._polled_for(room.records)
+        now = self.now()
+        if self._full_since is None:
+            self._full_since = now
+        if now - self._full_since > SOFT_WAIT_S:
+            return self._polled_for(room.records)
+        self.lease.renew()
+        self.committer.take(self.seat.consumer.commit_answers(0.0))
+        self.seat.pause(IDLE_S)
+        return 0
+
+    def _polled_for(self, room: int) -> int:
+        self._full_since = None
+        return max(1, min(room, POLL_RECORDS_MAX))
+
+    def _take(self, polled: Polled) -> None:
+        if polled.batches:
+            batches = [
+                (self.partitions[topic, number], records, sizes)
+                for topic, number, records, sizes in polled.batches
+                if (topic, number) in self.partitions
+            ]
+            now, plans = self.now(), self.config.plans
+            for partition, records, _ in batches:
+                arrivals = plans[partition.handler.index].arrivals
+                arrivals.came(partition.topic, partition.number, records[0].offset, now)
+            self.door.call(lambda engine, now: engine.polled(now, batches))
+        if polled.ends:
+            ends = [
+                (self.partitions[topic, number], position)
+                for topic, number, position in polled.ends
+                if (topic, number) in self.partitions
+            ]
+            self.door.call(lambda engine, now: engine.reached(now, ends))
+        if polled.commits:
+            self.committer.take(polled.commits)
+        self.telling.heard(polled)
+        for problem in polled.problems:
+            if problem.action == "recreate":
+                self._rejoining.begin(problem)
+                return
+            if problem.action == "stop":
+                # Fenced: somebody has our place, and coming back would push them out.
+                fenced = "FENCED_INSTANCE" in problem.code
+                self.fail(f"{problem.code}: {problem.reason}", may_restart=not fenced)
+            else:
+                event(_log, "warning", "kafka", code=problem.code, reason=problem.reason)
+        if polled.out_of_range:
+            self._out_of_range.heard(polled.out_of_range)
+
+    def look_at_topic_ids(self) -> None:
+        """Whether a topic of ours was made again; on the watching thread, may wait."""
+        self.config.topic_ids.look(self.seat, self._reread)
+
+    def _reread(self, partitions: list[TopicPartition]) -> None:
+        """The log is another than the one we read: begin anew where the policy says."""
+        self._rebalance.on_lost(partitions)
+        self._rebalance.find_later(partitions)
+
+    def _lose_all(self) -> None:
+        """The consumer has no place in the group: every epoch has ended."""
+        self._rebalance.on_lost([*self.partitions, *self._rebalance.waiting])
+
+    def _join(self) -> None:
+        """Join the group with a new consumer."""
+        self.seat.consumer = self.config.make_consumer()
+        self.seat.consumer.subscribe(self.config.topics, self._rebalance)
+
+    def _note_log_ends(self) -> None:
+        known = self.seat.consumer.log_ends().items()
+        ends = [(self.partitions[tp], end) for tp, end in known if tp in self.partitions]
+        self.door.call(lambda engine, _: engine.log_ends(ends))
+
+    # -- outputs -----------------------------------------------------------------------------------
+
+    def outputs_served(self) -> None:
+        """Bring the answers there are to the engine; any thread."""
+        outputs = self.outputs
+        answers = outputs.take_answered()
+        if answers:
+            self.door.post(lambda engine, now: engine.outputs_answered(now, answers))
+        if outputs.backed_up:
+            self.door.post(lambda _engine, _now: outputs.retry_waiting())
+
+    def _outputs_full(self, full: bool) -> None:  # noqa: FBT001  # on_level's only argument
+        self.door.post(lambda engine, now: engine.halt(now, "outputs", on=full))
+
+    def _wake_for_deadline(self) -> None:
+        """Inside the door: something is due earlier than the polling thread thinks."""
+        earlier = max(self.engine.next_deadline(), self._next_tick_at)
+        if earlier < self.door.wakes_at:
+            self.door.wakes_at = earlier
+            self.seat.wake()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Give the partitions back, committed, and stop every thread."""
+        self.leaving = self.ending = True
+        try:
+            left_s = LEAVE_S if self._stopped_at is None else self._left_s()
+            self.seat.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
+        except Exception as error:
+            # A revoke that broke half-way: its last commit is missing, so it is no clean end.
+            self.fail(f"{type(error).__name__}: {error}")
+        for executor in self.executors:
+            executor.close()
+        self.seat.quit()
+        self.outputs.close(2.0)
+        if self.transactor is not None:
+            self.transactor.close(2.0)
+        self.callbacks.close(1.0)
+        self.ended.set()  # last: whoever waits for the end has been told everything

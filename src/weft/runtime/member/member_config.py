@@ -1,0 +1,49 @@
+"""What a member is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.core import effects as fx
+from weft.core.spec import Limits
+from weft.core.starting import Found, OnLost
+from weft.kafka.clock import REAL_CLOCK, Clock
+from weft.kafka.ports import ConsumerPort, ProducerPort
+from weft.runtime.door import Door
+from weft.runtime.handling import Executor, HandlerPlan
+from weft.runtime.member.seat import Fail, Seat
+from weft.runtime.member.topic_ids import TopicIds
+from weft.runtime.member.transactions import Transactor
+from weft.types import TopicPartition
+
+
+@dataclass(slots=True)
+class MemberConfig:
+    """What a member is told by the app."""
+
+    group: str
+    topics: list[str]
+    plans: list[HandlerPlan]
+    #: topic -> index of its handler
+    route: Callable[[str], int]
+    limits: Limits
+    make_consumer: Callable[[], ConsumerPort]
+    #: told when there is something to serve, and why nothing can be produced any more
+    make_producer: Callable[[Callable[[], None], Callable[[str], None]], ProducerPort]
+    make_executors: Callable[[Door, Fail], list[Executor]]
+    #: with exactly_once: the transactions of this member and the id they go under
+    make_transactor: Callable[[Seat], Transactor] | None = None
+    drain_timeout_s: float = 20.0
+    revoke_timeout_s: float = 5.0
+    on_offset_lost: OnLost = "stop"
+    on_commit: Callable[..., Any] | None = None
+    on_assign: Callable[..., Any] | None = None
+    on_revoke: Callable[..., Any] | None = None
+    #: called with every batch of finished records, on whatever thread is inside the door
+    on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
+    #: told what is committed for the partitions that were assigned
+    on_found: Callable[[Mapping[TopicPartition, Found]], None] = field(default=lambda _: None)
+    topic_ids: TopicIds = field(default_factory=lambda: TopicIds(lambda _: {}))
+    clock: Clock = REAL_CLOCK

@@ -1,0 +1,235 @@
+"""Produces what handlers return, and dead letters, and reports when the broker has them.
+
+The outputs of a record count as answered when all of them are; one that is refused fails
+the whole attempt. What nobody refused (no answer in time, brokers away) is produced again, for as
+long as its record waits for it: the handler did its part, and no attempt is charged for it. When
+the producer's queue is full the rest waits here and the engine starts nothing new until there is
+room again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from weft.core.endings import OutputsAnswer
+from weft.core.partition import Work
+from weft.core.states import SENDING
+from weft.kafka.ports import Delivery, OutMessage, ProducerPort
+from weft.runtime.member.dead_letters import TOO_LARGE, Cuts, dead_letter
+from weft.runtime.member.refusals import Refusals
+from weft.runtime.shared import SharedOutputs
+from weft.types import ErrorInfo, Sent
+
+AGAIN_S = 0.5  # until a message is produced again that nobody has refused
+
+
+class _Pending:
+    """The outputs of one record, or of a whole batch, that are not all answered yet."""
+
+    __slots__ = ("answers", "error", "left", "messages", "works")
+
+    def __init__(self, work: Work, messages: Sequence[OutMessage]) -> None:
+        self.works = [work]
+        self.messages = messages
+        self.answers: list[Delivery | None] = [None] * len(messages)
+        self.left = len(messages)
+        self.error: ErrorInfo | None = None
+
+    def sent(self) -> tuple[Sent, ...]:
+        """What the broker has of them."""
+        return tuple(one.sent for one in self.answers if one is not None and one.sent is not None)
+
+    def reason(self) -> ErrorInfo | None:
+        """Why they are not all stored: a refusal, if there is one."""
+        failed = [one for one in self.answers if one is not None and one.error]
+        failed.sort(key=lambda one: one.again)
+        return failed[0].error if failed else None
+
+    def first_again(self) -> int | None:
+        """From which message on they are produced again; None where that is of no use.
+
+        Those behind it go again as well, though stored: of one record they keep their order.
+        """
+        failed = [i for i, one in enumerate(self.answers) if one is not None and one.error]
+        if not failed or not all((one := self.answers[i]) and one.again for i in failed):
+            return None
+        return failed[0]
+
+
+class Outputs:
+    """Sends for the engine; `send` and `send_dead_letter` are called inside the door."""
+
+    def __init__(
+        self,
+        make_producer: Callable[[], ProducerPort],
+        group: str,
+        on_full: Callable[[bool], None],
+    ) -> None:
+        """`on_full(True)` when the producer takes no more for now, `on_full(False)` after that.
+
+        The producer is made when there is something to send: many apps never send anything.
+        """
+        self._make_producer = make_producer
+        self._producer: ProducerPort | None = None
+        self._group = group
+        self._on_full = on_full
+        self._waiting: deque[tuple[OutMessage, Callable[[Delivery], None]]] = deque()
+        self._full = False
+        self.cuts = Cuts()
+        #: answers for the engine, taken by the member's turn
+        self.answered: deque[OutputsAnswer] = deque()
+        #: a batch's records join its outputs inside the door while they are answered outside
+        self._lock = threading.Lock()
+        #: to be produced again: not before this time, for whom, and how
+        self._again: deque[tuple[float, list[Work], Callable[[], None]]] = deque()
+        self._closed = False
+        self._refusals = Refusals()
+
+    def send(self, work: Work, messages: Sequence[OutMessage]) -> None:
+        """Produce all outputs of a record."""
+        if isinstance(messages, SharedOutputs):
+            self._send_shared(work, messages)
+            return
+        if len(messages) == 1:  # most have one: no counting
+            self._send_one(work, messages[0])
+        else:
+            self._send_from(_Pending(work, messages), 0)
+
+    def _send_one(self, work: Work, message: OutMessage) -> None:
+        self._queue(message, partial(self._one_delivered, work, message))
+
+    def _send_from(self, pending: _Pending, first: int) -> None:
+        for index in range(first, len(pending.messages)):
+            self._queue(pending.messages[index], partial(self._delivered, pending, index))
+
+    def _send_shared(self, work: Work, shared: SharedOutputs) -> None:
+        """Outputs of a batch: sent for the first of its records, waited for by all."""
+        pending = shared.pending
+        if pending is None:
+            pending = shared.pending = _Pending(work, shared)
+            self._send_from(pending, 0)
+            return
+        with self._lock:
+            if pending.left:
+                pending.works.append(work)
+                return
+        self.answered.append((work, pending.sent(), pending.error))
+
+    def send_dead_letter(self, work: Work, topic: str, error: ErrorInfo) -> None:
+        """Produce the record as it came, with KIP-1191's headers."""
+        self._send_letter(work, dead_letter(work, topic, error, self._group))
+
+    def _send_letter(self, work: Work, letter: OutMessage) -> None:
+        self._queue(letter, partial(self._dead_lettered, work, letter))
+
+    def _queue(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
+        # Behind those that wait, or outputs of one lane would overtake each other.
+        if self._producer is None:
+            self._producer = self._make_producer()
+        if not self._waiting:
+            try:
+                self._producer.send(message, on_delivery)
+            except BufferError:
+                pass
+            else:
+                return
+        self._waiting.append((message, on_delivery))
+        if not self._full:
+            self._full = True
+            self._on_full(True)
+
+    def retry_waiting(self) -> None:
+        """Send what did not fit before, or is due again; called inside the door."""
+        while self._again and self._again[0][0] <= time.monotonic():
+            _, works, produce = self._again.popleft()
+            if any(_waits(work) for work in works):  # else its epoch has ended
+                produce()
+        while self._waiting and self._producer is not None:
+            message, on_delivery = self._waiting[0]
+            try:
+                self._producer.send(message, on_delivery)
+            except BufferError:
+                return
+            self._waiting.popleft()
+        if self._full:
+            self._full = False
+            self._on_full(False)
+
+    @property
+    def backed_up(self) -> bool:
+        """Something waits for room in the producer, or to be produced again."""
+        return bool(self._waiting or self._again)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is on its way, and stop."""
+        self._closed = True
+        if self._producer is not None:
+            self._producer.close(timeout_s)
+
+    def take_answered(self) -> list[OutputsAnswer]:
+        """Answers that came since the last call."""
+        taken: list[OutputsAnswer] = []
+        # Taken by the producer's thread and by whoever is inside the door, also at the same time:
+        # what the length said may be gone with the other one.
+        with suppress(IndexError):
+            while self.answered:
+                taken.append(self.answered.popleft())
+        return taken
+
+    # -- on the producer's thread ------------------------------------------------------------------
+
+    def _produce_again(self, works: list[Work], produce: Callable[[], None]) -> bool:
+        """Have it produced again in a while; False where nobody waits for it any more."""
+        if self._closed or not any(_waits(work) for work in works):
+            return False
+        self._again.append((time.monotonic() + AGAIN_S, works, produce))
+        return True
+
+    def _one_delivered(self, work: Work, message: OutMessage, delivery: Delivery) -> None:
+        again = partial(self._send_one, work, message)
+        if delivery.again and self._produce_again([work], again):
+            return
+        self._answer_one(work, delivery)
+
+    def _answer_one(self, work: Work, delivery: Delivery) -> None:
+        sent = () if delivery.sent is None else (delivery.sent,)
+        if delivery.error is not None:
+            self._refusals.tell(delivery.error)
+        self.answered.append((work, sent, delivery.error))
+
+    def _delivered(self, pending: _Pending, index: int, delivery: Delivery) -> None:
+        pending.answers[index] = delivery
+        self._refusals.tell(delivery.error)
+        with self._lock:
+            pending.left -= 1
+            if pending.left:
+                return
+            first = pending.first_again()
+            again = None if first is None else partial(self._send_from, pending, first)
+            if first is not None and again and self._produce_again(pending.works, again):
+                pending.left = len(pending.messages) - first
+                return
+            pending.error = pending.reason()
+        sent = pending.sent()
+        self.answered.extend((work, sent, pending.error) for work in pending.works)
+
+    def _dead_lettered(self, work: Work, letter: OutMessage, delivery: Delivery) -> None:
+        if delivery.error is not None and delivery.error.type in TOO_LARGE:
+            smaller = self.cuts.cut(work.record, letter)
+            if smaller is not None:
+                self._waiting.append((smaller, partial(self._dead_lettered, work, smaller)))
+                return
+        again = partial(self._send_letter, work, letter)
+        if delivery.again and self._produce_again([work], again):
+            return
+        self._answer_one(work, delivery)
+
+
+def _waits(work: Work) -> bool:
+    """The engine still waits for the record's outputs."""
+    return work.state == SENDING

@@ -1,0 +1,311 @@
+"""Partitions that come and go, as the member's polling thread lives through it.
+
+Unassignment follows when the revoke callback returns, so the callback blocks: nothing new starts,
+what runs is waited for, async attempts are cancelled, and frontier and map are committed and
+acknowledged. Only then may another member have the partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from weft.core.epochs import Assignment
+from weft.core.partition import Partition
+from weft.core.spec import EXACTLY_ONCE
+from weft.core.starting import Found, OffsetLost, Start, resolve
+from weft.core.states import IDLE
+from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.logs import event
+from weft.runtime.member.committing import Committer
+from weft.runtime.member.lease import Lease
+from weft.runtime.member.member_config import MemberConfig
+from weft.runtime.member.seat import Seat
+from weft.types import TopicPartition
+
+_log = logging.getLogger("weft")
+
+FIND_S = 5.0
+FIND_AGAIN_S = 0.5
+LAST_TRANSACTION_S = 5.0
+CANCEL_GRACE_S = 0.5
+#: how often to say that a partition still cannot be read
+SAY_S = 30.0
+
+
+class _Look(NamedTuple):
+    """Partitions whose start is being looked for."""
+
+    partitions: list[TopicPartition]
+    #: the assignment they came with
+    token: int
+    began: float
+    say_at: float
+
+
+class TimeLeft(Protocol):
+    """How long a member that may be ending waits."""
+
+    @property
+    def patient(self) -> bool:
+        """The time that a stop may take is not over."""
+
+    def revoke_wait_s(self) -> float:
+        """How long a revoke may wait for what is in flight."""
+
+
+class Rebalance:
+    """The member's RebalanceListener."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        config: MemberConfig,
+        committer: Committer,
+        lease: Lease,
+        time_left: TimeLeft,
+        tick: Callable[[float], None],
+    ) -> None:
+        """`tick` lets the engine do what is due."""
+        self._seat = seat
+        self._config = config
+        self._committer = committer
+        self._lease = lease
+        self._time_left = time_left
+        self._tick_engine = tick
+        #: of the polling thread; the background thread reads it
+        #: assigned, but their start could not be read yet -> which assignment that was
+        self.waiting: dict[TopicPartition, int] = {}
+        self._assignments = 0
+        #: when to look again, and for what
+        self._later: list[tuple[float, _Look]] = []
+
+    # -- assigned ----------------------------------------------------------------------------------
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Read what is committed and open an epoch for each."""
+        self._assignments += 1
+        began = self._seat.now()
+        if not self._seat.consumer.assign_may_block:
+            self.find_later(partitions)
+            return {}
+        try:
+            found = self._seat.consumer.find(partitions, FIND_S)
+        except KafkaUnavailable as error:
+            event(_log, "warning", "assigned, offsets unreadable", reason=str(error))
+            found = {}
+        if left := [where for where in partitions if where not in found]:
+            self.find_later(left)
+        return self._assigned(found, began) if found else {}
+
+    def _assigned(
+        self, found: dict[TopicPartition, Found], began: float
+    ) -> dict[TopicPartition, int]:
+        """Open the epochs and say so."""
+        starts = self.open(found)
+        seconds = round(self._seat.now() - began, 3)
+        event(_log, "info", "assigned", partitions=names(list(found)), seconds=seconds)
+        self._config.on_found(found)
+        return starts
+
+    def find_later(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read their offsets in the background and begin them then."""
+        token, began = self._assignments, self._seat.now()
+        self.waiting.update(dict.fromkeys(partitions, token))
+        look = _Look(list(partitions), token, began, began + SAY_S)
+        self._seat.background(partial(self._find, look))
+
+    def tick(self, now: float) -> None:
+        """Now and then, on the polling thread: look again for what could not be read."""
+        due = [look for at, look in self._later if now >= at]
+        if due:
+            self._later = [(at, look) for at, look in self._later if now < at]
+            for look in due:
+                self._seat.background(partial(self._find, look))
+
+    def _find(self, look: _Look) -> None:
+        """On the background thread, which others need, too: look once."""
+        left = [where for where in look.partitions if self.waiting.get(where) == look.token]
+        if not left:
+            return
+        try:
+            found = self._seat.consumer.find(left, FIND_S)
+        except KafkaUnavailable:
+            found = {}
+        self._seat.on_poll_thread(partial(self._found, look, left, found))
+
+    def _found(
+        self, look: _Look, asked: list[TopicPartition], found: dict[TopicPartition, Found]
+    ) -> None:
+        """On the polling thread: begin what could be read; the rest is looked at again."""
+        if found:
+            self._begin(found, look.token, look.began)
+        left = [where for where in asked if where not in found]
+        if left:
+            now = self._seat.now()
+            if now >= look.say_at:
+                event(_log, "warning", "no leader answers, still waiting", partitions=names(left))
+                look = look._replace(say_at=now + SAY_S)
+            self._later.append((now + FIND_AGAIN_S, look._replace(partitions=left)))
+
+    def _begin(self, found: dict[TopicPartition, Found], token: int, began: float) -> None:
+        ours = {where: one for where, one in found.items() if self.waiting.get(where) == token}
+        for where in ours:
+            del self.waiting[where]
+        if ours:
+            for where, offset in self._assigned(ours, began).items():
+                self._seat.consumer.begin(where, offset)
+
+    def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
+        """Begin an epoch for each; where to fetch from."""
+        seat = self._seat
+        found = self._config.topic_ids.fresh(found)
+        assignments = []
+        for where, one in found.items():
+            start = resolve(one, self._config.on_offset_lost)
+            if isinstance(start, OffsetLost):
+                seat.fail(f"{where[0]}[{where[1]}]: {start.reason}")
+                continue
+            assignments.append(self._assignment(where, start, one))
+        if not assignments:
+            return {}
+        opened = seat.door.call(lambda engine, now: engine.assigned(now, assignments))
+        for partition in opened:
+            where = (partition.topic, partition.number)
+            seat.partitions[where] = partition
+        seat.callbacks.call(self._config.on_assign, [(p.topic, p.number) for p in opened])
+        return {(one.topic, one.partition): one.start for one in assignments}
+
+    def _assignment(self, where: TopicPartition, start: Start, found: Found) -> Assignment:
+        if start.warning:
+            event(_log, "warning", start.warning, topic=where[0], partition=where[1])
+        return Assignment(
+            where[0],
+            where[1],
+            self._config.route(where[0]),
+            start.offset,
+            start.restored_top,
+            start.restored_not_done,
+            start.commit_start,
+            -1 if found.committed is None else found.committed,
+            found.log_end,
+        )
+
+    # -- revoked -----------------------------------------------------------------------------------
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Finish what runs, commit, close the epochs."""
+        seat = self._seat
+        began = self._seat.now()
+        ours = self._take(partitions)
+        if seat.door.broken is not None:
+            return  # what the engine holds may be wrong: commit nothing of it
+        seat.door.call(lambda engine, now: engine.revoking(now, ours))
+        for executor in seat.executors:
+            executor.warn(ours)
+        # Looked at all the while: a stop that comes meanwhile has less time than a rebalance.
+        left_s = self._time_left.revoke_wait_s
+        self._wait(lambda: quiet(ours) or left_s() <= 0, left_s())
+        finished = quiet(ours)
+        if not finished:
+            self._cancel(ours)
+        ended = self._end_transactions(ours)
+        stored = self._committer.send_last(ours) and ended
+        seat.door.call(lambda engine, now: engine.closed(now, ours))
+        self._config.topic_ids.closed(ours)
+        event(
+            _log,
+            "info",
+            "revoked",
+            partitions=names(partitions),
+            seconds=round(self._seat.now() - began, 3),
+            finished=finished,
+            committed=stored,
+        )
+        seat.callbacks.call(self._config.on_revoke, list(partitions))
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Drop everything; commit nothing."""
+        seat = self._seat
+        ours = self._take(partitions)
+        if seat.door.broken is not None:
+            return
+        running = seat.door.call(lambda engine, _: engine.running(ours))
+        seat.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
+        self._config.topic_ids.closed(ours)
+        for executor in seat.executors:
+            executor.warn(ours)
+        for work in running:  # another member is at them already
+            seat.executors[work.partition.handler.index].cancel(work, expired=False)
+        event(_log, "warning", "lost", partitions=names(partitions))
+        seat.callbacks.call(self._config.on_revoke, list(partitions))
+
+    def _take(self, partitions: Sequence[TopicPartition]) -> list[Partition]:
+        for where in partitions:
+            self.waiting.pop(where, None)
+        held = [self._seat.partitions.pop(where, None) for where in partitions]
+        return [partition for partition in held if partition is not None]
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait inside the callback, where only we can serve the commit answers."""
+        seat = self._seat
+        deadline = seat.now() + timeout_s
+        while not done():
+            if (now := seat.now()) >= deadline:
+                return False
+            if now >= seat.door.wakes_at:  # a refused transaction is due again, a call has hung
+                self._tick_engine(now)
+            self._committer.send_planned()
+            self._committer.take(seat.consumer.commit_answers(0.005))
+            self._lease.renew()
+            seat.door.turn()
+        return True
+
+    def _cancel(self, partitions: list[Partition]) -> None:
+        """Time is up: end the attempts that can be ended."""
+        for work in self._seat.door.call(lambda engine, _: engine.running(partitions)):
+            executor = self._seat.executors[work.partition.handler.index]
+            executor.cancel(work, expired=False)
+        self._wait(lambda: quiet(partitions), CANCEL_GRACE_S if self._time_left.patient else 0.05)
+
+    def _end_transactions(self, partitions: list[Partition]) -> bool:
+        """exactly_once: what is handled goes into a last transaction, which ends before we do."""
+        ours = [p for p in partitions if p.handler.spec.delivery == EXACTLY_ONCE]
+        if not ours or self._config.make_transactor is None:
+            return True
+
+        def all_committed() -> bool:
+            return not any(p.commit.claims or p.commit.state != IDLE for p in ours)
+
+        return self._wait(all_committed, LAST_TRANSACTION_S)
+
+
+def quiet(partitions: Sequence[Partition]) -> bool:
+    """Nothing of them is with a handler, being produced, or waiting for a mark."""
+    return not any(p.in_flight or p.sending for p in partitions) and not any(
+        p.commit.claims and p.commit.sent
+        for p in partitions
+        if p.handler.spec.delivery == "at_most_once"
+    )
+
+
+def names(partitions: Sequence[TopicPartition]) -> str:
+    """`orders[0-2,5] users[4]`, for people: a topic may have thousands."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    shown = (f"{topic}[{_runs(sorted(held))}]" for topic, held in sorted(topics.items()))
+    return " ".join(shown) or "none"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers as runs: `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,119 @@
+"""A member's place in its group: what all its parts have in hand, and the ways between its threads.
+
+The parts (commits, lease, rebalance, transactions …) are given this, not the member that made them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+from weft.core.partition import Partition
+from weft.kafka import guard
+from weft.kafka.ports import ConsumerPort
+from weft.runtime.door import Door
+from weft.runtime.handling import Executor
+from weft.runtime.member.callbacks import Callbacks
+from weft.types import ErrorInfo, TopicPartition
+
+_log = logging.getLogger("weft")
+
+Action = Callable[[], None]
+#: on the polling thread: the log is another than the one we read, begin anew where the policy says
+Reread = Callable[[list[TopicPartition]], None]
+
+
+class Fail(Protocol):
+    """Ends the run for a reason of its own; any thread, also inside the door."""
+
+    def __call__(
+        self,
+        reason: str,
+        error: ErrorInfo | None = None,
+        exit_code: int = 1,
+        *,
+        may_restart: bool = False,
+    ) -> None:
+        """End with this exit code: finish what runs, commit, leave."""
+
+
+class Seat:
+    """What a member's parts share. Every field says which thread may touch it."""
+
+    #: any thread; made by the member, once
+    door: Door
+    #: written by the polling thread, which makes another one to join anew; what other threads may
+    #: call of it, its port says
+    consumer: ConsumerPort
+
+    def __init__(self, now: Callable[[], float], fail: Fail, died: guard.Died) -> None:
+        #: any thread
+        self.now = now
+        #: any thread
+        self.fail = fail
+        #: any thread that is dying
+        self.died = died
+        #: any thread hands in calls
+        self.callbacks = Callbacks(died)
+        #: changed by the polling thread alone; others read it, and go through copies of it only
+        self.partitions: dict[TopicPartition, Partition] = {}
+        #: filled by the thread that starts the member, before any other runs; then any reads it
+        self.executors: list[Executor] = []
+        #: set by the polling thread, last of all; any thread waits for it
+        self.ended = threading.Event()
+        #: any thread adds, the polling thread takes
+        self._outbox: deque[Action] = deque()
+        #: any thread adds, the background thread takes
+        self._behind: SimpleQueue[Action | None] = SimpleQueue()
+        #: set by the polling thread; it and the background threads wait for it
+        self._quit = threading.Event()
+
+    # -- the polling thread ------------------------------------------------------------------------
+
+    def on_poll_thread(self, action: Action) -> None:
+        """Have the polling thread do this soon; any thread."""
+        self._outbox.append(action)
+        self.wake()
+
+    @property
+    def waiting(self) -> bool:
+        """The polling thread has something to do."""
+        return bool(self._outbox)
+
+    def do_waiting(self) -> None:
+        """On the polling thread: do what others left for it."""
+        for _ in range(len(self._outbox)):
+            self._outbox.popleft()()
+
+    def wake(self) -> None:
+        """Have the polling thread look around soon; any thread."""
+        consumer = getattr(self, "consumer", None)
+        if consumer is not None and not self.ended.is_set():
+            consumer.wake()
+
+    # -- the background thread ---------------------------------------------------------------------
+
+    def background(self, action: Action) -> None:
+        """Have the background thread do this, which may wait for the network; any thread."""
+        self._behind.put(action)
+
+    def work_behind(self) -> None:
+        """The background thread's life."""
+        while (action := self._behind.get()) is not None:
+            try:
+                action()
+            except Exception:
+                _log.exception("background work failed")
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the member ends; any thread of it."""
+        self._quit.wait(seconds)
+
+    def quit(self) -> None:
+        """On the polling thread, when the group is left: nobody waits any longer."""
+        self._quit.set()
+        self._behind.put(None)

@@ -1,0 +1,192 @@
+"""What went wrong, told in the log: enough to act on, never a flood, and never silently cut.
+
+What happens inside the door is only counted and kept here; the lines are written by the watching
+thread, which may wait for whoever reads the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft.account.shown import shown_text
+from weft.core import effects as fx
+from weft.core.partition import Work
+from weft.kafka.ports import Polled
+from weft.runtime.logs import traced
+from weft.runtime.member.troubles import Troubles
+from weft.types import ErrorInfo, TopicPartition
+
+_log = logging.getLogger("weft")
+
+ALIKE_EVERY_S = 10.0
+SUMMARY_EVERY_S = 60.0
+#: kinds of failures that are told apart; a handler whose errors are all different is one of them
+KINDS_MAX = 200
+#: lines that wait for the watching thread; no run of Weft's own makes that many
+LINES_MAX = 1_000
+DRAIN_SHOWN_MAX = 10
+
+_GIVEN_UP = {
+    "parked": "record parked",
+    "dead_lettered": "record dead-lettered",
+    "skipped": "record skipped",
+}
+
+
+class Line(NamedTuple):
+    """One line for the log."""
+
+    level: str
+    what: str
+    fields: dict[str, Any]
+    traceback: str = ""
+
+
+class Alike:
+    """Lines of one kind: one in so many seconds is told, the others are counted."""
+
+    __slots__ = ("at", "fields", "left_out")
+
+    def __init__(self, at: float, fields: dict[str, Any]) -> None:
+        self.at = at
+        #: what all of them have in common
+        self.fields = fields
+        self.left_out = 0
+
+
+class Telling:
+    """Collects what is to be told of one run."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: since when no broker has answered; None while one does, as far as is known
+        self.broker_lost_at: float | None = None
+        self.broker_seen_at = clock()
+        #: partitions that stood still before the end of their log -> how far transactions have
+        #: ended there; written by the watching thread as a whole, any reads it
+        self.stable_ends: Mapping[TopicPartition, int] = {}
+        #: when one answered again after none had
+        self.broker_back_at = float("-inf")
+        self._lines: deque[Line] = deque(maxlen=LINES_MAX)
+        self._failures: dict[Hashable, Alike] = {}
+        self._given_up: dict[Hashable, Alike] = {}
+        self.troubles = Troubles()
+
+    def heard(self, polled: Polled) -> None:
+        """What a poll says of the brokers: records and stored commits come from one that is there.
+
+        A commit that failed may have reached nobody: librdkafka answers for brokers that are away.
+        """
+        if polled.batches or any(one.verdict == "stored" for one in polled.commits):
+            self.broker_seen(self._clock())
+
+    def broker_seen(self, at: float) -> None:
+        """A broker has answered."""
+        if self.broker_lost_at is not None:
+            self.broker_back_at = at
+        self.broker_seen_at, self.broker_lost_at = at, None
+
+    def say(self, level: str, what: str, *, traceback: str = "", **fields: Any) -> None:
+        """Have a line written soon; any thread, also inside the door."""
+        self._lines.append(Line(level, what, fields, traceback))
+
+    def drain_timed_out(self, seconds: float, left: Sequence[Work]) -> None:
+        """A stop did not wait any longer for these."""
+        shown = [f"{w.partition.topic}[{w.partition.number}]@{w.record.offset}" for w in left]
+        self.say(
+            "warning",
+            "drain timed out",
+            seconds=seconds,
+            running=len(left),
+            records=" ".join(shown[:DRAIN_SHOWN_MAX]),
+            fix="these are handled again after the next start; raise drain_timeout_s, or give the "
+            "handler a timeout_s",
+        )
+
+    # -- inside the door ---------------------------------------------------------------------------
+
+    def trouble(self, effect: fx.Troubled) -> None:
+        """An attempt failed, or a record was given up."""
+        self.troubles.note(effect)
+        if effect.outcome == "failed":
+            self._failed(effect)
+        else:
+            self._gave_up(effect)
+
+    def _failed(self, effect: fx.Troubled) -> None:
+        """A failed attempt: one in ten seconds of each handler, error type and place."""
+        error, handler = effect.error, effect.work.partition.handler.name
+        kind: Hashable = (handler, error.type, place_of(error.traceback))
+        now = self._clock()
+        alike = self._failures.get(kind)
+        if alike is None:
+            if len(self._failures) >= KINDS_MAX:
+                kind = handler
+            alike = self._failures.get(kind)
+        if alike is not None and now - alike.at < ALIKE_EVERY_S:
+            alike.left_out += 1
+            return
+        left_out = {"left_out": alike.left_out} if alike is not None and alike.left_out else {}
+        common = {"handler": handler, "error_type": error.type}
+        self._failures[kind] = Alike(now, common)
+        fields = {**_where(effect), "attempt": effect.attempts, "error": _text(error), **left_out}
+        self._lines.append(Line("warning", "attempt failed", fields, error.traceback))
+
+    def _gave_up(self, effect: fx.Troubled) -> None:
+        """The first dead letter, skip or park of each handler and error type; others in sums."""
+        error, handler = effect.error, effect.work.partition.handler.name
+        kind: Hashable = (handler, effect.outcome, error.type)
+        if kind not in self._given_up and len(self._given_up) >= KINDS_MAX:
+            kind = (handler, effect.outcome)
+        alike = self._given_up.get(kind)
+        if alike is not None:
+            alike.left_out += 1
+            return
+        common = {"handler": handler, "outcome": effect.outcome, "error_type": error.type}
+        self._given_up[kind] = Alike(self._clock(), common)
+        fields = {**_where(effect), "attempts": effect.attempts, "error": _text(error)}
+        self._lines.append(Line("warning", _GIVEN_UP[effect.outcome], fields))
+
+    # -- on the watching thread --------------------------------------------------------------------
+
+    def write(self, *, last: bool = False) -> None:
+        """Write what waits, the sums that are due, and at the end all of them."""
+        self._sum_up(last=last)
+        while self._lines:
+            line = self._lines.popleft()
+            traced(_log, line.level, line.what, line.fields, line.traceback)
+
+    def _sum_up(self, *, last: bool) -> None:
+        now = self._clock()
+        for alike in list(self._given_up.values()):
+            if alike.left_out and (last or now - alike.at >= SUMMARY_EVERY_S):
+                count, alike.left_out, alike.at = alike.left_out, 0, now
+                self.say("warning", "more records given up", **alike.fields, count=count)
+        for alike in list(self._failures.values()) if last else ():
+            if alike.left_out:
+                count, alike.left_out = alike.left_out, 0
+                self.say("warning", "more attempts failed", **alike.fields, left_out=count)
+
+
+def place_of(traceback: str) -> str:
+    """The innermost line of a traceback: where the error was raised."""
+    start = traceback.rfind('  File "')
+    return traceback[start : traceback.find("\n", start)] if start >= 0 else ""
+
+
+def _where(effect: fx.Troubled) -> dict[str, Any]:
+    work = effect.work
+    return {
+        "handler": work.partition.handler.name,
+        "topic": work.partition.topic,
+        "partition": work.partition.number,
+        "offset": work.record.offset,
+    }
+
+
+def _text(error: ErrorInfo) -> str:
+    return shown_text(error.line)

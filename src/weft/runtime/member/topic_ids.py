@@ -1,0 +1,145 @@
+"""A topic that is deleted and made again under its name is another topic.
+
+librdkafka goes on at the position it had, and the offsets a group has committed may be of the old
+topic: both would skip records of the new one. So the ids are looked at every few seconds. Where
+one has changed, the epochs of its partitions are lost, and they begin anew at the log's start
+unless somebody has committed for the new topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from weft.core.partition import Partition
+from weft.core.starting import Found
+from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.logs import event
+from weft.runtime.member.seat import Reread, Seat
+from weft.types import TopicPartition
+
+_log = logging.getLogger("weft")
+
+LOOK_EVERY_S = 2.0
+#: looks in a row without it: a broker may be a moment behind
+MISSED_MAX = 3
+
+Ask = Callable[[Sequence[str]], Mapping[str, str]]
+
+
+class TopicIds:
+    """The ids that the epochs of one member belong to."""
+
+    def __init__(self, ask: Ask, on_unsure: Callable[[str], None] = lambda _: None) -> None:
+        """`ask`: topics -> their ids now.
+
+        `on_unsure` is told of each topic whose id may be another than before: who keeps ids of his
+        own forgets that one. It is told after the epochs of the former topic are closed and before
+        one of the new topic begins.
+        """
+        self._ask = ask
+        self._on_unsure = on_unsure
+        #: open epochs -> the id of the topic they belong to, once it is known
+        self._ids: dict[TopicPartition, str] = {}
+        #: partitions we had -> the id of their topic then, and what we had committed
+        self._left: dict[TopicPartition, tuple[str, set[int]]] = {}
+        #: topics of ours that were not there -> how many looks in a row
+        self._missed: dict[str, int] = {}
+        self._asking = threading.Lock()
+        self._due = 0.0
+
+    def look(self, seat: Seat, reread: Reread) -> None:
+        """Look whether a topic of ours was made again; on the watching thread, now and then.
+
+        `reread`, on the polling thread, begins partitions anew.
+        """
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + LOOK_EVERY_S
+        topics = sorted({topic for topic, _ in list(seat.partitions)})
+        ids = self._now(topics)
+        if ids is None:
+            return
+        self._say_missing(topics, ids)
+        for topic, found in ids.items():
+            if self._note(seat, topic, found):
+                seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
+
+    def _say_missing(self, topics: Sequence[str], ids: Mapping[str, str]) -> None:
+        """Librdkafka waits in silence for a topic that was deleted: say so, once."""
+        self._missed = {
+            topic: self._missed.get(topic, 0) + 1 for topic in topics if topic not in ids
+        }
+        for topic, looks in self._missed.items():
+            if looks == MISSED_MAX:
+                event(
+                    _log,
+                    "warning",
+                    "topic is not there any more",
+                    topic=topic,
+                    fix="make it again with `weft topics create`, or stop consuming it",
+                )
+
+    def _note(self, seat: Seat, topic: str, found: str) -> bool:
+        """Remember the id of epochs that had none yet; whether any belongs to another topic."""
+        held = [where for where in list(seat.partitions) if where[0] == topic]
+        if any(where not in self._ids for where in held):
+            self._on_unsure(topic)  # what was asked before it was known may be of a former topic
+        return any(self._ids.setdefault(where, found) != found for where in held)
+
+    def _again(self, seat: Seat, reread: Reread, topic: str, found: str) -> None:
+        """On the polling thread: what belongs to a former topic begins anew."""
+        held = [where for where in seat.partitions if where[0] == topic]
+        where = [one for one in held if self._ids.get(one, found) != found]
+        if not where:
+            return
+        seat.consumer.pause(where)
+        reread(where)  # closes them under the former id
+        self._on_unsure(topic)
+
+    def closed(self, partitions: Iterable[Partition]) -> None:
+        """These epochs have ended: remember what they had committed for which topic."""
+        for partition in partitions:
+            where = (partition.topic, partition.number)
+            known = self._ids.pop(where, None)
+            if known is not None:
+                committed = {partition.commit.committed}
+                if partition.commit.sent is not None:
+                    committed.add(partition.commit.sent.frontier)
+                self._left[where] = known, committed
+
+    def fresh(self, found: Mapping[TopicPartition, Found]) -> dict[TopicPartition, Found]:
+        """On the polling thread: the same without what we had committed for former topics."""
+        self._due = 0.0  # The id of what is being assigned is to be known soon.
+        former = {where: self._left[where] for where in found if where in self._left}
+        ids = self._now(sorted({topic for topic, _ in former})) or {}
+        for topic in {topic for topic, _ in found}:
+            self._on_unsure(topic)
+        result, again = dict(found), dict[str, str]()
+        for where, (known, committed) in former.items():
+            one, present = found[where], ids.get(where[0])
+            if present is not None:
+                self._ids[where] = present
+            if present is None or present == known:
+                continue
+            again[where[0]] = present
+            if one.committed in committed:
+                # "latest" too: whatever the new topic holds came while the group was subscribed.
+                result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
+        for topic, present in again.items():  # also where the group heard of it before we looked
+            event(_log, "warning", "topic made again", topic=topic, topic_id=present)
+        return result
+
+    def _now(self, topics: Sequence[str]) -> Mapping[str, str] | None:
+        """Of those that are there; None where nobody answers: asked again later."""
+        if not topics:
+            return {}
+        try:
+            with self._asking:
+                return self._ask(topics)
+        except KafkaUnavailable:
+            return None

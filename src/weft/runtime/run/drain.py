@@ -1,0 +1,135 @@
+"""`until="drained"`: when everything that was there at the start is finished with.
+
+The ends of all partitions are taken once. A partition is finished with when the group's frontier
+has reached its end, whoever of the group got it there, or when all that is left of it is parked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from weft.core import states
+from weft.core.engine import Engine
+from weft.core.partition import Partition, Work
+from weft.kafka.connect import AdminPort
+from weft.kafka.ports import KafkaUnavailable
+from weft.types import TopicPartition
+
+_log = logging.getLogger("weft")
+
+ANSWER_S = 10.0
+OTHERS_EVERY_S = 1.0
+STANDSTILL_S = 60.0
+
+
+class Drain:
+    """Watches the group's way to the ends."""
+
+    def __init__(
+        self,
+        admin: AdminPort,
+        group: str,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """`starts` and `ends` as they are now; empty partitions are finished with already."""
+        self._admin = admin
+        self._group = group
+        self._others_due = 0.0
+        #: all is done here, and the last commit is on its way
+        self.acknowledging = False
+        self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
+        #: partitions of others -> their committed offset, and since when it has stood there
+        self._standing: dict[TopicPartition, tuple[int | None, float]] = {}
+
+    def finished(
+        self, engine: Engine, now: float, ours: Mapping[TopicPartition, Partition]
+    ) -> bool:
+        """Whether nothing is left, and the broker knows; called inside the door for what is ours.
+
+        Nothing of ours is struck off: a partition that is lost before its last commit has its end
+        before it again, with whoever gets it.
+        """
+        self.acknowledging = False
+        held = {where: ours[where] for where in self._left if where in ours}
+        if not all(passed(partition, self._left[where]) for where, partition in held.items()):
+            return False
+        if len(held) < len(self._left) and not self._stalemate(held):
+            return False
+        self.acknowledging = not all(
+            acknowledged(partition, self._left[where]) for where, partition in held.items()
+        )
+        if self.acknowledging:
+            engine.commit_soon(now)
+        return not self.acknowledging
+
+    def _stalemate(self, held: Mapping[TopicPartition, Partition]) -> bool:
+        """We have parked records and others stand still: most likely they wait for us likewise.
+
+        What is parked elsewhere cannot be seen from here, and two members that both have some
+        would wait for each other for ever. Whoever goes first hands its partitions to the other.
+        """
+        still = time.monotonic() - STANDSTILL_S
+        others = [where for where in self._left if where not in held]
+        standing = all(self._standing.get(w, (None, still + 1))[1] <= still for w in others)
+        return standing and any(partition.parked for partition in held.values())
+
+    def look_at_others(self, ours: Iterable[TopicPartition]) -> None:
+        """Ask, now and then, what the group has committed for others' partitions; may wait."""
+        if time.monotonic() < self._others_due:
+            return
+        self._others_due = time.monotonic() + OTHERS_EVERY_S
+        elsewhere = sorted(set(self._left) - set(ours))
+        if not elsewhere:
+            return
+        try:
+            committed = self._admin.group_offsets(self._group, elsewhere, ANSWER_S)
+            past = [tp for tp in elsewhere if (committed.get(tp) or 0) > self._left[tp]]
+            topics = sorted({topic for topic, _ in past})
+            ends = self._admin.ends(topics, committed=False, timeout_s=ANSWER_S) if past else {}
+        except KafkaUnavailable as error:
+            _log.debug("the group's offsets cannot be read now: %s", error)
+            return
+        self._standing = {tp: at for tp, at in self._standing.items() if tp in elsewhere}
+        for where in elsewhere:
+            offset = committed.get(where)
+            if where not in self._standing or self._standing[where][0] != offset:
+                self._standing[where] = (offset, time.monotonic())
+            # Past the log's own end it is of another log, and says nothing of this one.
+            if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
+                del self._left[where]
+
+
+def acknowledged(partition: Partition, end: int) -> bool:
+    """Whether the broker has all of it up to this end."""
+    if not partition.commit.dirty and partition.commit.state == states.IDLE:
+        return True
+    # Where records keep coming there always is something to commit; what is before the end counts.
+    return partition.commit.committed >= min(partition.frontier, end)
+
+
+def passed(partition: Partition, end: int) -> bool:
+    """Whether nothing before this end moves any more: done, or parked."""
+    if partition.state == states.CLOSED:
+        return False  # lost since it was looked up; what it held is forgotten, not done
+    marked = partition.commit.marked.items()
+    if any(offset < end and not _stuck(work) for offset, work in marked):
+        return False  # at_most_once: counted as done when it was handed over, and not back yet
+    if partition.frontier >= end:
+        return True
+    if partition.offsets.position < end:
+        return False
+    return all(
+        work is not None and _stuck(work)
+        for offset, work in partition.offsets.incomplete.items()
+        if offset < end
+    )
+
+
+def _stuck(work: Work) -> bool:
+    """Parked, or behind a parked record in its lane: nothing but a restart moves it."""
+    if work.state == states.PARKED:
+        return True
+    return work.state == states.QUEUED and work.charge is not None and work.charge.parked

@@ -1,0 +1,232 @@
+"""What a run shows outside: its socket on this machine, HTTP, and its reports to the group."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.account.finding import find, find_key
+from weft.app_options import AppOptions
+from weft.core.states import InternalError
+from weft.errors import ConfigError
+from weft.kafka.clientlog import Sparse
+from weft.kafka.connect import WordsPort
+from weft.kafka.ports import ProducerPort
+from weft.observe.asking import Source
+from weft.observe.group import GroupSource, wanted_of
+from weft.observe.local import LocalServer
+from weft.observe.reports import Reporter
+from weft.runtime.door import since_boot
+from weft.runtime.logs import event
+from weft.runtime.run.snapshot import picture_of
+
+if TYPE_CHECKING:
+    from weft.observe.serving import Serving
+    from weft.runtime.member.member import Member
+    from weft.runtime.run.watching import Watching
+
+_log = logging.getLogger("weft")
+
+#: `weft run` sets it; 1 has `app.run()` serve its socket, too, 0 has nobody serve one
+SOCKET_VARIABLE = "WEFT_SOCKET"
+#: after which a restart is the cure: the polling thread stands still, the handlers' loop is blocked
+POLL_STANDS_S = 10.0
+LOOP_STANDS_S = 60.0
+
+
+class Clients(Protocol):
+    """Makes what reports are written and read with."""
+
+    def producer(
+        self, on_served: Callable[[], None], on_failed: Callable[[str], None]
+    ) -> ProducerPort:
+        """A new producer."""
+
+    def last_words(
+        self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
+    ) -> WordsPort:
+        """Follows a compacted topic."""
+
+
+class Seen(Protocol):
+    """What is asked of a run."""
+
+    watching: Watching | None
+
+    @property
+    def member(self) -> Member | None:
+        """Its member, once there is one."""
+
+    def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
+        """See `App.snapshot`, and `Snapshots.taken` for less and for more."""
+
+
+class RunSource:
+    """A run of this process, as seen from outside."""
+
+    def __init__(
+        self,
+        run: Seen,
+    ) -> None:
+        self.snapshot, self.measures = run.snapshot, partial(run.snapshot, worst=False)
+        self.report = partial(run.snapshot, mapped=True)
+        self._run = run
+
+    def members(self) -> list[dict[str, Any]]:
+        """This run is all that is known of the group."""
+        return [self.snapshot()]
+
+    def sums(self) -> list[dict[str, Any]]:
+        """The same, at less cost: without the records that hold up most."""
+        return [self.measures()]
+
+    def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
+        """One partition's offset map and worst records; None where it is not."""
+        return picture_of(self._run.member, topic, partition)
+
+    def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
+        """Where one record is."""
+        nowhere = {"topic": topic, "partition": partition, "offset": offset, "place": "elsewhere"}
+        found = self._asked(
+            lambda state, now, epoch_s: find(state, now, epoch_s, topic, partition, offset)
+        )
+        return nowhere if found is None else dict(found)
+
+    def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
+        """Where the first records of one key are."""
+        found = self._asked(lambda state, now, epoch_s: find_key(state, now, epoch_s, key, topic))
+        return [] if found is None else list(found)
+
+    def _asked(self, ask: Callable[[Any, float, float], Any]) -> Any:
+        member = self._run.member
+        if member is None:
+            return None
+        try:
+            # The last is the UNIX time at which the engine's clock, which shows `now`, was zero.
+            return member.door.call(lambda engine, now: ask(engine.state, now, time.time() - now))
+        except InternalError:
+            return None
+
+    def live(self) -> tuple[bool, str]:
+        """False when a restart is the only cure; the broker being away is not such a case."""
+        member, watching = self._run.member, self._run.watching
+        if member is None or watching is None:
+            return True, "starting"
+        if member.door.broken is not None:
+            return False, f"the engine has failed: {member.door.broken}"
+        if member.ending or member.ended.is_set():
+            return True, "ending"
+        stands_s = since_boot() - member.door.round_at
+        if stands_s > POLL_STANDS_S:
+            return False, f"the polling thread has not gone round for {stands_s:.0f} s"
+        if watching.loop is not None and watching.loop.stands_s() > LOOP_STANDS_S:
+            blocked_s = watching.loop.stands_s()
+            reason = f"the handlers' loop has not turned for {blocked_s:.0f} s: a handler blocks"
+            return False, reason
+        return True, "ok"
+
+    def ready(self) -> tuple[bool, str]:
+        """True while records are handled, or would be if there were any."""
+        well, reason = self.live()
+        if not well:
+            return False, reason
+        member, watching = self._run.member, self._run.watching
+        if member is None or watching is None:
+            return False, "starting: the group is not joined yet"
+        if member.leaving or member.fatal is not None or member.engine.state.stop_mode is not None:
+            return False, "stopping"
+        if (away_s := watching.broker_away_s()) is not None:
+            return False, f"the broker has not answered for {away_s:.0f} s"
+        if member.partitions:
+            return True, "ok"
+        if watching.in_reserve:
+            return True, "in reserve: the group has more members than partitions"
+        return False, "no partition is assigned yet"
+
+
+class Outside:
+    """Everything that a run serves; nothing until it is opened."""
+
+    def __init__(
+        self,
+        options: AppOptions,
+        source: Source,
+    ) -> None:
+        self._options = options
+        self._source = source
+        #: a member of a fleet: its driver shows all of them
+        self.muted = False
+        self._local: LocalServer | None = None
+        self._http: Serving | None = None
+        self._reporter: Reporter | None = None
+        self._words: WordsPort | None = None
+        self._failures = Sparse()
+
+    def open(self, clients: Clients) -> None:
+        """Serve what the options say. Raises ConfigError for an address that cannot be had."""
+        if self._options.reports is not None:
+            self._report(self._options.reports, clients)
+        if not self.muted:
+            self.serve(clients)
+
+    def _report(self, topic: str, clients: Clients) -> None:
+        source = self._source
+        self._reporter = Reporter(
+            topic,
+            lambda: source.ready()[1],
+            source.report,
+            lambda: clients.producer(lambda: None, self._report_failed),
+            self._report_failed,
+        )
+
+    def serve(self, clients: Clients) -> None:
+        """The socket and HTTP. Raises ConfigError as `open` does."""
+        options, source = self._options, self._source
+        if options.reports is not None and options.http is not None:
+            group = options.group  # the page shows all of it
+            self._words = clients.last_words(options.reports, wanted_of(group), self._unread)
+            source = GroupSource(source, self._words, group)
+        if options.http is not None:
+            from weft.observe.http import serve
+
+            self._http = serve(source, options.http, options.http_token_file)
+            event(_log, "info", "serving http", address=self._http.address)
+        if os.environ.get(SOCKET_VARIABLE) == "1":
+            self._open_local(source)
+
+    def _report_failed(self, reason: str) -> None:
+        left_out = self._failures.left_out("reports")
+        if left_out is not None:
+            topic = self._options.reports
+            event(_log, "warning", "report not written", topic=topic, reason=reason)
+
+    def _unread(self, reason: str) -> None:
+        if self._failures.left_out("unread") is not None:
+            topic = self._options.reports
+            event(_log, "warning", "reports of the group not read", topic=topic, reason=reason)
+
+    def _open_local(self, source: Any) -> None:
+        """The socket is a courtesy: a run goes on without it."""
+        try:
+            self._local = LocalServer(source)
+        except (ConfigError, OSError) as error:
+            event(_log, "warning", "no socket for weft status", reason=str(error))
+
+    def close(self) -> None:
+        """Serve no more."""
+        reporter, self._reporter = self._reporter, None
+        if reporter is not None:
+            reporter.close()
+        words, self._words = self._words, None
+        if words is not None:
+            words.close()
+        local, self._local = self._local, None
+        http, self._http = self._http, None
+        if local is not None:
+            local.close()
+        if http is not None:
+            http.close()

@@ -1,0 +1,130 @@
+"""From the options of an app's handlers to what the runtime and the engine need of them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.app_options import AppOptions
+from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
+from weft.kafka.secrets import redacted
+from weft.options import HandlerOptions
+from weft.policies import Commit
+from weft.runtime.calls.invoke import decoder
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.logs import event
+from weft.types import RunReport
+
+_log = logging.getLogger("weft")
+
+PROCESS_AHEAD = 32
+
+Function = Callable[..., Any]
+
+
+def plans_of(
+    handlers: Sequence[HandlerOptions],
+    around: Callable[[Function], Function],
+    traced: Callable[[Function], Function],
+) -> list[HandlerPlan]:
+    """One plan a handler. Functions of one name are numbered: snapshots go by name.
+
+    `around`: see `Connection`; `traced`: see `calls/tracing.py`.
+    """
+    seen: Counter[str] = Counter()
+    plans = []
+    for handler in handlers:
+        seen[handler.name] += 1
+        count = seen[handler.name]
+        plan = plan_of(handler, handler.name if count == 1 else f"{handler.name}-{count}")
+        if handler.kind != "processes":  # whose function is found by its name in the worker
+            plan.function = traced(around(plan.function))
+        plans.append(plan)
+    return plans
+
+
+def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
+    """The options of one handler, under the name that logs and snapshots call it by."""
+    return HandlerPlan(
+        spec=HandlerSpec(
+            name=name,
+            ordering=handler.ordering,
+            concurrency=handler.concurrency,
+            ahead=ahead_of(handler),
+            retry=handler.retry,
+            on_exhausted=handler.on_exhausted,
+            timeout_s=handler.timeout_s,
+            delivery=handler.delivery,
+            commit_each=handler.commit.each,
+            batch=handler.batch,
+            rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
+        ),
+        function=handler.function,
+        decode=decoder(handler.value),
+        output=handler.output,
+        prefetch=handler.prefetch,
+    )
+
+
+def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
+    """One member commits for all its handlers: as often as the most eager of them asks."""
+    counts = [h.commit.max_records for h in handlers if h.commit.max_records is not None]
+    return Commit(
+        interval_s=min(handler.commit.interval_s for handler in handlers),
+        max_records=min(counts, default=None),
+    )
+
+
+def ahead_of(handler: HandlerOptions) -> int:
+    """Calls granted beyond the concurrency, so that a worker process never waits for its next.
+
+    None with a time-out: it counts from the grant, so a granted record must be running. None with
+    at_most_once: a granted record is marked, and after a kill at most one a slot may be missing.
+    """
+    once = handler.delivery == AT_MOST_ONCE
+    if handler.kind != "processes" or handler.timeout_s is not None or once:
+        return 0
+    return handler.concurrency * (1 if handler.batch is not None else PROCESS_AHEAD)
+
+
+def log_start(
+    options: AppOptions,
+    handlers: Sequence[HandlerOptions],
+    plans: Sequence[HandlerPlan],
+    topics: Sequence[str],
+    until: str | None,
+) -> None:
+    """One line with the effective options; secrets are masked."""
+    shown = {
+        plan.spec.name: f"{handler.ordering}/{handler.kind}/{plan.spec.concurrency}"
+        for handler, plan in zip(handlers, plans, strict=True)
+    }
+    event(
+        _log,
+        "info",
+        "starting",
+        **options.shown(),
+        topics=",".join(topics),
+        handlers=shown,
+        until=until,
+        kafka=redacted(options.kafka),
+    )
+
+
+def log_end(report: RunReport) -> None:
+    """The last line of a run."""
+    event(
+        _log,
+        "info",
+        "ended",
+        exit_code=report.exit_code,
+        reason=report.reason,
+        done=report.done,
+        failed_attempts=report.failed_attempts,
+        dead_lettered=report.dead_lettered,
+        skipped=report.skipped,
+        parked=report.parked,
+        seconds=round(report.seconds, 3),
+    )

@@ -1,0 +1,400 @@
+"""One run of an app in this process: started, watched, stopped, reported."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.core.engine import StopMode
+from weft.core.spec import Limits
+from weft.core.states import InternalError
+from weft.kafka import guard
+from weft.kafka.connect import AdminPort, Connection, connect
+from weft.routing import Routes
+from weft.runtime.calls.as_handled import as_handled
+from weft.runtime.calls.executors import Executors, needs_loop
+from weft.runtime.calls.loops import HandlerLoop
+from weft.runtime.calls.tracing import tracing
+from weft.runtime.door import Door, Event
+from weft.runtime.handling import Executor
+from weft.runtime.hosted import Hosted
+from weft.runtime.logs import event
+from weft.runtime.member.identity import transactional_id
+from weft.runtime.member.member import Member
+from weft.runtime.member.member_config import MemberConfig
+from weft.runtime.member.seat import Fail, Seat
+from weft.runtime.member.topic_ids import TopicIds
+from weft.runtime.member.transactions import Transactor
+from weft.runtime.run import gc_pace
+from weft.runtime.run.drain import Drain
+from weft.runtime.run.first_start import FirstStart
+from weft.runtime.run.outside import Outside, RunSource
+from weft.runtime.run.plans import commit_of, log_end, log_start, plans_of
+from weft.runtime.run.preflight import check_cluster, drain_of
+from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.results import Results
+from weft.runtime.run.signals import StopSignals
+from weft.runtime.run.snapshot import Snapshots, ending_of, report_of, under_way
+from weft.runtime.run.watching import Watching
+from weft.types import RunReport
+
+if TYPE_CHECKING:
+    from weft.ledger.handling import LedgerRun
+
+_log = logging.getLogger("weft")
+
+WATCH_S = 0.1
+LOOK_FIRST_S = 0.005  # a short run is not made to wait
+LOOP_CLOSE_S = 5.0
+TOPIC_IDS_S = 1.0  # the watch has other things to look at
+
+
+class Run:
+    """The handle of a run: `stop()`, `wait()`, `snapshot()`."""
+
+    #: the static group id of a fleet's member
+    instance_id: str | None = None
+    transactor: type[Transactor] = Transactor
+
+    def __init__(self, app: Hosted, *, until: str | None, stream: ResultStream | None) -> None:
+        self._app = app
+        self._options = app.options
+        self._handlers = app.handlers
+        self._until = until
+        self._routes = Routes(self._handlers)
+        self._connection = self._connect()
+        self._plans = plans_of(
+            self._handlers, self._connection.around, tracing(self._options.group)
+        )
+        self._results = Results(
+            self._plans, self._options.on_result, stream, as_handled(self._handlers)
+        )
+        self._loop: HandlerLoop | None = None
+        self._member: Member | None = None
+        self._drain: Drain | None = None
+        self._admin: AdminPort | None = None
+        self._drained = False
+        self.watching: Watching | None = None
+        self._outside = Outside(self._options, RunSource(self))
+        self._stop_asked: StopMode | None = None
+        self._signals = StopSignals(self.stop, lambda: self._member is not None)
+        self._began = 0.0
+        name = self.instance_id or self._connection.instance_id()
+        self._snapshots = Snapshots(self._plans, self._options.group, name)
+        self._report: RunReport | None = None
+        self._over = threading.Event()
+        self._said: list[Event] = []  # before the start
+        self._release_id: Callable[[], None] = lambda: None
+        self._ledgers: list[LedgerRun] = []
+        self._on_commit = self._options.on_commit
+        self._topic_ids = TopicIds(self._ask_topic_ids, self._forget_topic_id)
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def _connect(self) -> Connection:
+        options = self._options
+        return connect(
+            options.kafka,
+            options.producer,
+            group=options.group,
+            buffer_records=options.buffer_records,
+            buffer_bytes=options.buffer_bytes,
+            delivery="exactly_once" if self._transactional else "at_least_once",
+            fleet_instance_id=self.instance_id,
+        )
+
+    @property
+    def _transactional(self) -> bool:
+        return any(handler.delivery == "exactly_once" for handler in self._handlers)
+
+    def _make_transactor(self, seat: Seat) -> Transactor:
+        identity, self._release_id = transactional_id(
+            self._options.group, self._connection.instance_id()
+        )
+        batches = any(plan.spec.batch is not None for plan in self._plans)
+        port = self._connection.transactions(identity)
+        return self.transactor(seat, port, self._options.group, batches=batches)
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Check the cluster, open the lifespan and join the group; returns at once after that."""
+        self._began = time.monotonic()
+        self._admin = self._connection.admin()
+        try:
+            topics = self._check(self._admin)
+            self._open_ledgers(self._admin)
+            if self._until == "drained":
+                self._drain = self._new_drain(topics)
+            if loop is None:
+                self._open_loop()
+            for ledger in self._ledgers:
+                if self._loop is not None:
+                    self._loop.at_exit(ledger.close_async)
+            member = self._member = Member(self._member_config())
+            self._connection.clock.watch(lambda: self._under_way(member))
+            log_start(self._options, self._handlers, self._plans, topics, self._until)
+            if self._loop is not None:
+                self._loop.died = member.died
+            watching = self.watching = Watching(member, self._options.group, self._loop)
+            self._outside.open(self._connection)
+            self._results.begin(member)
+            gc_pace.slow_down()
+            for said in self._said:
+                member.door.post(said)
+            member.start()
+        except BaseException:
+            self._abandon()
+            raise
+        if self._stop_asked is not None:
+            member.stop(self._stop_asked)
+        guard.thread("weft-watch", self._watch, guard.log_death, member, watching).start()
+
+    def _abandon(self) -> None:
+        """The start failed: nothing runs, and the app may be started again."""
+        if not self.over:
+            self._close_loop(LOOP_CLOSE_S)
+            self._close_clients()
+            self._results.end()
+            self._app.state = None
+            self._over.set()
+
+    def _check(self, admin: AdminPort) -> list[str]:
+        reports = self._options.reports
+        return check_cluster(self._connection, admin, self._routes, self._handlers, reports)
+
+    def _open_ledgers(self, admin: AdminPort) -> None:
+        if any(handler.ledger is not None for handler in self._handlers):
+            from weft.runtime.run.ledgers import open_ledgers, pruning  # needs SQLAlchemy
+
+            group = self._options.group
+            self._ledgers = open_ledgers(self._handlers, self._plans, group, admin)
+            self._on_commit = pruning(self._ledgers, self._options.on_commit)
+
+    def _open_loop(self) -> None:
+        if self._options.lifespan is not None or needs_loop(self._handlers):
+            self._loop = HandlerLoop()
+            self._app.state = self._loop.enter_and_wait(self._options.lifespan, self._app)
+
+    def _new_drain(self, topics: list[str]) -> Drain:
+        assert self._admin is not None
+        return drain_of(
+            self._admin, self._connection, self._options.group, topics, self._routes.patterns
+        )
+
+    def _member_config(self) -> MemberConfig:
+        options = self._options
+        return MemberConfig(
+            group=options.group,
+            topics=self._routes.topics,
+            plans=self._plans,
+            route=self._routes.handler_of,
+            limits=Limits(
+                buffer_records=options.buffer_records,
+                buffer_bytes=options.buffer_bytes,
+                commit=commit_of(self._handlers),
+            ),
+            make_consumer=self._connection.consumer,
+            make_producer=self._connection.producer,
+            make_executors=self._make_executors,
+            make_transactor=self._make_transactor if self._transactional else None,
+            drain_timeout_s=options.drain_timeout_s,
+            revoke_timeout_s=min(
+                options.revoke_timeout_s, self._connection.max_poll_interval_s() / 3
+            ),
+            on_offset_lost=options.on_offset_lost,
+            on_commit=self._on_commit,
+            on_assign=options.on_assign,
+            on_revoke=options.on_revoke,
+            on_finished=self._results.put,
+            on_found=FirstStart(options.group, options.kafka, self._handlers).tell,
+            topic_ids=self._topic_ids,
+            clock=self._connection.clock,
+        )
+
+    def _make_executors(self, door: Door, fail: Fail) -> list[Executor]:
+        """One executor a handler, in their order."""
+        loop = None if self._loop is None else self._loop.loop
+        make = Executors(door, fail, loop, self._options.group, self._options.lifespan)
+        return [make.of(*both) for both in zip(self._handlers, self._plans, strict=True)]
+
+    def open_results(self) -> ResultStream:
+        """A stream of the results from now on."""
+        return self._results.open()
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    def _watch(self, member: Member, watching: Watching) -> None:
+        """On a thread of its own: is it drained, and then the end."""
+        try:
+            self._look_on(member, watching)
+        except BaseException as error:
+            member.died("weft-watch", error)
+            member.ended.wait()
+        self._finish(member)
+
+    def _look_on(self, member: Member, watching: Watching) -> None:
+        look_s = LOOK_FIRST_S
+        while not member.ended.wait(look_s):
+            look_s = min(2 * look_s, WATCH_S)
+            if self._drain is not None:
+                self._drain.look_at_others(member.partitions)
+            with contextlib.suppress(InternalError):  # the member's own thread ends the run then
+                member.look_at_topic_ids()
+                self._look_at_drain(member)
+            watching.look(self._admin)
+            if self._drain is not None and self._drain.acknowledging:
+                look_s = LOOK_FIRST_S
+
+    def _look_at_drain(self, member: Member) -> None:
+        drain = self._drain
+        if drain is None or self._drained or member.ended.is_set():
+            return
+        ours = dict(member.partitions)
+        if member.door.call(lambda engine, now: drain.finished(engine, now, ours)):
+            self._drained = True
+            member.stop("in_flight")
+
+    def _ask_topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        admin = self._admin
+        found = {} if admin is None else admin.describe(topics, TOPIC_IDS_S)
+        return {topic: facts.topic_id for topic, facts in found.items()}
+
+    def _forget_topic_id(self, topic: str) -> None:
+        for ledger in self._ledgers:
+            ledger.topic_ids.pop(topic, None)
+
+    def _under_way(self, member: Member) -> int:
+        """Asked by a test's clock before it skips time, when the run may be over already."""
+        self._look_at_drain(member)
+        return under_way(member)
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def stop(self, mode: StopMode = "in_flight") -> None:
+        """End the run: see `App.stop`."""
+        self._stop_asked = mode  # for `start`, where it has not come so far
+        event(_log, "info", "stop asked", mode=mode)
+        if self._member is not None:
+            self._member.stop(mode)
+
+    def wait(self, timeout_s: float | None = None) -> RunReport:
+        """Wait for the end and its report; TimeoutError when it did not come in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # In slices: Python runs signal handlers between two waits, not inside a long one.
+        while not self._over.wait(0.1):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the app has not ended within {timeout_s} s")
+        assert self._report is not None
+        return self._report
+
+    async def serve(self) -> RunReport:
+        """Run on the caller's loop; cancelling drains and then goes on cancelling."""
+        loop = asyncio.get_running_loop()
+        self._loop = HandlerLoop(loop)
+        try:
+            self._app.state = await self._loop.enter(self._options.lifespan, self._app)
+            cancelled = await self._outlast(asyncio.to_thread(self.start, loop))
+            cancelled = await self._outlast(asyncio.to_thread(self.wait)) or cancelled
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            await self._loop.exit()
+            self._app.state = None
+        if cancelled:
+            raise asyncio.CancelledError
+        return self.wait()
+
+    async def _outlast(self, call: Coroutine[Any, Any, Any]) -> bool:
+        """Wait for it, also when cancelled meanwhile: the first time that drains, then stops now.
+
+        Whether it was cancelled.
+        """
+        task, cancelled = asyncio.create_task(call), False
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                self.stop("now" if cancelled else "in_flight")
+                cancelled = True
+        task.result()
+        return cancelled
+
+    @property
+    def member(self) -> Member | None:
+        """The member, once it has been made."""
+        return self._member
+
+    @property
+    def over(self) -> bool:
+        """The run has ended."""
+        return self._over.is_set()
+
+    def _finish(self, member: Member) -> None:
+        try:
+            self._close_all(member)
+        except BaseException as error:
+            member.died("weft-watch", error)
+        try:
+            self._report = self._make_report(member)
+            log_end(self._report)
+        finally:
+            self._over.set()  # whatever happened: who waits for the end hears of it
+
+    def _close_all(self, member: Member) -> None:
+        # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
+        patient = member.patient and member.engine.state.stop_mode != "now"
+        self._close_loop(LOOP_CLOSE_S if patient else 1.0)
+        self._close_clients()
+        gc_pace.restore()
+        self._results.end()
+        member.telling.write(last=True)
+        if self._loop is None or self._loop.own:
+            self._app.state = None
+
+    def _close_loop(self, timeout_s: float) -> None:
+        if self._loop is not None:
+            self._loop.close(timeout_s)
+
+    def _close_clients(self) -> None:
+        self._outside.close()
+        for ledger in self._ledgers:
+            ledger.close()
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+        self._release_id()
+
+    def _make_report(self, member: Member) -> RunReport:
+        code, reason = ending_of(member, self._signals.exit_code, drained=self._drained)
+        return report_of(member, code, reason, time.monotonic() - self._began)
+
+    # -- control -----------------------------------------------------------------------------------
+
+    def pause(self, topic: str | None) -> None:
+        """See `App.pause`."""
+        self._post(lambda engine, now: engine.pause(now, topic, on=True))
+
+    def resume(self, topic: str | None) -> None:
+        """See `App.resume`."""
+        self._post(lambda engine, now: engine.pause(now, topic, on=False))
+
+    def _post(self, said: Event) -> None:
+        """Tell the engine; before the start it is remembered."""
+        (self._said.append if self._member is None else self._member.door.post)(said)
+
+    def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
+        """See `App.snapshot`, and `Snapshots.taken` for less and for more."""
+        return self._snapshots.taken(self._member, over=self.over, worst=worst, mapped=mapped)
+
+    def install_signals(self) -> None:
+        """SIGINT and SIGTERM stop the run; only the main thread may do this."""
+        self._signals.install()
+
+    def restore_signals(self) -> None:
+        """Put the handlers of before back."""
+        self._signals.restore()

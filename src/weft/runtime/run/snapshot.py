@@ -1,0 +1,198 @@
+"""`app.snapshot()`: the engine's view, with rates and latencies, as JSON-able data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from weft.account.account import Account, begin, copies, slices
+from weft.account.picture import maps, picture
+from weft.account.snapshot import snapshot
+from weft.core.engine import Engine
+from weft.core.partition import Partition
+from weft.core.states import InternalError
+from weft.observe.about import about_run
+from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.histogram import summed
+from weft.runtime.member.member import Member
+from weft.runtime.run.open_transactions import behind_transactions
+from weft.types import RunReport
+
+
+class Rates:
+    """Remembers counts of a moment ago, so that a snapshot can tell rates."""
+
+    WINDOW_S = 1.0
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+        self._at = time.monotonic()
+        self._rates: dict[str, float] = {}
+
+    def rates(self, done: dict[str, int]) -> dict[str, float]:
+        """Records a second since about a second ago, by handler."""
+        now = time.monotonic()
+        elapsed_s = now - self._at
+        if elapsed_s >= self.WINDOW_S or not self._rates:
+            span_s = max(elapsed_s, 1e-6)
+            self._rates = {n: (v - self._before.get(n, 0)) / span_s for n, v in done.items()}
+            self._before, self._at = dict(done), now
+        return self._rates
+
+
+class Snapshots:
+    """Makes the snapshots of one run."""
+
+    def __init__(self, plans: Sequence[HandlerPlan], group: str, instance_id: str | None) -> None:
+        self._plans = plans
+        self._about = about_run(group, instance_id)
+        self._rates = Rates()
+
+    def taken(
+        self, member: Member | None, *, over: bool, worst: bool = True, mapped: bool = False
+    ) -> dict[str, Any]:
+        """The contract's snapshot; without the `worst` records it costs less.
+
+        `mapped`: with the offset maps, as reports have them.
+        """
+        begins = {"state": "starting", "at": round(time.time(), 3), "app": self._about}
+        nothing: dict[str, Any] = {
+            "partitions": [], "handlers": {}, "blockers": [], "halts": [], "holds": [],
+            "failures": [],
+        }  # fmt: skip
+        if member is None:
+            return begins | nothing | ({"state": "failed"} if over else {})
+        try:
+            account = account_of(member.door, records=worst)
+        except InternalError:
+            return begins | nothing | {"state": "failed"}
+        shot = snapshot(account, time.time() - member.now(), worst=worst)
+        if mapped:
+            shot["maps"] = maps(account.parts())
+        self._add_runtime(shot["handlers"])
+        if member.telling.broker_lost_at is not None:
+            away_s = round(time.monotonic() - member.telling.broker_lost_at, 1)
+            shot["halts"].append({"cause": "broker", "for_s": away_s})
+        shot["halts"] += behind_transactions(shot["partitions"], member.telling.stable_ends)
+        return {
+            **begins,
+            "state": state_of(member, over=over),
+            **shot,
+            "failures": member.telling.troubles.rows(),
+            "callback_errors": member.callbacks.errors,
+            "dead_letters_cut": _dead_letters_cut(member),
+            "poll_gap_max_s": round(member.poll_gap_max_s, 4),
+            "commit_buckets": _commit_buckets(member),
+        }
+
+    def _add_runtime(self, rows: dict[str, dict[str, Any]]) -> None:
+        """What of the handlers the engine does not know."""
+        rates = self._rates.rates({name: row["done"] for name, row in rows.items()})
+        for plan in self._plans:
+            row = rows[plan.spec.name]
+            row["rate_per_s"] = round(rates.get(plan.spec.name, 0.0), 1)
+            row["latency_ms"] = plan.latency.percentiles_ms()
+            row["latency_buckets"] = plan.latency.buckets()
+            row["age_buckets"] = plan.ages.buckets()
+            row["wait_buckets"] = plan.waits.buckets()
+            if plan.ledger is not None:
+                row["repeats"] = plan.ledger.repeats
+
+
+def account_of(door: Door, *, records: bool = True) -> Account:
+    """Where every record is; nobody waits at the door for more than a slice of it.
+
+    Without the `records` it counts: what is asked for each second must not touch each of them.
+    """
+    account, partitions = door.call(lambda engine, now: begin(engine.state, now))
+    for some in slices(partitions, records=records):
+        account.copies.extend(door.call(partial(_copies, some, records)))
+    return account
+
+
+def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any] | None:
+    """One partition as `account/picture.py` draws it; None for one that is not with us."""
+    if member is None:
+        return None
+    try:
+        account, partitions = member.door.call(lambda engine, now: begin(engine.state, now))
+        some = [p for p in partitions if (p.topic, p.number) == (topic, number)]
+        account.copies.extend(member.door.call(partial(_copies, some, True)))
+    except InternalError:
+        return None
+    drawn = [picture(account, part, time.time() - member.now()) for part in account.parts()]
+    return drawn[0] if drawn else None
+
+
+def _copies(
+    partitions: list[Partition],
+    records: bool,  # noqa: FBT001  # partial's argument
+    engine: Engine,
+    _now: float,
+) -> list[tuple[Any, ...]]:
+    return copies(engine.state, partitions, records=records)
+
+
+def under_way(member: Member) -> int:
+    """Calls and outputs that only time of their own will end; none once the member has ended."""
+    if member.ended.is_set() or member.door.broken is not None:
+        return 0
+    return member.door.call(lambda engine, _: engine.under_way())
+
+
+def state_of(member: Member, *, over: bool) -> str:
+    """One word for the run."""
+    if over:
+        return "failed" if member.fatal is not None else "ended"
+    if member.leaving:
+        return "leaving"
+    if member.engine.state.stop_mode is not None or member.fatal is not None:
+        return "stopping"
+    if None in member.engine.state.paused:
+        return "paused"
+    return "running" if member.partitions else "waiting"
+
+
+def ending_of(member: Member, signal_code: int | None, *, drained: bool) -> tuple[int, str]:
+    """The exit code of a run and the reason for it; `signal_code` where signals ended it."""
+    if signal_code is not None:
+        return signal_code, "stopped by a second signal"
+    if member.fatal is not None:
+        return member.exit_code, member.fatal.reason
+    if drained and any(handler.parked for handler in member.engine.state.handlers):
+        return 3, "drained, but parked records remain"
+    return (0, "drained") if drained else (0, "stopped")
+
+
+def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> RunReport:
+    """How the run ended, with its counts over all handlers."""
+    handlers = member.engine.state.handlers
+    return RunReport(
+        exit_code=exit_code,
+        reason=reason,
+        done=sum(handler.done for handler in handlers),
+        failed_attempts=sum(handler.failures for handler in handlers),
+        retried=sum(handler.retries for handler in handlers),
+        dead_lettered=sum(handler.dead_lettered for handler in handlers),
+        skipped=sum(handler.skipped for handler in handlers),
+        parked=sum(handler.parked for handler in handlers),
+        superseded=sum(handler.superseded for handler in handlers),
+        seconds=seconds,
+        error=None if member.fatal is None else member.fatal.error,
+    )
+
+
+def _commit_buckets(member: Member) -> dict[str, Any]:
+    """Commits, and transactions with those in them."""
+    transacted = None if member.transactor is None else member.transactor.took.row()
+    row: dict[str, Any] = summed(member.committer.took.row(), transacted)
+    return row
+
+
+def _dead_letters_cut(member: Member) -> int:
+    """Parts that dead letters gave up, in transactions or without."""
+    transacted = 0 if member.transactor is None else member.transactor.cuts.count
+    return member.outputs.cuts.count + transacted

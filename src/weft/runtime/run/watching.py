@@ -1,0 +1,329 @@
+"""Looks at a run from beside it: what takes too long is told, with what can be done about it.
+
+All of it happens on the watching thread. Of the run's own threads it takes a time stamp and the
+door for a moment; the handlers' loop is asked to answer twice a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.account.account import Part
+from weft.account.shown import shown_key
+from weft.core import states
+from weft.core.partition import Work
+from weft.core.states import InternalError
+from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.calls.loops import HandlerLoop
+from weft.runtime.run.open_transactions import OpenTransactions
+from weft.runtime.run.snapshot import account_of
+
+if TYPE_CHECKING:
+    from weft.runtime.member.member import Member
+
+#: a call that runs so long is told, once at each of these
+LONG_CALL_S = (30.0, 300.0, 3600.0)
+LOOP_STANDS_S = 1.0
+LOOP_ASKED_EVERY_S = 0.5
+OUTPUTS_LATE_S = 5.0
+OUTPUTS_TOLD_EVERY_S = 30.0
+ACCOUNT_EVERY_S = 5.0
+#: so long without a partition, and again after that
+UNASSIGNED_S = (5.0, 30.0, 300.0)
+GROUP_ASKED_EVERY_S = 5.0
+BROKER_ASKED_EVERY_S = 2.0
+BROKER_QUIET_S = 5.0
+#: asked for where no topic is ours; that there is none is an answer as well
+NO_TOPIC = "weft.is.anybody.there"
+GROUP_ANSWER_S = 1.0
+#: describing a group whose broker goes away before it has answered can abort the process
+#: (librdkafka#4605): it gets more time than it needs, and none is asked for soon after an outage
+GROUP_STATE_S = 5.0
+SETTLED_S = 60.0
+AFTER_OUTAGE = (
+    "the brokers were away: where that took longer than session.timeout.ms, the group waits as "
+    "long again for what this member was (not with group.instance.id or group.protocol=consumer)"
+)
+LONG_SHOWN_MAX = 5
+
+
+class AsksGroup(Protocol):
+    """The part of the admin client that is needed here."""
+
+    def describe(self, topics: Sequence[str], timeout_s: float) -> Any:
+        """Facts of those of these topics that exist."""
+
+    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
+        """Kafka's word for the state of the group, and how many members it has."""
+
+
+class LoopWatch:
+    """Whether the handlers' loop still turns."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread: int | None = None
+        #: asked at this time, and not answered yet
+        self._asked_at: float | None = None
+        self._next_at = 0.0
+        self.told = False
+
+    def stands_s(self) -> float:
+        """For how long it has not answered, in seconds; 0 when it turns."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    def ask(self) -> None:
+        """Have it answer, unless it owes an answer already."""
+        now = time.monotonic()
+        if self._asked_at is not None or now < self._next_at:
+            return
+        self._asked_at, self._next_at = now, now + LOOP_ASKED_EVERY_S
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # closed: nobody runs handlers any more
+            self._asked_at = None
+
+    def _answer(self) -> None:
+        self._thread = threading.get_ident()
+        self._asked_at = None
+
+    def stack(self) -> str:
+        """Where its thread is now."""
+        frame = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  # documented so
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+
+class Watching:
+    """Everything that is looked at now and then, for one member."""
+
+    def __init__(self, member: Member, group: str, loop: HandlerLoop | None) -> None:
+        self._member = member
+        self._group = group
+        self.loop = None if loop is None else LoopWatch(loop.loop)
+        self._account_at = time.monotonic() + ACCOUNT_EVERY_S
+        #: calls that were told, and up to which of the times
+        self._long: dict[Work, int] = {}
+        self._outputs_told_at = 0.0
+        self._unassigned_at: float | None = time.monotonic()
+        self._unassigned_told = 0
+        #: without a partition in a group that is stable: others have them all
+        self.in_reserve = False
+        self._group_asked_at = 0.0
+        self._transactions = OpenTransactions(member)
+        self._broker_asked_at = 0.0
+
+    def broker_away_s(self) -> float | None:
+        """For how long no broker has answered; None while one does."""
+        lost_at = self._member.telling.broker_lost_at
+        return None if lost_at is None else time.monotonic() - lost_at
+
+    def look(self, admin: AsksGroup | None) -> None:
+        """One look; called ten times a second."""
+        now = time.monotonic()
+        self._look_at_loop()
+        self._look_at_broker(now, admin)
+        self._look_at_assignment(now, admin)
+        self._transactions.look(now)
+        if now >= self._account_at and not self._member.ending:
+            self._account_at = now + ACCOUNT_EVERY_S
+            self._look_at_records(now)
+        for plan in self._member.config.plans:
+            plan.latency.fold()
+            plan.ages.fold()
+            plan.waits.fold()
+        self._member.telling.write()
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _look_at_loop(self) -> None:
+        loop = self.loop
+        if loop is None:
+            return
+        stands_s = loop.stands_s()
+        if stands_s >= LOOP_STANDS_S and not loop.told:
+            loop.told = True
+            self._member.telling.say(
+                "warning",
+                "the handlers' loop does not turn",
+                seconds=round(stands_s, 1),
+                fix='a handler blocks it: write it as a plain def, or give executor="threads" or '
+                '"processes"',
+                traceback=loop.stack(),
+            )
+        elif stands_s < LOOP_STANDS_S and loop.told:
+            loop.told = False
+            self._member.telling.say("info", "the handlers' loop turns again")
+        loop.ask()
+
+    # -- the broker --------------------------------------------------------------------------------
+
+    def _look_at_broker(self, now: float, admin: AsksGroup | None) -> None:
+        """Where nothing was heard of a broker for a while, because there is nothing: ask one."""
+        telling = self._member.telling
+        quiet = now - telling.broker_seen_at >= BROKER_QUIET_S
+        if not quiet or admin is None or now < self._broker_asked_at or self._member.leaving:
+            return
+        self._broker_asked_at = now + BROKER_ASKED_EVERY_S
+        try:
+            # Not the group: see GROUP_STATE_S.
+            admin.describe([next(iter(self._member.partitions), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
+        except KafkaUnavailable:
+            telling.broker_lost_at = telling.broker_lost_at or telling.broker_seen_at
+        except Exception:
+            telling.broker_seen(now)  # it refuses us, so it is there
+        else:
+            telling.broker_seen(now)
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def _look_at_assignment(self, now: float, admin: AsksGroup | None) -> None:
+        member = self._member
+        if member.partitions or member.leaving or member.fatal is not None:
+            self._unassigned_at, self._unassigned_told = None, 0
+            self.in_reserve = False
+            return
+        if self._unassigned_at is None:
+            self._unassigned_at = now
+        told, for_s = self._unassigned_told, now - self._unassigned_at
+        telling = member.telling
+        away = telling.broker_lost_at is not None
+        if for_s < UNASSIGNED_S[0] or now < self._group_asked_at or away:
+            return
+        self._group_asked_at = now + GROUP_ASKED_EVERY_S
+        state, members, reason = self._group_says(admin)
+        self.in_reserve = is_stable(state) and members > 1
+        if told < len(UNASSIGNED_S) and for_s >= UNASSIGNED_S[told]:
+            self._unassigned_told = told + 1
+            member.telling.say(
+                "warning",
+                "no partition yet",
+                seconds=round(for_s, 1),
+                group=self._group,
+                group_state=state,
+                members=members,
+                reason=reason,
+            )
+
+    def _group_says(self, admin: AsksGroup | None) -> tuple[str, int, str]:
+        if time.monotonic() - self._member.telling.broker_back_at < SETTLED_S:
+            return "unknown", 0, AFTER_OUTAGE
+        try:
+            state, members = ("", 0) if admin is None else self._ask(admin)
+        except Exception as error:
+            return "unknown", 0, f"the brokers do not answer: {error}"
+        return state, members, why_unassigned(state, members)
+
+    def _ask(self, admin: AsksGroup) -> tuple[str, int]:
+        admin.describe([NO_TOPIC], GROUP_ANSWER_S)  # fails where no broker answers now
+        return admin.group_state(self._group, GROUP_STATE_S)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _look_at_records(self, now: float) -> None:
+        try:
+            parts = account_of(self._member.door).parts()
+        except InternalError:
+            return
+        clock = self._member.now()
+        self._look_at_calls(clock, parts)
+        if now >= self._outputs_told_at:
+            self._look_at_outputs(now, clock, parts)
+
+    def _look_at_calls(self, clock: float, parts: list[Part]) -> None:
+        running = {
+            work: clock - work.since
+            for part in parts
+            if part.places["running"]
+            for work in (*part.works, *part.marked)
+            if work is not None and work.state == states.RUNNING
+        }
+        self._long = {work: told for work, told in self._long.items() if work in running}
+        due = []
+        for work, for_s in running.items():
+            reached = sum(for_s >= limit for limit in LONG_CALL_S)
+            if reached > self._long.get(work, 0):
+                self._long[work] = reached
+                due.append((for_s, work))
+        due.sort(key=lambda one: one[0], reverse=True)
+        for for_s, work in due[:LONG_SHOWN_MAX]:
+            self._tell_call(for_s, work, more=max(0, len(due) - LONG_SHOWN_MAX))
+
+    def _tell_call(self, for_s: float, work: Work, *, more: int) -> None:
+        spec = work.partition.handler.spec
+        fix = {} if spec.timeout_s is not None else {"fix": "give the handler a timeout_s"}
+        others = {"more_such_calls": str(more)} if more else {}
+        self._member.telling.say(
+            "warning",
+            "a call runs long",
+            seconds=round(for_s),
+            handler=spec.name,
+            topic=work.partition.topic,
+            partition=work.partition.number,
+            offset=work.record.offset,
+            key=shown_key(work.record.key),
+            attempt=work.attempts + 1,
+            **fix,
+            **others,
+        )
+
+    def _look_at_outputs(self, now: float, clock: float, parts: list[Part]) -> None:
+        late = [
+            work
+            for part in parts
+            if part.places["sending"]
+            for work in part.works
+            if work is not None
+            and work.state == states.SENDING
+            and clock - work.since >= OUTPUTS_LATE_S
+        ]
+        if not late:
+            return
+        self._outputs_told_at = now + OUTPUTS_TOLD_EVERY_S
+        oldest = min(late, key=lambda work: work.since)
+        self._member.telling.say(
+            "warning",
+            "outputs are not acknowledged",
+            seconds=round(clock - oldest.since, 1),
+            records=len(late),
+            handler=oldest.partition.handler.name,
+            topic=oldest.partition.topic,
+            partition=oldest.partition.number,
+            offset=oldest.record.offset,
+            reason="the broker does not take them: is the output topic there, its leader up, and "
+            "may we write to it?",
+        )
+
+
+def is_stable(state: str) -> bool:
+    """Every member of the group has what it is to have."""
+    return state.upper() == "STABLE"
+
+
+def why_unassigned(state: str, members: int) -> str:
+    """What the group's state means for one that waits for a partition."""
+    word = state.upper().replace("_", "").replace(" ", "")
+    if word.startswith(("PREPARINGREBALANC", "COMPLETINGREBALANC", "ASSIGNING", "RECONCILING")):
+        return (
+            "the group waits for a member that does not answer (killed?) until its "
+            "session.timeout.ms is over, or for one that still finishes its records"
+        )
+    if word == "STABLE" and members == 1:
+        return (
+            "the group has no other member: the topic was deleted, or none matches the pattern, "
+            "or its partitions do not answer"
+        )
+    if word == "STABLE":
+        return (
+            f"the group has {members} member(s) and no partition to spare for this one, or a "
+            "killed member's session.timeout.ms is not over"
+        )
+    if word in ("EMPTY", "DEAD"):
+        return "the group does not know us yet: the coordinator has not answered"
+    return "the group's state is not known"
