@@ -34,7 +34,7 @@ from weft.broker.state import (
 from weft.broker.topics import wait_for_brokers
 from weft.errors import ConfigError
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # a node that ended is noticed at once
 _START_TRIES = 3
 
 
@@ -183,7 +183,7 @@ class Cluster:
     def _write_settings(self, state: ClusterState) -> None:
         for node in state.nodes:
             path = self.properties(node.id)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.write_text(server_properties(node, state.nodes, path.parent / "log", self.config))
 
     def _format(self, java: Java, state: ClusterState, nodes: list[Node]) -> None:

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from weft import owner
 from weft.errors import ConfigError
 
 _LOCK = ".lock"
+#: no link is followed: a folder in a shared place may be somebody else's
+_LOCK_FLAGS = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def user_folder(variable: str, fallback: str) -> Path:
@@ -26,15 +29,27 @@ def user_folder(variable: str, fallback: str) -> Path:
         raise ConfigError(f"this user has no home folder: set {variable}") from error
 
 
+def check_own(folder: Path, cure: str) -> None:
+    """Raise ConfigError for a folder of somebody else, or that others can write to.
+
+    What stands in it says which address clients go to, and is run as Java.
+    """
+    wrong = owner.complaint(folder.stat())
+    if wrong:
+        raise ConfigError(f"the folder {folder} {wrong}: make it yours alone, or {cure}")
+
+
 @contextmanager
 def locked(folder: Path, cure: str) -> Iterator[None]:
     """Hold a folder: whoever comes second waits. The system lets go when this process dies.
 
-    Raises ConfigError, ending in `cure`, when the folder cannot be made or written.
+    Raises ConfigError, ending in `cure`, when the folder cannot be made or written, or is not this
+    user's own.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        check_own(folder, cure)
+        lock = os.fdopen(os.open(folder / _LOCK, _LOCK_FLAGS, 0o600), "w")
     except OSError as error:
         raise ConfigError(
             f"the folder {folder} cannot be used ({error.strerror}): {cure}"

@@ -127,14 +127,30 @@ def _arguments(pid: int) -> list[str]:
 
 def _is_dead(pid: int) -> bool:
     """Ended and not reaped yet; raises OSError when it is gone altogether."""
-    state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    return state in "ZX"
+    return _state(Path(f"/proc/{pid}")) in "ZX"
+
+
+def _state(entry: Path) -> str:
+    """One letter of proc(5): R runs, S sleeps, T is stopped, Z has ended."""
+    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal; a process that has just ended is no error."""
+    """Send a signal; a process that has just ended is no error.
+
+    After SIGSTOP it stands still: on a busy machine its threads go on for a moment otherwise.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+        if number == signal.SIGSTOP and Path("/proc/self/task").exists():
+            wait_until(lambda: _stands_still(pid), STOP_GRACE_S)
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        return {_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} <= set("TZX")
+    except FileNotFoundError:  # a thread that has just ended; or all have
+        return not Path(f"/proc/{pid}").exists()
 
 
 def stop_all(processes: Sequence[tuple[int, Path]], *, grace_s: float = STOP_GRACE_S) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import random
 import socket
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from weft.broker.folder import user_folder
+from weft.broker.folder import check_own, user_folder
 from weft.broker.settings import HOST, NODES_MAX, Node
 from weft.errors import ConfigError
 
@@ -36,13 +38,17 @@ def default_data_dir() -> Path:
 
 
 def load_state(folder: Path) -> ClusterState | None:
-    """Read what the folder remembers; None where no cluster was started in it."""
+    """Read what the folder remembers; None where no cluster was started in it.
+
+    Raises ConfigError for what is no cluster, and for a folder that is not this user's own.
+    """
     path = folder / "cluster.json"
     try:
         with path.open("rb") as file:
             text = file.read(_STATE_BYTES_MAX)
     except FileNotFoundError:
         return None
+    check_own(folder, "choose another --data")
     try:
         read = json.loads(text)
         nodes = [Node(**node) for node in read["nodes"]]
@@ -79,8 +85,12 @@ def choose_nodes(count: int, port: int | None) -> list[Node]:
             f"port {taken} on {HOST} is in use: choose another --port, "
             "or leave it out for a free one"
         )
-    ports = wanted + [free for free in _free_ports(3 * count) if free not in wanted]
+    ports = wanted + [free for free in free_ports(3 * count) if free not in wanted]
     return [Node(i + 1, ports[i], ports[count + i]) for i in range(count)]
+
+
+#: below the range of the system, above what Spark takes for itself
+OWN_PORTS = range(16_000, 32_000)
 
 
 def is_free(port: int) -> bool:
@@ -95,13 +105,14 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports the system gives out, all held until the last is known, so none is given twice."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+def free_ports(count: int) -> list[int]:
+    """So many loopback ports, outside the range that the system gives out (from 32768 on Linux).
+
+    One of those may be somebody's outgoing connection while a killed node is away, which then
+    could not come back; and its clients would knock at a stranger.
+    """
+    drawn = random.SystemRandom().sample(OWN_PORTS, len(OWN_PORTS))
+    free = list(itertools.islice(filter(is_free, drawn), count))
+    if len(free) < count:
+        raise ConfigError(f"{HOST} has no {count} free ports between 16000 and 32000: use --port")
+    return free

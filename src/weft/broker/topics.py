@@ -6,13 +6,15 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic
 
 from weft.broker.process import BrokerError, wait_until
 
-ANSWER_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0  # a busy machine: a broker just up, or a disk that stands still
 _ASK_TIMEOUT_S = 2.0
+#: of names in a row each lies in another partition of the groups' offsets (by Java's hash of it)
+_A_GROUP_OF_EACH = "abcd"
 
 
 def admin_client(bootstrap: str) -> AdminClient:
@@ -37,6 +39,35 @@ def wait_for_brokers(addresses: Sequence[str], timeout_s: float, alive: Callable
         return bool(found and len(found.brokers) >= len(addresses) and found.controller_id >= 0)
 
     return wait_until(lambda: not alive() or answered(), timeout_s) and alive()
+
+
+def wait_for_groups(bootstrap: str) -> None:
+    """Wait until the broker answers for any group; BrokerError when it does not.
+
+    The first question makes the topic of the groups' offsets; until its partitions are loaded,
+    plain clients fail with NOT_COORDINATOR.
+    """
+    if not all(wait_until(_Asked(bootstrap, name), ANSWER_TIMEOUT_S) for name in _A_GROUP_OF_EACH):
+        raise BrokerError(f"{bootstrap} answers for no group after {ANSWER_TIMEOUT_S:.0f} s")
+
+
+class _Asked:
+    """Whether the broker says what this group has committed.
+
+    By a consumer: librdkafka 2.16's admin client ends the process (SIGSEGV) on NOT_COORDINATOR.
+    """
+
+    def __init__(self, bootstrap: str, group: str) -> None:
+        config = {"bootstrap.servers": bootstrap, "group.id": group, "log_level": 0}
+        self._consumer = Consumer(config)
+
+    def __call__(self) -> bool:
+        try:
+            self._consumer.committed([TopicPartition("none", 0)], timeout=_ASK_TIMEOUT_S)
+        except KafkaException:
+            return False
+        self._consumer.close()
+        return True
 
 
 def _accepts(address: str) -> bool:

@@ -24,8 +24,8 @@ from weft.errors import ConfigError
 from weft.kafka import calls
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.failures import Failures, passes, raised_code
-from weft.kafka.ports import TopicPartition
 from weft.kafka.settings import ClientSettings
+from weft.types import TopicPartition
 
 T = TypeVar("T")
 #: Which offset is asked for: where a log starts, where it ends, or the first at or after a time.
@@ -40,6 +40,8 @@ _FIRST_ATTEMPT_S = 2.0
 _REQUEST_MIN_S = 0.05
 #: librdkafka takes no longer.
 _REQUEST_MAX_S = 3600.0
+#: for a request that must never run out of its time in librdkafka: the most that it takes
+UNTIMED_S = _REQUEST_MAX_S
 
 _MISSING = frozenset({
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -63,6 +65,13 @@ class TopicFacts(NamedTuple):
     partitions: int
 
 
+class StaticMember(NamedTuple):
+    """A member with a `group.instance.id`, as the broker has it."""
+
+    instance_id: str
+    client_id: str
+
+
 class KafkaAdmin:
     """Asks the brokers. Of one thread at a time.
 
@@ -76,6 +85,8 @@ class KafkaAdmin:
         # What goes wrong is in the exceptions.
         quiet = with_client_log({"log_level": 2, **settings.admin})
         # A client on no variable is collected, and its futures never complete.
+        #: groups that are being described
+        self._describing: dict[str, Future[Any]] = {}
         self._client = AdminClient(quiet | {"error_cb": self._failures.note})
         self._groups: dict[str, Consumer] = {}
 
@@ -187,26 +198,71 @@ class KafkaAdmin:
 
         return self._within(timeout_s, f"read the offsets of group {group}", ask)
 
+    def _group(self, group: str, left_s: float) -> Any | None:
+        """What the coordinator says of the group; None: there is none.
+
+        Our own time-out alone: librdkafka aborts the process when an answer to this request comes
+        after its time-out (its issue 4605). One request at a time, however often it is waited for.
+        """
+        future = self._describing.pop(group, None)
+        if future is None or future.done():
+            asked = self._client.describe_consumer_groups([group], request_timeout=UNTIMED_S)
+            future = asked[group]
+        self._describing[group] = future
+        return self._answers({group: future}, left_s, absent=frozenset({_NO_GROUP})).get(group)
+
     def group_members(self, group: str, timeout_s: float) -> int | None:
         """How many members the group has now; None: there is no such group."""
 
         def ask(left_s: float) -> int | None:
-            futures = self._client.describe_consumer_groups([group], request_timeout=left_s)
-            found = self._answers(futures, left_s, absent=frozenset({_NO_GROUP})).get(group)
+            found = self._group(group, left_s)
             if found is None or found.state == ConsumerGroupState.DEAD:
                 return None
             return len(found.members)
 
         return self._within(timeout_s, f"describe group {group}", ask)
 
+    def static_members(self, group: str, timeout_s: float) -> list[StaticMember]:
+        """The group's members that have an id of their own, living or not."""
+
+        def ask(left_s: float) -> list[StaticMember]:
+            found = self._group(group, left_s)
+            members = [] if found is None else found.members
+            return [
+                StaticMember(one.group_instance_id, one.client_id)
+                for one in members
+                if one.group_instance_id
+            ]
+
+        return self._within(timeout_s, f"describe group {group}", ask)
+
+    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
+        """Kafka's word for the state of the group, and how many members it has."""
+
+        def ask(left_s: float) -> tuple[str, int]:
+            found = self._group(group, left_s)
+            return ("DEAD", 0) if found is None else (found.state.name, len(found.members))
+
+        return self._within(timeout_s, f"describe group {group}", ask)
+
     def create_topic(
-        self, name: str, partitions: int, replication: int = -1, timeout_s: float = 10.0
+        self,
+        name: str,
+        partitions: int,
+        replication: int = -1,
+        timeout_s: float = 10.0,
+        config: Mapping[str, str] | None = None,
     ) -> bool:
         """Make a topic and wait until it can be described; False when it was there before.
 
         `replication` -1 is the cluster's default.
         """
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=replication)
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=replication,
+            config=dict(config or {}),
+        )
         exists = frozenset({KafkaError.TOPIC_ALREADY_EXISTS})
         deadline = time.monotonic() + timeout_s
 

@@ -1,20 +1,10 @@
 """What is committed and what the broker answers, as plain data."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class ToCommit(NamedTuple):
-    """One partition of a commit: the next offset to read, and the offset map's text."""
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedOffset:
     """What the broker holds, or answered, for one partition."""
 
     topic: str
@@ -28,7 +18,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitAnswer:
+class CommitReply:
     """The outcome of one ``CommitQueue.send``."""
 
     token: int
@@ -37,4 +27,4 @@ class CommitAnswer:
     #: The partitions of the request. librdkafka gives each of them the request's error, also
     #: those the broker stored (seen with code 12 for one of three): after an error, only
     #: reading the committed values back tells which were.
-    partitions: tuple[Committed, ...]
+    partitions: tuple[CommittedOffset, ...]

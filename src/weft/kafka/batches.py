@@ -10,12 +10,15 @@ from typing import Any
 
 from confluent_kafka import Message
 
-from weft.kafka.ports import PolledBatch, TopicPartition
-from weft.types import Record
+from weft.kafka.clientlog import Sparse
+from weft.kafka.ports import PolledBatch
+from weft.types import Record, TopicPartition
 
 _make_record = partial(tuple.__new__, Record)
 _where = itemgetter(0, 1)
 _log = logging.getLogger("weft.kafka")
+#: a topic full of such records is told of once in ten seconds
+_sparse = Sparse()
 
 #: What confluent-kafka raises for a name it cannot decode, depending on its version.
 _UNREADABLE = (SystemError, UnicodeDecodeError)
@@ -75,8 +78,13 @@ def _all_headers(messages: list[Message]) -> list[Any]:
             found.extend(reading)
         except _UNREADABLE:
             bad = messages[len(found)]
-            where = f"{bad.topic()}[{bad.partition()}]@{bad.offset()}"
-            _log.warning("%s: a header's name is not UTF-8: its headers are left out", where)
+            left_out = _sparse.left_out(str(bad.topic()))
+            if left_out is not None:
+                where = f"{bad.topic()}[{bad.partition()}]@{bad.offset()}"
+                more = f" ({left_out} alike were not told)" if left_out else ""
+                _log.warning(
+                    "%s: a header's name is not UTF-8: its headers are left out%s", where, more
+                )
             found.append(None)
     return found
 

@@ -26,6 +26,10 @@ _FETCH_MAX_BYTES = 52_428_800
 _PARTITION_FETCH_MAX_BYTES = 1_048_576
 _MESSAGE_MAX_BYTES = 1_000_000
 _QUEUE_MIN_BYTES = 1024
+#: librdkafka takes no less.
+_MESSAGE_MIN_BYTES = 1000
+#: Below the 100 MB that a broker reads by default.
+_REQUEST_MAX_BYTES = 64 * 2**20
 #: What a response may have around its records, by librdkafka's own check.
 _RESPONSE_FRAME_BYTES = 512
 
@@ -65,4 +69,11 @@ def producer_budget(config: Config, size_bytes: int) -> Config:
     message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
     limit = properties()["queue.buffering.max.kbytes"].limits
     kbytes = max(size_bytes // _PRODUCER_PART, 4 * message_bytes) // 1024
-    return {"queue.buffering.max.kbytes": min(kbytes, limit[1] if limit else kbytes)}
+    kbytes = min(kbytes, limit[1] if limit else kbytes)
+    queue_bytes = 1024 * number(config, "queue.buffering.max.kbytes", kbytes)
+    return {
+        "queue.buffering.max.kbytes": kbytes,
+        # The broker decides what is too large. One that is larger than the queue would wait for
+        # room for ever; a request past the broker's socket.request.max.bytes cuts the connection.
+        "message.max.bytes": max(_MESSAGE_MIN_BYTES, min(queue_bytes, _REQUEST_MAX_BYTES)),
+    }

@@ -5,8 +5,7 @@ past the end of what others wrote, so everything that carries metadata goes thro
 with explicit sizes. So does what Python has no call for: commits answered on a queue of
 their own (also inside a rebalance callback), and the signals of wakeable.py.
 
-Where the library cannot be reached ``available()`` is False; calls.py then chooses
-fallback.py, which does what the public calls can.
+Where the library cannot be reached ``available()`` is False, and calls.py says what to install.
 Names and types are those of librdkafka's public header, ``rdkafka.h``.
 """
 
@@ -22,7 +21,8 @@ from typing import Any, Self
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, cimpl
 
-from weft.kafka.answers import CommitAnswer, Committed, ToCommit
+from weft.kafka.answers import CommitReply, CommittedOffset
+from weft.kafka.ports import ToCommit
 
 #: Type of the only event a commit queue gets: RD_KAFKA_EVENT_OFFSET_COMMIT.
 _EVENT_OFFSET_COMMIT = 0x20
@@ -31,10 +31,10 @@ _EVENT_OFFSET_COMMIT = 0x20
 _OFFSET_INVALID = -1001
 
 #: Longest single wait handed to C, so that an interrupt is never delayed longer.
-_WAIT_MAX_S = 3600.0
+WAIT_MAX_S = 3600.0
 
 
-class _Partition(Structure):
+class Partition(Structure):
     """rd_kafka_topic_partition_t."""
 
     _fields_ = (
@@ -52,7 +52,7 @@ class _Partition(Structure):
 class _PartitionList(Structure):
     """rd_kafka_topic_partition_list_t."""
 
-    _fields_ = (("cnt", c_int), ("size", c_int), ("elems", POINTER(_Partition)))
+    _fields_ = (("cnt", c_int), ("size", c_int), ("elems", POINTER(Partition)))
 
 
 _ListPointer = POINTER(_PartitionList)
@@ -65,7 +65,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_conf_properties_show": (None, (c_void_p,)),
     "rd_kafka_topic_partition_list_new": (_ListPointer, (c_int,)),
     "rd_kafka_topic_partition_list_add": (
-        POINTER(_Partition),
+        POINTER(Partition),
         (_ListPointer, c_char_p, c_int32),
     ),
     "rd_kafka_topic_partition_list_destroy": (None, (_ListPointer,)),
@@ -173,11 +173,11 @@ def fatal_error(client: Consumer | Producer) -> KafkaError | None:
 
 def _ms(timeout_s: float) -> int:
     """Milliseconds for C, rounded up so that a short wait does not become a busy loop."""
-    return -int(-min(max(timeout_s, 0.0), _WAIT_MAX_S) * 1000 // 1)
+    return -int(-min(max(timeout_s, 0.0), WAIT_MAX_S) * 1000 // 1)
 
 
 @contextmanager
-def _partition_list(size: int) -> Iterator[Any]:
+def partition_list(size: int) -> Iterator[Any]:
     """An empty partition list, destroyed (with its metadata) on the way out."""
     partitions = library().rd_kafka_topic_partition_list_new(size)
     try:
@@ -203,7 +203,7 @@ def _add(partitions: Any, offset: ToCommit) -> None:
     element.metadata, element.metadata_size = memory, len(data)
 
 
-def _read(partitions: Any) -> tuple[Committed, ...]:
+def _read(partitions: Any) -> tuple[CommittedOffset, ...]:
     """The elements of a partition list (which may be NULL) as plain data."""
     if not partitions:
         return ()
@@ -211,26 +211,28 @@ def _read(partitions: Any) -> tuple[Committed, ...]:
     return tuple(_read_one(content.elems[place]) for place in range(content.cnt))
 
 
-def _read_one(element: Any) -> Committed:
+def _read_one(element: Any) -> CommittedOffset:
     """One element: metadata by its stated size, never by a search for its end."""
     data = b""
     if element.metadata and element.metadata_size:
         data = ctypes.string_at(element.metadata, element.metadata_size)
     offset = None if element.offset < 0 else element.offset
     topic = element.topic.decode()
-    return Committed(topic, element.partition, offset, data.decode("utf-8", "replace"), element.err)
+    return CommittedOffset(
+        topic, element.partition, offset, data.decode("utf-8", "replace"), element.err
+    )
 
 
 def committed(
     consumer: Consumer, partitions: Sequence[tuple[str, int]], timeout_s: float
-) -> list[Committed]:
+) -> list[CommittedOffset]:
     """What the consumer's group has committed for these partitions, metadata exact.
 
     Blocks, up to ``timeout_s``: not for the polling thread. Raises KafkaException when the
     whole request failed; a single partition's error is in its ``error``.
     """
     rk = handle(consumer)
-    with _partition_list(len(partitions)) as asked:
+    with partition_list(len(partitions)) as asked:
         for topic, partition in partitions:
             _add(asked, ToCommit(topic, partition, _OFFSET_INVALID))
         error = library().rd_kafka_committed(rk, asked, _ms(timeout_s))
@@ -261,7 +263,7 @@ class CommitQueue:
         assert offsets, "a commit of nothing would commit librdkafka's own stored offsets"
         rk, queue = handle(self._consumer), self._open()
         token = self._token + 1
-        with _partition_list(len(offsets)) as to_commit:
+        with partition_list(len(offsets)) as to_commit:
             for offset in offsets:
                 _add(to_commit, ToCommit(*offset))
             error = library().rd_kafka_commit_queue(rk, to_commit, queue, None, token)
@@ -274,9 +276,9 @@ class CommitQueue:
         """Have an answer end the wait on this WakeableQueue."""
         wakeable.also(self._open())
 
-    def poll(self, timeout_s: float) -> list[CommitAnswer]:
+    def poll(self, timeout_s: float) -> list[CommitReply]:
         """All answers there are; waits up to ``timeout_s`` for the first."""
-        answers: list[CommitAnswer] = []
+        answers: list[CommitReply] = []
         wait_ms = _ms(timeout_s)
         while event := library().rd_kafka_queue_poll(self._open(), wait_ms):
             wait_ms = 0
@@ -301,14 +303,14 @@ class CommitQueue:
         return self._queue
 
 
-def _answer(event: int) -> CommitAnswer:
+def _answer(event: int) -> CommitReply:
     """A commit event as plain data; it points into the event, so copy before destroying."""
     calls = library()
     partitions = _read(calls.rd_kafka_event_topic_partition_list(event))
     error = calls.rd_kafka_event_error(event)
     first_failed = next((one.error for one in partitions if one.error), 0)
     token = calls.rd_kafka_event_opaque(event) or 0
-    return CommitAnswer(token, error or first_failed, partitions)
+    return CommitReply(token, error or first_failed, partitions)
 
 
 class GroupMetadata:
@@ -369,16 +371,16 @@ def send_offsets_to_transaction(
     if membership.pointer is None:
         raise RuntimeError("the group metadata is closed")
     rk = handle(producer)
-    with _partition_list(len(offsets)) as to_commit:
+    with partition_list(len(offsets)) as to_commit:
         for offset in offsets:
             _add(to_commit, ToCommit(*offset))
         send = library().rd_kafka_send_offsets_to_transaction
         error = send(rk, to_commit, membership.pointer, _ms(timeout_s))
     if error:
-        raise KafkaException(_take_error(error))
+        raise KafkaException(take_error(error))
 
 
-def _take_error(error: int) -> KafkaError:
+def take_error(error: int) -> KafkaError:
     """confluent-kafka's KafkaError with the flags of a rd_kafka_error_t, which is freed."""
     calls = library()
     try:

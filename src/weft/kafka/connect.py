@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from confluent_kafka import KafkaException
+
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.clock import REAL_CLOCK, Clock
-from weft.kafka.ports import ConsumerPort, ProducerPort, TopicPartition, TransactionsPort
-from weft.kafka.settings import ClientSettings, Delivery, client_settings
+from weft.kafka.ports import ConsumerPort, ProducerPort, TransactionsPort
+from weft.kafka.probing import refusal
+from weft.kafka.settings import ClientSettings, client_settings
+from weft.types import DeliveryName, TopicPartition
 
 MEMORY_SCHEME = "memory://"
 
@@ -36,13 +40,31 @@ class AdminPort(Protocol):
     ) -> dict[TopicPartition, int | None]:
         """What the group has committed."""
 
+    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
+        """Kafka's word for the state of the group, and how many members it has."""
+
     def create_topic(
-        self, name: str, partitions: int, replication: int = -1, timeout_s: float = 10.0
+        self,
+        name: str,
+        partitions: int,
+        replication: int = -1,
+        timeout_s: float = 10.0,
+        config: Mapping[str, str] | None = None,
     ) -> Any:
         """Make a topic; nothing when it exists."""
 
     def close(self) -> None:
         """Stop its threads."""
+
+
+class WordsPort(Protocol):
+    """The last word under each key of a compacted topic."""
+
+    def last(self) -> dict[bytes, bytes]:
+        """By key; what was taken back is not there. Any thread."""
+
+    def close(self) -> None:
+        """Read no more."""
 
 
 class Connection(Protocol):
@@ -51,11 +73,18 @@ class Connection(Protocol):
     def consumer(self) -> ConsumerPort:
         """A new consumer."""
 
-    def producer(self, on_served: Callable[[], None]) -> ProducerPort:
-        """A new producer."""
+    def producer(
+        self, on_served: Callable[[], None], on_failed: Callable[[str], None]
+    ) -> ProducerPort:
+        """A new producer; `on_failed` is told why nothing can be produced any more."""
 
     def transactions(self, transactional_id: str) -> TransactionsPort:
         """Transactions under this id."""
+
+    def last_words(
+        self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
+    ) -> WordsPort:
+        """Follows a compacted topic; `failed` is told why it cannot be read."""
 
     def instance_id(self) -> str | None:
         """The user's `group.instance.id`."""
@@ -94,17 +123,29 @@ class RealConnection:
 
         return KafkaConsumer(with_client_log(self.settings.consumer))
 
-    def producer(self, on_served: Callable[[], None]) -> ProducerPort:
+    def producer(
+        self, on_served: Callable[[], None], on_failed: Callable[[str], None]
+    ) -> ProducerPort:
         """A new producer."""
         from weft.kafka.producer import KafkaProducer
 
-        return KafkaProducer(with_client_log(self.settings.producer), on_served)
+        return KafkaProducer(with_client_log(self.settings.producer), on_served, on_failed)
 
     def transactions(self, transactional_id: str) -> TransactionsPort:
         """Transactions under this id."""
         from weft.kafka.transactions import KafkaTransactions
 
         return KafkaTransactions(with_client_log(self.settings.producer), transactional_id)
+
+    def last_words(
+        self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
+    ) -> WordsPort:
+        """Follows a compacted topic; `failed` is told why it cannot be read."""
+        from weft.kafka.following import LastWords
+
+        # Our own group's name: rights for another one need not exist.
+        named = {"group.id": self.settings.consumer["group.id"]}
+        return LastWords({**self.settings.admin, **named}, topic, wanted, failed)
 
     def instance_id(self) -> str | None:
         """The user's `group.instance.id`."""
@@ -115,7 +156,12 @@ class RealConnection:
         """A new admin client."""
         from weft.kafka.admin import KafkaAdmin
 
-        return KafkaAdmin(self.settings)
+        try:
+            return KafkaAdmin(self.settings)
+        except (
+            KafkaException
+        ) as error:  # the first client that is made: what is refused is said here
+            raise ConfigError(refusal(error.args[0].str(), self.settings.admin)) from None
 
     def described(self) -> str:
         """The brokers, for messages."""
@@ -145,7 +191,7 @@ def connect(
     group: str,
     buffer_records: int,
     buffer_bytes: int,
-    delivery: Delivery,
+    delivery: DeliveryName,
     fleet_instance_id: str | None = None,
 ) -> Connection:
     """The clients for these properties; raises ConfigError for what librdkafka does not know."""

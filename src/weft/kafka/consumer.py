@@ -1,13 +1,12 @@
 """One group member on confluent-kafka, as the runtime's ConsumerPort.
 
-Everything but `wake` and `find` happens on the polling thread. Rebalance callbacks run inside
-`consume`, on that same thread.
+All of it happens on the polling thread, but for what the port says any thread may ask (ports.py).
+Rebalance callbacks run inside `consume`, on that same thread.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,13 +22,19 @@ from confluent_kafka import (
 
 from weft.core.starting import Found
 from weft.errors import ConfigError
-from weft.kafka import calls, ports
+from weft.kafka import calls, guard, ports
+from weft.kafka.asking import Asking
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog
 from weft.kafka.failures import root_cause
-from weft.kafka.verdicts import commit_verdict, poll_verdict
+from weft.kafka.refusals import Refusals
+from weft.kafka.settings import is_incremental
+from weft.kafka.verdicts import commit_verdict, poll_verdict, told
 
 _log = logging.getLogger("weft.kafka")
+
+#: So long a join that is under way may take before we leave all the same.
+JOIN_END_S = 4.0
 
 
 class KafkaConsumer:
@@ -37,11 +42,13 @@ class KafkaConsumer:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """`config`: librdkafka consumer properties, complete (see `settings`)."""
-        self._reset = str(config.get("auto.offset.reset", "earliest"))
         # Ours to decide: the start of a partition is always given, and a position that falls
         # out of the log must be heard of, not silently moved.
-        self._consumer = Consumer({**config, "auto.offset.reset": "error"})
-        self._incremental = _is_incremental(config)
+        self._refusals = Refusals(config)
+        self._consumer = Consumer(
+            {**config, "auto.offset.reset": "error", **self._refusals.callbacks}
+        )
+        self._incremental = is_incremental(config)
         self._kip848 = config.get("group.protocol") == "consumer"
         self.assign_may_block = config.get("group.protocol") != "consumer"
         self._instance_id = config.get("group.instance.id")
@@ -61,15 +68,18 @@ class KafkaConsumer:
         self._left_paused: set[ports.TopicPartition] = set()
         #: the first error raised inside a callback, which librdkafka would swallow
         self._failure: BaseException | None = None
-        #: held while another thread asks the broker, so that nobody closes the client under it
-        self._asking = threading.Lock()
+        self._asking = Asking(self._consumer, config)
         self._left = False
+        #: asked to join, and no assignment has come yet: the broker has not answered the join
+        self._joining = False
+        self._leaving = False
 
     # -- the group -------------------------------------------------------------------------------
 
     def subscribe(self, topics: Sequence[str], listener: ports.RebalanceListener) -> None:
         """Join the group."""
         self._listener = listener
+        self._joining = True
         patterns = [topic for topic in topics if topic.startswith("^")]
         try:
             self._consumer.subscribe(
@@ -92,6 +102,10 @@ class KafkaConsumer:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         assert self._listener is not None
+        self._joining = False
+        if self._leaving:
+            self._assign_untold(consumer, partitions)
+            return
         where = [(p.topic, p.partition) for p in partitions]
         self._assigned.update(where)
         try:
@@ -115,6 +129,18 @@ class KafkaConsumer:
             consumer.resume([TopicPartition(*tp) for tp in again])
         self._left_paused.difference_update(where)
 
+    def _assign_untold(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """We are leaving and nobody hears of these, but librdkafka takes them back with the rest.
+
+        It refuses to unassign any of them when one was never assigned, and the poll then breaks.
+        """
+        if not self._incremental:
+            consumer.assign([])
+            return
+        consumer.incremental_assign([TopicPartition(p.topic, p.partition, 0) for p in partitions])
+        if partitions:
+            consumer.pause(partitions)
+
     def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up([(p.topic, p.partition) for p in partitions], lost=False)
 
@@ -123,6 +149,9 @@ class KafkaConsumer:
 
     def _give_up(self, where: list[ports.TopicPartition], *, lost: bool) -> None:
         assert self._listener is not None
+        # The eager protocol gives everything up in order to join again, and so does who lost all.
+        self._joining = lost or not self._incremental
+        where = [tp for tp in where if tp in self._assigned]
         self._assigned.difference_update(where)
         self._left_paused |= {tp for tp in where if tp in self._paused or tp not in self._begun}
         self._paused.difference_update(where)
@@ -194,7 +223,11 @@ class KafkaConsumer:
             raise failure
         polled = ports.Polled()
         if messages:
+            self._refusals.served()
             self._take(messages, polled)
+        elif refusal := self._refusals.lasting():
+            self._refusals.served()  # said once
+            polled.problems.append(ports.Problem("stop", *refusal))
         if self._unanswered or self._early:
             polled.commits += self._answers(0.0)
         return polled
@@ -228,7 +261,7 @@ class KafkaConsumer:
     def _reason(self, error: KafkaError) -> str:
         """What an error says, with the id where it is about that."""
         if error.code() != KafkaError.FENCED_INSTANCE_ID:
-            return error.str()
+            return told(error)
         return (
             f"group.instance.id={self._instance_id!r} is in use by another member: give each "
             f"member its own ({error.str()})"
@@ -267,6 +300,8 @@ class KafkaConsumer:
         answers: list[ports.CommitAnswer] = []
         for answer in self._commits.poll(timeout_s):
             self._unanswered -= 1
+            if not answer.error:
+                self._refusals.served()
             for one in answer.partitions:
                 code = one.error or answer.error if _whole(answer.error, answer) else one.error
                 verdict = commit_verdict(code)
@@ -282,35 +317,19 @@ class KafkaConsumer:
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
     ) -> dict[ports.TopicPartition, Found]:
         """Committed offsets with metadata, and both ends of the log."""
-        with self._asking:
-            if self._left:
-                raise ports.KafkaUnavailable("the consumer is closed")
-            return self._find(partitions, timeout_s)
+        return self._asking.find(partitions, timeout_s)
 
-    def _find(
+    def committed(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
-    ) -> dict[ports.TopicPartition, Found]:
-        deadline = time.monotonic() + timeout_s
-        found = {}
-        try:
-            held = calls.committed(self._consumer, list(partitions), timeout_s)
-            for one in held:
-                if one.error:
-                    raise KafkaException(KafkaError(one.error))
-                left_s = max(0.1, deadline - time.monotonic())
-                low, high = self._consumer.get_watermark_offsets(
-                    TopicPartition(one.topic, one.partition), timeout=left_s
-                )
-                where = (one.topic, one.partition)
-                found[where] = Found(one.offset, one.metadata, low, high, self._reset_to(low, high))
-        except KafkaException as error:
-            raise ports.KafkaUnavailable(error.args[0].str()) from error
-        return found
+    ) -> dict[ports.TopicPartition, tuple[int | None, str]]:
+        """Committed offsets with metadata."""
+        return self._asking.committed(partitions, timeout_s)
 
-    def _reset_to(self, low: int, high: int) -> int | None:
-        if self._reset in ("earliest", "smallest", "beginning"):
-            return low
-        return high if self._reset in ("latest", "largest", "end") else None
+    def stable_ends(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> dict[ports.TopicPartition, int]:
+        """Up to where no transaction is open."""
+        return self._asking.stable_ends(partitions, timeout_s)
 
     def membership(self) -> calls.GroupMetadata:
         """This member's place in the group now."""
@@ -318,15 +337,7 @@ class KafkaConsumer:
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
         """Ends of the assigned partitions as last heard of."""
-        ends = {}
-        for where in self._assigned:
-            try:
-                _, high = self._consumer.get_watermark_offsets(TopicPartition(*where), cached=True)
-            except KafkaException:
-                continue  # not heard of yet
-            if high >= 0:
-                ends[where] = high
-        return ends
+        return self._asking.log_ends(self._assigned)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -336,17 +347,22 @@ class KafkaConsumer:
             return
         deadline = time.monotonic() + timeout_s
         try:
+            self._end_join(min(deadline, time.monotonic() + JOIN_END_S))
+            self._leaving = True
             self._consumer.unsubscribe()
-            while self._assigned and time.monotonic() < deadline:
-                self.poll(0.05)
+            # A classic member loses its id as it says goodbye; closed before that, it may stay.
+            member = (lambda: None) if self._kip848 else self._consumer.memberid
+            while (self._assigned or member()) and time.monotonic() < deadline:
+                self.poll(0.02)
         except (KafkaException, RuntimeError) as error:
             _log.warning("leaving the group failed: %s", error)
         self._left = True
+        self._asking.over = True
         self._assigned.clear()
         self._commits.close()
         self._wakeable.close()
         # With the brokers gone, close() may wait for its own time-outs: never on our time.
-        closing = threading.Thread(target=self._close, name="weft-close", daemon=True)
+        closing = guard.thread("weft-close", self._close)
         closing.start()
         closing.join(max(0.5, deadline - time.monotonic()))
         if closing.is_alive():
@@ -354,8 +370,18 @@ class KafkaConsumer:
             if isinstance(self._log, ClientLog):
                 self._log.muted = True  # it would tell of its lost connections for ever
 
+    def _end_join(self, deadline: float) -> None:
+        """Wait until the broker has answered a join, for until then there is no way to leave.
+
+        A first join has not told us our id yet, and what we send behind a join waits on its
+        connection: closing that would leave a member that nobody lives in, for a whole session.
+        """
+        self._leaving = self._joining  # what a join brings now is given back at once
+        while self._joining and not self._kip848 and time.monotonic() < deadline:
+            self.poll(0.05)
+
     def _close(self) -> None:
-        with self._asking:
+        with self._asking.lock:  # nobody closes the client under who asks
             self._consumer.close()
 
 
@@ -370,8 +396,3 @@ def _action(error: KafkaError) -> ports.Action:
 def _whole(code: int, answer: Any) -> bool:
     """The request failed as a whole: no partition says anything of its own."""
     return bool(code) and not any(one.error for one in answer.partitions)
-
-
-def _is_incremental(config: Mapping[str, Any]) -> bool:
-    strategy = str(config.get("partition.assignment.strategy", ""))
-    return config.get("group.protocol") == "consumer" or "cooperative" in strategy

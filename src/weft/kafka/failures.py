@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from weft.errors import ConfigError
 from weft.kafka import clib
@@ -78,6 +78,13 @@ class Failures:
             line = f"{line}: is it running, and is bootstrap.servers right?"
         refused = answered or poll_verdict(code) == "stop"
         return ConfigError(line) if refused else KafkaUnavailable(line)
+
+
+def told_by_kafka(error: Exception) -> str | None:
+    """What an error of the client library itself says, in one line; None for any other."""
+    if not isinstance(error, KafkaException):
+        return None
+    return f"Kafka: {' '.join(_text(error).split())}"
 
 
 def _text(error: Exception) -> str:

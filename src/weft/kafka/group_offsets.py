@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from weft.codec import OffsetMap, UnreadableMap, decode
-from weft.errors import ConfigError
+from weft.errors import ConfigError, FatalError
 from weft.kafka import calls
 from weft.kafka import properties as librdkafka
+from weft.kafka.admin import UNTIMED_S, KafkaAdmin
+from weft.kafka.answers import CommittedOffset
+from weft.kafka.failures import passes, raised_code
+from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.settings import ClientSettings
+from weft.kafka.values import check_addresses
+from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
 
 #: How long a broker may take for one answer before it counts as absent.
 ANSWER_S = 10.0
+_AGAIN_S = 0.1
 
 #: Properties that this tool sets itself, and the option that gives them.
 _OWN = {"bootstrap.servers": "--bootstrap-servers", "group.id": "--group"}
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka's
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka's
-
-TopicAndPartition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,8 @@ def _asking(what: str, secrets: Iterable[str] = ()) -> Iterator[None]:
         for secret in secrets:
             reason = reason.replace(secret, "***") if secret else reason
         raise ConfigError(f"{what}: {reason}") from None
+    except TimeoutError:
+        raise ConfigError(f"{what}: no answer in time") from None
 
 
 def _check(properties: Mapping[str, str]) -> None:
@@ -121,7 +130,10 @@ class GroupOffsets:
         _check(properties)
         shared: dict[str, Any] = {"log_level": "0", **properties, "bootstrap.servers": bootstrap}
         self.bootstrap, self.group = bootstrap, group
+        check_addresses({"bootstrap.servers": bootstrap})
         with _asking("the Kafka client refuses a property", properties.values()):
+            # It knows what the connections say: a request of its own only times out.
+            self._asker = KafkaAdmin(ClientSettings(consumer={}, producer={}, admin=shared))
             self._admin = AdminClient(shared)
             # Read uncommitted: a transaction left open would hold the answer back.
             self._consumer = Consumer(
@@ -139,10 +151,18 @@ class GroupOffsets:
 
     def __exit__(self, *_: object) -> None:
         """Close the client."""
+        self._asker.close()
         self._consumer.close()
 
     def partitions(self) -> list[TopicAndPartition]:
-        """Every partition of the cluster; the first question, so it finds absent brokers."""
+        """Every partition of the cluster; the first question, so it finds absent brokers.
+
+        Raises FatalError when none answers, and ConfigError when the login is refused.
+        """
+        try:
+            self._asker.matching((), ANSWER_S)
+        except KafkaUnavailable as error:
+            raise FatalError(str(error)) from None
         with _asking(f"no broker answered at {self.bootstrap} within {ANSWER_S:.0f} s"):
             topics = self._admin.list_topics(timeout=ANSWER_S).topics.values()
         return sorted((str(one.topic), place) for one in topics for place in one.partitions)
@@ -150,8 +170,13 @@ class GroupOffsets:
     def members(self) -> int | None:
         """How many members the group has; None if there is no such group."""
         with _asking(f"group {self.group} cannot be described"):
-            answer = self._admin.describe_consumer_groups([self.group], request_timeout=ANSWER_S)
-            found = answer[self.group].result(ANSWER_S * 2)
+            answer = self._admin.describe_consumer_groups([self.group], request_timeout=UNTIMED_S)
+            try:
+                found = answer[self.group].result(ANSWER_S * 2)
+            except KafkaException as failure:
+                if failure.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                    return None
+                raise
         if found.state == ConsumerGroupState.DEAD:
             return None
         return len(found.members) or int(found.state != ConsumerGroupState.EMPTY)
@@ -171,10 +196,24 @@ class GroupOffsets:
     def progress(self, partitions: Sequence[TopicAndPartition]) -> list[Progress]:
         """What the group has committed for these partitions, those without a commit left out."""
         with _asking(f"the commits of group {self.group} cannot be read"):
-            found = calls.committed(self._consumer, partitions, ANSWER_S)
+            found = self.committed(partitions)
         stored = [one for one in found if one.offset is not None and not one.error]
         spans = self.spans([(one.topic, one.partition) for one in stored])
         return [_progress(one, spans[one.topic, one.partition]) for one in stored]
+
+    def committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
+        """What is committed, and what the broker says of those it refuses; KafkaException.
+
+        Asked again for a while: a coordinator that moves answers what passes by itself.
+        """
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return calls.committed(self._consumer, partitions, ANSWER_S)
+            except KafkaException as error:
+                if not passes(raised_code(error)) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_AGAIN_S)
 
     def store(self, moves: Sequence[Move]) -> None:
         """Commit the moves, each without a map; ConfigError when the broker refuses."""
@@ -206,7 +245,7 @@ class GroupOffsets:
             }
 
 
-def _progress(stored: calls.Committed, span: Span) -> Progress:
+def _progress(stored: calls.CommittedOffset, span: Span) -> Progress:
     """A commit with its map read, as far as it can be."""
     frontier = stored.offset or 0
     unreadable = None

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from weft.core.commits import Verdict
 from weft.core.starting import Found
 from weft.types import ErrorInfo, Record, Sent
+from weft.types import TopicPartition as TopicPartition  # noqa: PLC0414  # used as ports.X, too
 
-TopicPartition = tuple[str, int]
 Action = Literal["log", "stop", "recreate"]
-Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
 
 POLL_RECORDS_MAX = 2_000
 
@@ -30,12 +30,12 @@ class PolledBatch(NamedTuple):
 
 
 class ToCommit(NamedTuple):
-    """One partition of a commit."""
+    """One partition of a commit: the next offset to read, and the offset map's text."""
 
     topic: str
     partition: int
     offset: int
-    metadata: str
+    metadata: str = ""
 
 
 class CommitAnswer(NamedTuple):
@@ -107,7 +107,16 @@ class ConsumerPort(Protocol):
     ) -> dict[TopicPartition, Found]:
         """Committed offset with metadata, and both ends of the log. Any thread.
 
-        Raises KafkaUnavailable when it cannot be read now.
+        What cannot be read now of some partitions, as of one without a leader, is left out.
+        Raises KafkaUnavailable when nothing can be read.
+        """
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int | None, str]]:
+        """Committed offset and metadata alone: partitions need no leader for it. Any thread.
+
+        None is no commit. Raises KafkaUnavailable when any of them cannot be read now.
         """
 
     def begin(self, partition: TopicPartition, offset: int) -> None:
@@ -134,6 +143,14 @@ class ConsumerPort(Protocol):
     def membership(self) -> Any:
         """This member's place in the group now, for one transaction. Any thread."""
 
+    def stable_ends(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Up to where no transaction is open, of those whose leader answers. Any thread.
+
+        Raises KafkaUnavailable when nobody does.
+        """
+
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions as last heard of; asks nobody."""
 
@@ -142,10 +159,12 @@ class ConsumerPort(Protocol):
 
 
 class Delivery(NamedTuple):
-    """What the broker said of one produced message: exactly one of the two is set."""
+    """What the broker said of one produced message: exactly one of the first two is set."""
 
     sent: Sent | None
     error: ErrorInfo | None
+    #: with an error: nobody refused it (no answer in time, brokers away); produce it again
+    again: bool = False
 
 
 class OutMessage(NamedTuple):
@@ -183,6 +202,12 @@ class TransactionEnd:
     #: one for each message; None where no answer came
     deliveries: Sequence[Delivery | None]
     reason: str = ""
+    #: aborted for something that was in it; which of its messages that is was not said
+    content: ErrorInfo | None = None
+    #: that will not pass: a message alone in its transaction is refused by it
+    lasts: bool = False
+    #: aborted since the broker stores no metadata of such a size
+    maps_too_large: bool = False
 
 
 def which_way(

@@ -25,6 +25,22 @@ _LEFT_OUT = frozenset({"bootstrap.servers", "metadata.broker.list", "debug", *CA
 #: Mechanisms whose check stays in librdkafka: the others ask a token server or run kinit.
 _OFFLINE_SASL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
+#: What librdkafka or OpenSSL says -> what to do, where they do not say it themselves.
+_CURES = {
+    "OpenSSL engine": "does ssl.engine.location name an OpenSSL engine?",
+    "OpenSSL provider": "set ssl.providers to providers of OpenSSL, such as default,legacy",
+    "(plugin ": "does plugin.library.paths name librdkafka plugins?",
+    "ssl.cipher.suites": "give OpenSSL's names (`openssl ciphers` lists them), with colons between",
+    "ssl.curves.list": "give OpenSSL's names, such as X25519:P-256",
+    "ssl.sigalgs.list": "give OpenSSL's names, such as RSA-PSS+SHA256:ECDSA+SHA256",
+    "parse pattern": "topic.blacklist takes regular expressions, separated by commas",
+    "Unsupported partition.assignment.strategy": (
+        "set it to range, roundrobin or cooperative-sticky"
+    ),
+    "property partitioner": "librdkafka's CONFIGURATION.md lists them under partitioner",
+    "defined broker side": "leave it out",
+}
+
 _NAME = re.compile(r'"([\w.]+)"|`([\w.]+)`')
 
 
@@ -59,9 +75,40 @@ def _offline(config: Config) -> Config:
 def refusal(reason: str, config: Config) -> str:
     """Librdkafka's reason as one line: with the user's own spelling, without secrets."""
     reason = reason.replace("`must", "` must")  # As librdkafka spells one of them.
-    reason = re.sub(r"^Failed to create \w+: ", "", " ".join(scrub(reason, config).split()))
+    reason = re.sub(r"^Failed to create [\w ]+: ", "", " ".join(scrub(reason, config).split()))
     reason = _NAME.sub(lambda match: _as_given(match[1] or match[2], config), reason)
-    return f"kafka: librdkafka refuses: {reason}"
+    cure = _cure(reason, config)
+    return f"kafka: librdkafka refuses: {reason}{': ' if cure else ''}{cure}"
+
+
+def _cure(reason: str, config: Config) -> str:
+    """What to do, where OpenSSL or a missing library says it in its own words only."""
+    for name, value in config.items():
+        if name in reason and name.endswith(".location"):
+            return _file_cure(name, str(value))
+        if name in reason and name.endswith(".pem"):
+            return f"give {name} the whole text, with its BEGIN and END lines"
+    if reason.startswith("Unsupported SASL mechanism"):
+        name = _as_given("sasl.mechanisms", config)
+        return f"set {name} to {', '.join(_OFFLINE_SASL)} or OAUTHBEARER"
+    if reason.startswith("No provider for SASL mechanism"):
+        name = _as_given("sasl.mechanisms", config)
+        return f"set {name} to another one, or build confluent-kafka against such a librdkafka"
+    return next((cure for said, cure in _CURES.items() if said in reason), "")
+
+
+def _file_cure(name: str, path: str) -> str:
+    """What is wrong with a file of keys or certificates."""
+    try:
+        with open(path, "rb"):  # noqa: PTH123  # the question is whether it can be read
+            pass
+    except OSError as error:
+        return f"the file that {name} names cannot be read: {error.strerror}"
+    if "key" not in name:
+        return f"is the file that {name} names a PEM file?"
+    stored = "keystore" in name
+    kind, password = ("PKCS#12", "ssl.keystore.password") if stored else ("PEM", "ssl.key.password")
+    return f"is the file that {name} names a {kind} file, and is {password} right?"
 
 
 def _as_given(name: str, config: Config) -> str:

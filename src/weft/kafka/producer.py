@@ -23,13 +23,17 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from weft.kafka import guard
 from weft.kafka.ports import Delivery, OutMessage
+from weft.kafka.refusals import Refusals
+from weft.kafka.verdicts import delivery_verdict
 from weft.types import ErrorInfo, Sent
 
 _log = logging.getLogger("weft.kafka")
 
 SERVE_S = 0.05
 RENEW_S = 1.0  # the least time between two producers: one that breaks at once must not spin
+SAY_EVERY_S = 60.0
 PURGE_S = 0.5
 #: errors that a message may have from the company it was in
 IN_COMPANY = frozenset(
@@ -59,7 +63,8 @@ class _Life:
     """One librdkafka producer, and what it has not answered."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.producer = Producer(dict(config))
+        self.refusals = Refusals(config)
+        self.producer = Producer({**config, **self.refusals.callbacks})
         self.numbers = itertools.count()
         self.waiting: dict[int, _Waiting] = {}
         #: what is answered with an error from now on goes on with the next producer
@@ -70,9 +75,16 @@ class KafkaProducer:
     """Produces from any thread; a thread of its own serves the acknowledgements."""
 
     def __init__(
-        self, config: Mapping[str, Any], on_served: Callable[[], None] = lambda: None
+        self,
+        config: Mapping[str, Any],
+        on_served: Callable[[], None] = lambda: None,
+        on_failed: Callable[[str], None] = _log.critical,
     ) -> None:
-        """`on_served` is called after each round of acknowledgements, on the producer's thread."""
+        """`on_served` is called after each round of acknowledgements, on the producer's thread.
+
+        `on_failed` is told why nothing can be produced any more.
+        """
+        self._on_failed = on_failed
         self._config = dict(config)
         self._life = _Life(self._config)
         #: for messages that go alone; made when there is one
@@ -84,9 +96,10 @@ class KafkaProducer:
         self._refused = False
         self._broken = threading.Event()
         self._reason: Exception | None = None
-        self._renewed_at = float("-inf")
+        self._renewed_at = self._said_at = float("-inf")
+        self._renewed = 0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="weft-producer", daemon=True)
+        self._thread = guard.thread("weft-producer", self._serve, self._died)
         self._thread.start()
 
     def send(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
@@ -115,6 +128,8 @@ class KafkaProducer:
         self, life: _Life, number: int, error: KafkaError | None, stored: Message
     ) -> None:
         delivery = delivery_of(error, stored)
+        if error is None:
+            life.refusals.served()
         if life.over and delivery.error is not None:
             return
         one = life.waiting.pop(number, None)
@@ -127,6 +142,10 @@ class KafkaProducer:
 
     # -- on the producer's thread ------------------------------------------------------------------
 
+    def _died(self, thread: str, error: BaseException) -> None:
+        guard.log_death(thread, error)
+        self._on_failed(f"thread {thread} died: {type(error).__name__}: {error}")
+
     def _serve(self) -> None:
         while not self._closed.is_set():
             try:
@@ -136,6 +155,9 @@ class KafkaProducer:
                 self._broken.set()
             if self._fell or self._solo is not None:
                 served += self._serve_alone()
+            if refusal := self._life.refusals.lasting():
+                self._life.refusals.served()  # said once
+                self._on_failed(f"{refusal[0]}: {refusal[1]}")
             if served or self._refused:
                 self._refused = False  # before it is served: what is refused meanwhile counts anew
                 self._on_served()
@@ -172,12 +194,23 @@ class KafkaProducer:
             old.over = True
             purge(old.producer, PURGE_S)
             self._life = _Life(self._config)
-            _log.warning(
-                "the producer is made anew, with %d messages: %s", len(old.waiting), self._reason
-            )
+            self._say_renewed(len(old.waiting))
             for one in old.waiting.values():
                 self._again(self._life, one)
         self._on_served()
+
+    def _say_renewed(self, messages: int) -> None:
+        """What breaks each producer at once, as a right that is missing, is said now and then."""
+        self._renewed += 1
+        if time.monotonic() - self._said_at < SAY_EVERY_S:
+            return
+        _log.warning(
+            "the producer is made anew (%d times since this was said), with %d messages: %s",
+            self._renewed,
+            messages,
+            self._reason,
+        )
+        self._renewed, self._said_at = 0, time.monotonic()
 
     def _again(self, life: _Life, one: _Waiting) -> None:
         if one.lives > 1:
@@ -291,4 +324,5 @@ def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
 def refused(error: KafkaError, topic: str | None = None) -> Delivery:
     """A failed delivery, under the name of Kafka's error code."""
     where = "" if topic is None else f"output to {topic}: "
-    return Delivery(None, ErrorInfo(error.name(), where + error.str()))
+    again = delivery_verdict(error.code()) == "retry"
+    return Delivery(None, ErrorInfo(error.name(), where + error.str()), again)

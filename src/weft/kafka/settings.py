@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from weft.errors import ConfigError
 from weft.kafka.budgets import consumer_budget, producer_budget
@@ -17,11 +17,14 @@ from weft.kafka.probing import check_combination
 from weft.kafka.properties import CALLBACKS, Scope, canonical, cure_for, properties
 from weft.kafka.secrets import redacted
 from weft.kafka.values import check_addresses, checked_value
+from weft.types import DeliveryName
 
-__all__ = ["ClientSettings", "Delivery", "client_settings"]
+__all__ = ["ClientSettings", "DeliveryName", "client_settings"]
 
-Delivery = Literal["at_least_once", "at_most_once", "exactly_once"]
 Config = dict[str, Any]
+
+#: librdkafka's own defaults
+_HEARTBEAT_MS, _SESSION_MS = 3_000, 45_000
 
 _log = logging.getLogger("weft.kafka")
 
@@ -76,7 +79,7 @@ def client_settings(
     group: str,
     buffer_records: int,
     buffer_bytes: int,
-    delivery: Delivery,
+    delivery: DeliveryName,
     fleet_instance_id: str | None = None,
 ) -> ClientSettings:
     """Sort, check and complete what the user gave; raises ConfigError in one line.
@@ -88,6 +91,8 @@ def client_settings(
     shared, own = _checked(kafka, "kafka", "CP*"), _checked(producer, "producer", "P*")
     _check_fleet(shared, fleet_instance_id)
     _check_isolation(shared, delivery)
+    _check_heartbeat(shared)
+    _check_oauth(shared)
     settings = ClientSettings(
         consumer=_consumer(shared, group, buffer_records, buffer_bytes, fleet_instance_id),
         producer=_producer(shared, own, buffer_bytes),
@@ -141,7 +146,7 @@ def _check_fleet(kafka: Config, fleet_instance_id: str | None) -> None:
         )
 
 
-def _check_isolation(kafka: Config, delivery: Delivery) -> None:
+def _check_isolation(kafka: Config, delivery: DeliveryName) -> None:
     """Spell the level as librdkafka does (others look at it); refuse what would break a promise."""
     level = str(kafka.get("isolation.level", "read_committed")).strip().lower()
     if "isolation.level" in kafka:
@@ -150,6 +155,31 @@ def _check_isolation(kafka: Config, delivery: Delivery) -> None:
         raise ConfigError(
             f'kafka: isolation.level={level} with delivery="exactly_once" would read what is '
             "aborted later: remove it, or use another delivery"
+        )
+
+
+def _check_heartbeat(kafka: Config) -> None:
+    """The broker throws a member out that it hears too seldom of: again and again, for ever."""
+    beat_ms = int(str(kafka.get("heartbeat.interval.ms", _HEARTBEAT_MS)), 0)
+    session_ms = int(str(kafka.get("session.timeout.ms", _SESSION_MS)), 0)
+    if beat_ms >= session_ms and kafka.get("group.protocol") != "consumer":
+        raise ConfigError(
+            f"kafka: heartbeat.interval.ms ({beat_ms}) must be below session.timeout.ms "
+            f"({session_ms}): set it to a third of that, or remove it"
+        )
+
+
+def _check_oauth(kafka: Config) -> None:
+    """Without a way to its token librdkafka waits for one for ever, and says nothing."""
+    of = {canonical(name): str(value).strip().lower() for name, value in kafka.items()}
+    logs_in = of.get("security.protocol", "").startswith("sasl_")
+    if not logs_in or of.get("sasl.mechanisms") != "oauthbearer" or "oauth_cb" in kafka:
+        return
+    unsecured = of.get("enable.sasl.oauthbearer.unsecure.jwt") in ("true", "t", "1")
+    if of.get("sasl.oauthbearer.method", "default") == "default" and not unsecured:
+        raise ConfigError(
+            "kafka: sasl.mechanism=OAUTHBEARER has no way to its token: give oauth_cb, or "
+            "sasl.oauthbearer.method=oidc"
         )
 
 
@@ -194,7 +224,15 @@ def _producer(kafka: Config, own: Config, size_bytes: int) -> Config:
     """`own` wins over `kafka`, also where they use two names of one property."""
     overruled = {canonical(name) for name in own}
     shared = {n: v for n, v in _of(kafka, "P*").items() if canonical(n) not in overruled}
-    config = _with_defaults(shared | own, {"linger.ms": 5})
+    config = _with_defaults(
+        shared | own,
+        {
+            "linger.ms": 5,
+            # A topic that is not there is called so after this time, on every attempt: librdkafka's
+            # 30 s make a typo look like a stall.
+            "topic.metadata.propagation.max.ms": 5_000,
+        },
+    )
     config = _with_defaults(config, producer_budget(config, size_bytes))
     return config | {"enable.idempotence": True}
 
@@ -203,3 +241,9 @@ def _admin(kafka: Config) -> Config:
     """Only what every client takes; statistics and errors of this one would come twice."""
     left_out = {"statistics.interval.ms", "stats_cb", "error_cb", "throttle_cb"}
     return {n: v for n, v in _of(kafka, "*").items() if n not in left_out}
+
+
+def is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether the group moves partitions one by one, instead of all at every rebalance."""
+    strategy = str(config.get("partition.assignment.strategy", ""))
+    return config.get("group.protocol") == "consumer" or "cooperative" in strategy

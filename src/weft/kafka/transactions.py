@@ -20,12 +20,21 @@ from weft.kafka import calls
 from weft.kafka.failures import root_cause
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd, which_way
 from weft.kafka.producer import ALONE, FATAL, IN_COMPANY, delivery_of, flushed, produce, refused
-from weft.kafka.verdicts import delivery_verdict, transaction_verdict
+from weft.kafka.refusals import Refusals
+from weft.kafka.verdicts import (
+    delivery_verdict,
+    maps_too_large,
+    of_content,
+    reason,
+    transaction_verdict,
+)
+from weft.types import ErrorInfo
 
 _log = logging.getLogger("weft.kafka")
 
 TRANSACTION_TIMEOUT_S = 10.0
 INIT_S = 30.0
+PROPAGATION_MS = 3_000  # librdkafka's default is three times the life of a message
 RETRY_S = 0.1
 FLUSH_S = 0.05
 SLOW_END_S = 1.0  # ten times what it takes
@@ -46,9 +55,16 @@ class KafkaTransactions:
             "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
             # A message must be given up before its transaction is.
             "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
+            # A topic that is not there must be called so while the message still lives: else
+            # nothing but a time-out is seen, and nobody knows whose.
+            "topic.metadata.propagation.max.ms": PROPAGATION_MS,
         }
         self._config.pop("delivery.timeout.ms", None)
         self._producer: Producer | None = None
+        #: what the transaction at hand was aborted for, where no message says it
+        self._said: KafkaError | None = None
+        #: of every producer made here: each begins anew, a login that is refused does not
+        self._refusals = Refusals(self._config)
 
     def open(self) -> None:
         """Make the producer and end what a predecessor with this id left open.
@@ -59,7 +75,7 @@ class KafkaTransactions:
 
     def _open(self, more: Mapping[str, Any]) -> None:
         self._discard()
-        producer = Producer({**self._config, **more})
+        producer = Producer({**self._config, **more, **self._refusals.callbacks})
         deadline = time.monotonic() + INIT_S
         while True:
             try:
@@ -82,8 +98,22 @@ class KafkaTransactions:
         read_back: ReadBack,
     ) -> TransactionEnd:
         """Produce, send the offsets, commit. Never raises for what the broker says."""
+        end = self._transact(messages, offsets, membership, read_back)
+        if end.outcome == "committed":
+            self._refusals.served()
+        elif refusal := self._refusals.lasting():
+            return TransactionEnd("fenced", end.deliveries, ": ".join(refusal))
+        return end
+
+    def _transact(
+        self,
+        messages: Sequence[OutMessage],
+        offsets: Sequence[ToCommit],
+        membership: Any,
+        read_back: ReadBack,
+    ) -> TransactionEnd:
         deliveries: list[Delivery | None] = [None] * len(messages)
-        began = time.monotonic()
+        began, self._said = time.monotonic(), None
         try:
             if self._producer is None:
                 self.open()
@@ -97,7 +127,31 @@ class KafkaTransactions:
             cause = self._cause(error)
             timed_out = time.monotonic() - began >= TRANSACTION_TIMEOUT_S
             return self._broken(cause, offsets, deliveries, read_back, timed_out=timed_out)
-        return TransactionEnd("committed" if committed else "aborted", deliveries)
+        if committed:
+            return TransactionEnd("committed", deliveries)
+        return self._aborted("aborted", deliveries)
+
+    def _aborted(
+        self,
+        outcome: Literal["committed", "aborted"],
+        deliveries: Sequence[Delivery | None],
+        error: KafkaError | None = None,
+    ) -> TransactionEnd:
+        """With why, as far as it is known: to end one that can only be aborted may fail, too."""
+        error = self._said or error
+        if error is not None:
+            # Said while messages were produced, it is what a delivery could have said as well.
+            lasts = error is self._said and delivery_verdict(error.code()) == "refused"
+            return TransactionEnd(
+                outcome,
+                deliveries,
+                error.str(),
+                _content(error),
+                lasts=lasts,
+                maps_too_large=maps_too_large(error.code()),
+            )
+        errors = (one.error for one in deliveries if one is not None and one.error is not None)
+        return TransactionEnd(outcome, deliveries, next((e.message for e in errors), ""))
 
     def _attempt(
         self,
@@ -113,18 +167,20 @@ class KafkaTransactions:
             self._produce(producer, message, deliveries, index)
         left = self._flush(producer, deliveries)
         if left or any(one is None or one.error is not None for one in deliveries):
+            self._said = _said(producer)
             self._abort(producer)
             # What was refused has left a hole in the sequence: this producer's next message for
             # that partition would fail. The next transaction begins with another one.
             self._discard()
             return False
         deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
-        _again(
-            lambda left_s: calls.send_offsets_to_transaction(
-                producer, list(offsets), membership, left_s
-            ),
-            deadline,
-        )
+        if offsets:
+            _again(
+                lambda left_s: calls.send_offsets_to_transaction(
+                    producer, list(offsets), membership, left_s
+                ),
+                deadline,
+            )
         self._end(lambda: _again(producer.commit_transaction, deadline))
         return True
 
@@ -198,14 +254,14 @@ class KafkaTransactions:
         verdict = transaction_verdict(error, timed_out=timed_out)
         _log.warning("transaction: %s (%s)", error.str(), verdict)
         if verdict in ("fenced", "fatal"):
-            return TransactionEnd("fenced", deliveries, error.str())
+            return TransactionEnd("fenced", deliveries, _why(error))
         if verdict == "abort" and self._producer is not None:
             try:
                 self._abort(self._producer)
             except FATAL as worse:
                 error = self._cause(worse)
             else:
-                return TransactionEnd("aborted", deliveries, error.str())
+                return self._aborted("aborted", deliveries, error)
         return self._renew(error, offsets, deliveries, read_back, timed_out=timed_out)
 
     def _renew(
@@ -219,7 +275,7 @@ class KafkaTransactions:
     ) -> TransactionEnd:
         """A new producer settles the open transaction; the group's offsets tell how."""
         if transaction_verdict(error, timed_out=timed_out) == "fenced":  # heard by the abort
-            return TransactionEnd("fenced", deliveries, error.str())
+            return TransactionEnd("fenced", deliveries, _why(error))
         try:
             self.open()
         except KafkaException as worse:
@@ -228,11 +284,11 @@ class KafkaTransactions:
             outcome: Literal["fenced", "unknown"] = (
                 "fenced" if verdict in ("fenced", "fatal") else "unknown"
             )
-            return TransactionEnd(outcome, deliveries, cause.str())
+            return TransactionEnd(outcome, deliveries, _why(cause))
         held = read_back(offsets)
         if held is None:
             return TransactionEnd("unknown", deliveries, error.str())
-        return TransactionEnd(which_way(offsets, held), deliveries, error.str())
+        return self._aborted(which_way(offsets, held), deliveries, error)
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
         """The broker will never take this message; any other failure is the transaction's."""
@@ -247,6 +303,32 @@ class KafkaTransactions:
         if producer is not None:
             producer.purge()
             flushed(producer, 0.1)
+
+
+def _why(error: KafkaError) -> str:
+    """What the broker said and what it means: fenced, or a right that is missing."""
+    return f"{error.str()}: {reason(error.code())}"
+
+
+def _said(producer: Producer) -> KafkaError | None:
+    """Why the open transaction can only be aborted, if it can only be.
+
+    librdkafka tells it to the next call that has to do with the transaction. A second beginning is
+    refused in any case, and changes nothing.
+    """
+    try:
+        producer.begin_transaction()
+    except KafkaException as error:
+        one: KafkaError = error.args[0]
+        return one if one.txn_requires_abort() else None
+    return None
+
+
+def _content(error: KafkaError) -> ErrorInfo | None:
+    """What may lie with something that is in the transaction."""
+    if not of_content(error.code()):
+        return None
+    return ErrorInfo(error.name(), error.str())
 
 
 def _again(call: Callable[[float], Any], deadline: float) -> None:

@@ -13,6 +13,8 @@ from weft.kafka.secrets import is_shown
 _TRUE_FALSE = frozenset({"true", "false", "t", "f", "1", "0"})
 #: Whole numbers that librdkafka also takes as a word, by their main names.
 _WORDS = {"request.required.acks": ("all",)}
+#: librdkafka takes an empty text for these, and the broker refuses every join.
+_NEVER_EMPTY = frozenset({"group.instance.id", "partition.assignment.strategy"})
 _PORT_MAX = 65_535
 _ADDRESS = re.compile(
     r"^(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+)(?::(?P<port>\d+))?$"
@@ -24,10 +26,10 @@ def checked_value(name: str, value: Any, option: str) -> Any:
     if name in CALLBACKS:
         return _callback(name, value, option)
     known = properties()[name]
-    if value is None:
+    if value is None or (name in _NEVER_EMPTY and not str(value).strip()):
         raise ConfigError(
-            f"{option}: {name} is None: give a value or remove it (is an environment variable "
-            "not set?)"
+            f"{option}: {name} is {'None' if value is None else 'empty'}: give a value or remove "
+            "it (is an environment variable not set?)"
         )
     if not isinstance(value, str | int | float):
         raise ConfigError(
@@ -94,7 +96,12 @@ def check_addresses(kafka: dict[str, Any]) -> None:
     for entry in entries:
         match = _ADDRESS.match(entry)
         port = int(match["port"] or 1) if match else 0
-        if match is None or not 1 <= port <= _PORT_MAX:
+        if "@" in entry:  # not shown: what stands before it is a password
+            raise ConfigError(
+                f"kafka: {name} has a user or a password in an address: write host:port, and give "
+                "those as sasl.username and sasl.password"
+            )
+        if match is None or not 1 <= port <= _PORT_MAX or entry.isdigit():  # a port alone
             raise ConfigError(
                 f"kafka: {name} has {entry!r:.80}, which is no address: write host:port, several "
                 "separated by commas"

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from weft.kafka.ports import Verdict as CommitVerdict
+from weft.core.commits import Verdict as CommitVerdict
 
 PollVerdict = Literal["retry", "rejoin", "stop", "report"]
 DeliveryVerdict = Literal["refused", "retry", "fatal"]
@@ -284,9 +284,35 @@ def transaction_verdict(error: KafkaError, *, timed_out: bool = False) -> Transa
     return "retry" if error.retriable() else verdict
 
 
+def of_content(code: int) -> bool:
+    """Whether a transaction that is aborted with this code may be so for what is in it.
+
+    Not so where it is the time: brokers away, coordinators that move, a group that changes. A map
+    that is too large is no message's fault.
+    """
+    if maps_too_large(code):
+        return False
+    family = family_of(code)
+    return family.delivery == "refused" or code in {
+        KafkaError.TRANSACTION_ABORTABLE,
+        KafkaError.UNKNOWN,
+    }
+
+
+def maps_too_large(code: int) -> bool:
+    """Whether a transaction fell since the broker stores no metadata of such a size."""
+    return family_of(code).commit == "too_large"
+
+
 def reason(code: int) -> str:
     """Why the verdict is what it is, for the log and the last line of a run that stops."""
     return family_of(code).reason
+
+
+def told(error: KafkaError) -> str:
+    """What a client error says; of one that ends the run also what to do about it."""
+    stops = poll_verdict(error.code()) == "stop"
+    return f"{error.str()}: {reason(error.code())}" if stops else str(error.str())
 
 
 def documentation() -> str:

@@ -1,0 +1,174 @@
+"""Where logs start and end, of many partitions in one request, on a consumer's own connections.
+
+confluent-kafka asks for one partition at a time (400 take 2.6 s, and one without a leader holds up
+the others until its time is over), and only as a read_committed consumer sees it where it is one.
+librdkafka's ListOffsets works on any client and answers for each partition by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException
+
+from weft.kafka import clib
+
+Spec = Literal["start", "end", "stable_end"]
+
+#: RD_KAFKA_ADMIN_OP_LISTOFFSETS
+_LIST_OFFSETS = 21
+_EARLIEST, _LATEST = -2, -1
+_READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
+#: beside what the request may take, so that its own time-outs come first
+_GRACE_S = 0.5
+SETTLE_S = 1.0
+AGAIN_S = 0.1
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "rd_kafka_AdminOptions_new": (c_void_p, (c_void_p, c_int)),
+    "rd_kafka_AdminOptions_destroy": (None, (c_void_p,)),
+    "rd_kafka_AdminOptions_set_request_timeout": (
+        c_int,
+        (c_void_p, c_int, c_char_p, c_size_t),
+    ),
+    "rd_kafka_AdminOptions_set_isolation_level": (c_void_p, (c_void_p, c_int)),
+    "rd_kafka_AdminOptions_set_opaque": (None, (c_void_p, c_void_p)),
+    "rd_kafka_ListOffsets": (None, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "rd_kafka_ListOffsets_result_infos": (POINTER(c_void_p), (c_void_p, POINTER(c_size_t))),
+    "rd_kafka_ListOffsetsResultInfo_topic_partition": (POINTER(clib.Partition), (c_void_p,)),
+}
+
+#: spec -> what is asked for and under which isolation level
+_ASKED: dict[Spec, tuple[int, int]] = {
+    "start": (_EARLIEST, _READ_UNCOMMITTED),
+    "end": (_LATEST, _READ_UNCOMMITTED),
+    "stable_end": (_LATEST, _READ_COMMITTED),
+}
+
+
+class Bounds(NamedTuple):
+    """What is known of one partition's log; only what was asked for is set."""
+
+    start: int = -1
+    #: the high watermark
+    end: int = -1
+    #: where a read_committed consumer ends: before the oldest open transaction
+    stable_end: int = -1
+
+
+def bounds(
+    consumer: Consumer,
+    partitions: Sequence[tuple[str, int]],
+    specs: Sequence[Spec],
+    timeout_s: float,
+) -> dict[tuple[str, int], Bounds]:
+    """The bounds of those partitions that were answered in full; the others are left out.
+
+    Blocks, up to `timeout_s`.
+    """
+    answers: dict[tuple[str, int], dict[str, int]] = {where: {} for where in partitions}
+    if not partitions:
+        return {}
+    with _queue(consumer) as queue:
+        for number, spec in enumerate(specs):
+            _send(consumer, queue, partitions, spec, number, timeout_s)
+        deadline = time.monotonic() + timeout_s + _GRACE_S
+        for _ in specs:  # all are on their way at once
+            number, found = _next_answer(queue, deadline - time.monotonic())
+            for where, offset in found:
+                answers[where][specs[number]] = offset
+    whole = {where: one for where, one in answers.items() if len(one) == len(specs)}
+    return {where: Bounds(**one) for where, one in whole.items()}
+
+
+def bounds_soon(
+    consumer: Consumer,
+    partitions: Sequence[tuple[str, int]],
+    specs: Sequence[Spec],
+    timeout_s: float,
+) -> dict[tuple[str, int], Bounds]:
+    """The same, asked again for a moment: leaders that are new, or have just moved, are found."""
+    deadline = time.monotonic() + timeout_s
+    again_until = min(deadline, time.monotonic() + SETTLE_S)
+    found = bounds(consumer, partitions, specs, timeout_s)
+    while len(found) < len(partitions) and time.monotonic() < again_until:
+        time.sleep(AGAIN_S)
+        left = [where for where in partitions if where not in found]
+        found |= bounds(consumer, left, specs, max(AGAIN_S, deadline - time.monotonic()))
+    return found
+
+
+@cache
+def _calls() -> Any:
+    calls = clib.library()
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(calls, name)
+        function.restype, function.argtypes = result, arguments
+    return calls
+
+
+@contextmanager
+def _queue(consumer: Consumer) -> Iterator[int]:
+    queue = _calls().rd_kafka_queue_new(clib.handle(consumer))
+    try:
+        yield queue
+    finally:
+        # An answer that still comes is dropped with it.
+        _calls().rd_kafka_queue_destroy(queue)
+
+
+def _send(
+    consumer: Consumer,
+    queue: int,
+    partitions: Sequence[tuple[str, int]],
+    spec: Spec,
+    number: int,
+    timeout_s: float,
+) -> None:
+    calls, rk = _calls(), clib.handle(consumer)
+    asked, level = _ASKED[spec]
+    options = calls.rd_kafka_AdminOptions_new(rk, _LIST_OFFSETS)
+    try:
+        timeout_ms = max(1, int(min(timeout_s, clib.WAIT_MAX_S) * 1000))
+        calls.rd_kafka_AdminOptions_set_request_timeout(options, timeout_ms, None, 0)
+        refused = calls.rd_kafka_AdminOptions_set_isolation_level(options, level)
+        if refused:
+            raise KafkaException(clib.take_error(refused))
+        calls.rd_kafka_AdminOptions_set_opaque(options, number)
+        with clib.partition_list(len(partitions)) as wanted:
+            for topic, partition in partitions:
+                add = calls.rd_kafka_topic_partition_list_add
+                add(wanted, topic.encode(), partition).contents.offset = asked
+            calls.rd_kafka_ListOffsets(rk, wanted, options, queue)
+    finally:
+        calls.rd_kafka_AdminOptions_destroy(options)
+
+
+def _next_answer(queue: int, timeout_s: float) -> tuple[int, list[tuple[tuple[str, int], int]]]:
+    """The number of an answered request, and what it says of each partition that has an answer."""
+    calls = _calls()
+    event = calls.rd_kafka_queue_poll(queue, max(0, int(timeout_s * 1000)))
+    if not event:
+        return 0, []
+    try:
+        number = calls.rd_kafka_event_opaque(event) or 0
+        if calls.rd_kafka_event_error(event):
+            return number, []
+        count = c_size_t()
+        infos = calls.rd_kafka_ListOffsets_result_infos(event, byref(count))
+        return number, list(_answered(infos, count.value))
+    finally:
+        calls.rd_kafka_event_destroy(event)
+
+
+def _answered(infos: Any, count: int) -> Iterator[tuple[tuple[str, int], int]]:
+    for place in range(count):
+        one = _calls().rd_kafka_ListOffsetsResultInfo_topic_partition(infos[place]).contents
+        # A broker that did not answer in time leaves "no offset" and no error.
+        if not one.err and one.offset >= 0:
+            yield (one.topic.decode(), one.partition), one.offset

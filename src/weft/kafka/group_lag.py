@@ -1,0 +1,247 @@
+"""What a group has really left to do, from Kafka alone: its commits, their offset maps, the logs.
+
+Any group's, also one of the Java Parallel Consumer: what is done beyond the committed offset stands
+in the commit's metadata. Nobody joins, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from weft.codec import OffsetMap, UnreadableMap, decode
+from weft.errors import FatalError
+from weft.kafka import calls
+from weft.kafka.answers import CommittedOffset
+from weft.kafka.calls import Bounds
+from weft.kafka.group_offsets import ANSWER_S, GroupOffsets
+from weft.kafka.ports import KafkaUnavailable
+from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
+
+#: how long the records are waited for whose age is asked; those that do not come have none
+AGES_S = 5.0
+#: so many are read at a time: each may bring a whole batch of records with it
+AGES_AT_A_TIME = 200
+FETCH_BYTES = 64 * 2**10
+#: an open transaction is named once what it holds is older: those of a healthy producer are brief
+OPEN_TOO_LONG_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition, by the names of `weft lag --json`; None is "not known"."""
+
+    topic: str
+    partition: int
+    #: one past the last record of the log
+    end: int | None = None
+    committed: int | None = None
+    done_beyond: int = 0
+    #: end - committed - done_beyond; an upper bound where the log has gaps
+    remaining: int | None = None
+    #: the lowest offset that is not done, while something is left
+    oldest_not_done: int | None = None
+    oldest_age_s: float | None = None
+    map_chars: int = 0
+    problem: str | None = None
+    #: offsets not done before the highest one that is done; not of the contract
+    holes: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """As `weft lag --json` prints it."""
+        return {name: value for name, value in asdict(self).items() if name != "holes"}
+
+
+def lag_of(one: CommittedOffset, log: Bounds | None) -> PartitionLag:
+    """One partition's lag, from what is committed and what the log holds; without the age."""
+    where = (one.topic, one.partition)
+    if one.error:
+        return PartitionLag(*where, problem=f"may not be read: {KafkaError(one.error).str()}")
+    if log is None:
+        return PartitionLag(
+            *where, committed=one.offset, problem="its log cannot be read: has it a leader?"
+        )
+    if one.offset is None:
+        left = log.end - log.start
+        problem = "nothing is committed: counted from the start of the log" if left else None
+        return _row(one, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
+    if one.offset > log.end:
+        problem = f"committed {one.offset} is past the end of the log: a topic made again?"
+        return _row(one, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
+    try:
+        return _row(one, log, decode(one.offset, one.metadata, log_end=log.end), None)
+    except UnreadableMap as reason:
+        plain = OffsetMap("none", one.offset, one.offset - 1, ())
+        return _row(one, log, plain, f"its metadata is no offset map: {reason}")
+
+
+def _waits_long(one: PartitionLag) -> bool:
+    return one.problem is None and (one.oldest_age_s or 0) > OPEN_TOO_LONG_S
+
+
+def behind_transaction(one: PartitionLag, log: Bounds | None) -> PartitionLag:
+    """The same; said if what a read_committed reader may see ends at the oldest not done."""
+    oldest = one.oldest_not_done
+    if log is None or oldest is None or not 0 <= log.stable_end <= oldest or not _waits_long(one):
+        return one
+    problem = (
+        f"{log.stable_end} on waits behind an open transaction of another producer: "
+        "kafka-transactions.sh find-hanging"
+    )
+    return replace(one, problem=problem)
+
+
+def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | None) -> PartitionLag:
+    frontier = max(known.frontier, log.start)
+    holes = [offset for offset in known.not_done if offset >= frontier]
+    beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
+    if frontier > known.frontier:  # the log begins past the commit
+        problem = problem or f"retention deleted {known.frontier} to {frontier - 1} unhandled"
+        frontier = holes[0] if holes else max(frontier, known.highest_seen + 1)
+        beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
+    remaining = max(0, log.end - frontier - beyond)
+    return PartitionLag(
+        one.topic,
+        one.partition,
+        log.end,
+        one.offset,
+        beyond,
+        remaining,
+        frontier if remaining else None,
+        None,
+        len(one.metadata),
+        problem,
+        len(holes),
+    )
+
+
+class GroupLag(GroupOffsets):
+    """Measures one group again and again; close it, or use it as a context manager.
+
+    Every method raises ConfigError where the brokers refuse, or do not answer.
+    """
+
+    def __init__(self, bootstrap: str, group: str, properties: Mapping[str, str]) -> None:
+        super().__init__(bootstrap, group, properties)
+        self._properties = properties
+        self._reader: Consumer | None = None
+        self._allowed = False
+        #: (topic, partition) -> the offset whose record was read, and its timestamp
+        self._stamps: dict[TopicAndPartition, tuple[int, int | None]] = {}
+
+    def __exit__(self, *_: object) -> None:
+        """Close both clients."""
+        if self._reader is not None:
+            self._reader.close()
+        super().__exit__()
+
+    def measure(self) -> list[PartitionLag]:
+        """Every partition of the topics that the group has committed anything of."""
+        partitions = self.partitions()
+        self._check_rights()
+        found = self._committed(partitions)
+        topics = {one.topic for one in found if one.offset is not None or one.error}
+        rows = [one for one in found if one.topic in topics]
+        logs = self._logs([(one.topic, one.partition) for one in rows if not one.error])
+        lags = [lag_of(one, logs.get((one.topic, one.partition))) for one in rows]
+        return self._with_causes(self._with_ages(lags))
+
+    def _check_rights(self) -> None:
+        """Once: without the right to see the group its commits only time out."""
+        if not self._allowed:
+            with suppress(KafkaUnavailable):  # what is wrong is said by who asks next
+                self._asker.group_members(self.group, ANSWER_S)
+            self._allowed = True
+
+    def _committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
+        try:
+            return self.committed(partitions) if partitions else []
+        except KafkaException as failure:
+            reason = failure.args[0].str()
+            text = f"the commits of group {self.group} cannot be read: {reason}"
+            raise FatalError(text) from None
+
+    def _logs(self, partitions: Sequence[TopicAndPartition]) -> Mapping[TopicAndPartition, Bounds]:
+        try:
+            return calls.bounds_soon(self._consumer, partitions, ("start", "end"), ANSWER_S)
+        except KafkaException:
+            return {}  # each row says that its log cannot be read
+
+    def _with_causes(self, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
+        """The same; what has waited long is looked at once more: a transaction may be open."""
+        old = [(one.topic, one.partition) for one in lags if _waits_long(one)]
+        if not old:
+            return list(lags)
+        try:
+            logs = calls.bounds_soon(self._consumer, old, ("stable_end",), ANSWER_S)
+        except KafkaException:
+            return list(lags)  # a cause is a courtesy, too
+        return [behind_transaction(one, logs.get((one.topic, one.partition))) for one in lags]
+
+    # -- ages --------------------------------------------------------------------------------------
+
+    def _with_ages(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
+        """The same with the ages of the oldest, by the timestamps of those records."""
+        rows = list(lags)
+        wanted = {
+            (one.topic, one.partition): one.oldest_not_done
+            for one in rows
+            if one.oldest_not_done is not None
+        }
+        known = {where: self._stamps.get(where, (-1, None)) for where in wanted}
+        self._stamps = {where: known[where] for where in wanted if known[where][0] == wanted[where]}
+        missing = [where for where in wanted if where not in self._stamps]
+        deadline = time.monotonic() + AGES_S
+        for start in range(0, len(missing), AGES_AT_A_TIME):
+            some = missing[start : start + AGES_AT_A_TIME]
+            self._read_stamps({where: wanted[where] for where in some}, deadline)
+        now = time.time()
+        return [self._aged(one, now) for one in rows]
+
+    def _aged(self, one: PartitionLag, now: float) -> PartitionLag:
+        _, stamp_ms = self._stamps.get((one.topic, one.partition), (-1, None))
+        if stamp_ms is None or one.oldest_not_done is None:
+            return one
+        age_s = round(max(0.0, now - stamp_ms / 1e3), 3)
+        return replace(one, oldest_age_s=age_s)
+
+    def _read_stamps(self, wanted: Mapping[TopicAndPartition, int | None], deadline: float) -> None:
+        """Read one record of each; where gaps follow, the next there is."""
+        reader = self._stamp_reader()
+        left = dict(wanted)
+        try:
+            reader.assign([TopicPartition(*where, offset or 0) for where, offset in left.items()])
+            while left and time.monotonic() < deadline:
+                for message in reader.consume(AGES_AT_A_TIME, 0.1):
+                    topic, number = message.topic(), message.partition()
+                    where = (topic or "", -1 if number is None else number)
+                    if where not in left:
+                        continue
+                    kind, stamp_ms = (0, 0) if message.error() else message.timestamp()
+                    self._stamps[where] = (left.pop(where) or 0, stamp_ms if kind else None)
+                    reader.pause([TopicPartition(*where)])
+            reader.unassign()
+        except KafkaException:
+            return  # ages are a courtesy: without them the rest still holds
+
+    def _stamp_reader(self) -> Consumer:
+        if self._reader is None:
+            config: dict[str, str | int | bool] = {
+                "log_level": "0",
+                **self._properties,
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,  # never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_uncommitted",
+                "auto.offset.reset": "earliest",
+                "max.partition.fetch.bytes": FETCH_BYTES,
+                "queued.max.messages.kbytes": 16 * 1024,
+            }
+            self._reader = Consumer(config)
+        return self._reader
