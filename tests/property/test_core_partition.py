@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from weft.codec import decode, encode_fitting
 from weft.core import states
 from weft.core.handler import Handler
-from weft.core.invariants import check_partition
+from weft.core.offsets import Offsets
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
+from weft.testing.sim.invariants import check_partition
 from weft.types import Record
 
 RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,12 +53,12 @@ def play(part: Partition, model: Model, script) -> None:
             _poll(part, model, argument)
         elif name == "gap":
             model.position += argument
-            part.advance(model.position)
-        elif part.ready:
-            work = part.ready[argument % len(part.ready)]
-            part.ready.remove(work)
+            part.offsets.advance(model.position)
+        elif part.lanes.ready:
+            work = part.lanes.ready[argument % len(part.lanes.ready)]
+            part.lanes.ready.remove(work)
             work.state = states.RUNNING
-            part.finish(work)
+            part.record_done(work)
             model.done.add(work.record.offset)
         check_partition(part)
 
@@ -73,7 +74,9 @@ def _poll(part: Partition, model: Model, jumps: list[int]) -> None:
 
 
 def new(ordering: str, start: int = 0, **restored) -> Partition:
-    return Partition("t", 0, 1, Handler(0, HandlerSpec("h", ordering=ordering)), start, **restored)
+    return Partition(
+        "t", 0, 1, Handler(0, HandlerSpec("h", ordering=ordering)), Offsets(start, **restored)
+    )
 
 
 @RELAXED
@@ -109,16 +112,14 @@ def test_restart_takes_up_where_the_map_ends(script, later, ordering):
     part, model = new(ordering), Model(0)
     play(part, model, script)
     shot = part.snapshot()
-    again = new(
-        ordering, shot.frontier, restored_top=shot.top, restored_not_done=tuple(shot.not_done)
-    )
+    again = new(ordering, shot.frontier, restored_top=shot.top, not_done=tuple(shot.not_done))
     everything = [offset for offset in model.received if offset >= shot.frontier]
     records = [Record("t", 0, offset, 0, b"%d" % (offset % 3), b"") for offset in everything]
     if records:
         again.admit(records, [10] * len(records))
-    again.advance(model.position)
+    again.offsets.advance(model.position)
     check_partition(again)
-    assert list(again.incomplete) == model.waiting()
+    assert list(again.offsets.incomplete) == model.waiting()
 
 
 @RELAXED
@@ -129,6 +130,6 @@ def test_lane_heads_are_the_first_of_their_lane(script, ordering):
     play(part, model, script)
     first: dict[object, int] = {}
     for offset in model.waiting():
-        work = part.incomplete[offset]
-        first.setdefault(part.lane_key(work.record), offset)
-    assert sorted(work.record.offset for work in part.ready) == sorted(first.values())
+        work = part.offsets.incomplete[offset]
+        first.setdefault(part.lanes.key_of(work.record), offset)
+    assert sorted(work.record.offset for work in part.lanes.ready) == sorted(first.values())

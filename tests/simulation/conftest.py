@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-REGRESSIONS = Path(__file__).with_name("regressions.txt")
+FOLDER = Path(__file__).parent
 
 
-def regressions() -> list[int]:
+def regressions(name: str = "regressions.txt") -> list[int]:
     """Every seed that ever failed, kept for ever."""
-    lines = REGRESSIONS.read_text().splitlines()
+    lines = (FOLDER / name).read_text().splitlines()
     return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]

@@ -7,6 +7,7 @@ import pytest
 from weft.core.states import InternalError
 from weft.testing.sim.mutants import MUTANTS, Mutant
 from weft.testing.sim.runner import digest
+from weft.testing.sim.steps import live
 from weft.testing.sim.violation import Violation
 from weft.testing.sim.world import World
 
@@ -19,7 +20,7 @@ PROMISES = {"S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "L1", "
 def promise_broken(seed: int) -> str | None:
     """The name of the promise that this seed sees broken."""
     try:
-        World(seed).run()
+        live(World(seed))
     except Violation as violation:
         return violation.name
     except InternalError:
@@ -32,7 +33,7 @@ def promise_broken(seed: int) -> str | None:
 def first_caught(mutant: Mutant) -> int | None:
     """The first seed that reports one of the promises which this mutant breaks."""
     with mutant.alive():
-        for seed in range(SEEDS_MAX):
+        for seed in range(mutant.first_seed, mutant.first_seed + SEEDS_MAX):
             if promise_broken(seed) in mutant.promises:
                 return seed
     return None

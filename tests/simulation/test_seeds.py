@@ -8,8 +8,10 @@ import sys
 import pytest
 from tests.simulation.conftest import regressions
 
-from weft.core.states import RECORD_TABLE
+from weft.testing.sim import profiles
+from weft.testing.sim.profiles import PROFILES
 from weft.testing.sim.runner import Totals, digest, run_seed, run_seeds
+from weft.testing.sim.watched import every_edge
 
 FAULTS = (
     "cancelled",
@@ -37,12 +39,24 @@ FAULTS = (
     "transactions in doubt",
     "answers lost",
 )
+#: what the seeds of the profiles meet, each at least so often in 300 lives of its subject
+WORDS = {
+    profiles.LOGS: {
+        "foreign transactions": 300,
+        "taken over past the last stable offset": 30,
+        "topics made again": 50,
+        "out of range": 20,
+    },
+    profiles.LATE: {"outputs late": 50, "intake paused": 100},
+    profiles.REFUSED_MAPS: {"maps refused in a transaction": 1_000},
+    profiles.ABORTED: {"transactions aborted for their content": 3_000, "culprits found": 300},
+}
 
 
 def run(first: int, count: int, jobs: int) -> Totals:
     """Seeds from `first` on; fails with every broken one and how to replay it."""
-    *_, totals = run_seeds(first, count, jobs=jobs)
-    assert not totals.broken, "\n".join(map(str, totals.broken[:10]))
+    for totals in run_seeds(first, count, jobs=jobs):
+        assert not totals.broken, "\n".join(map(str, totals.broken[:10]))
     return totals
 
 
@@ -63,8 +77,20 @@ def test_ten_thousand_seeds():
     """Every promise holds through 10,000 lives, and these meet every fault and change of state."""
     totals = run(0, 10_000, jobs=2)
     assert totals.missing() == []
-    assert totals.transitions <= set(RECORD_TABLE)
+    assert totals.transitions <= every_edge()
     assert {fault: totals.stats[fault] for fault in FAULTS if totals.stats[fault] < 20} == {}
+
+
+@pytest.mark.push
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", PROFILES)
+def test_seeds_of_each_profile(first):
+    """Every promise holds where the seeds are about one subject."""
+    totals = run(first, 60 if first == profiles.HOLES else 300, jobs=2)
+    wanted = WORDS.get(first, {})
+    assert {
+        what: totals.stats[what] for what, count in wanted.items() if totals.stats[what] < count
+    } == {}
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])

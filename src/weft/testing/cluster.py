@@ -1,4 +1,4 @@
-"""The in-memory broker that apps run on: `MemoryBroker`, with a lock, an address and a clock."""
+"""The in-memory broker with a lock, a clock and faults: what `MemoryKafka` gives an address."""
 
 from __future__ import annotations
 
@@ -8,44 +8,42 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol, get_args
 
 from confluent_kafka import KafkaError
 
 from weft.codec import OffsetMap, decode
 from weft.errors import ConfigError
 from weft.kafka.clock import REAL_CLOCK
-from weft.kafka.connect import MEMORY, MEMORY_SCHEME
+from weft.kafka.connect import MEMORY_SCHEME
 from weft.kafka.ports import Delivery, OutMessage
+from weft.numeric import is_whole
 from weft.testing.clock import VirtualClock
 from weft.testing.crash import Armed, CrashPoint
-from weft.testing.memory import Committed, Log, MemoryBroker, ProducerId, Stored, TopicPartition
-from weft.types import ErrorInfo, Headers, Record, Sent
-
-if TYPE_CHECKING:
-    from weft.testing.consumer import MemoryConsumer
+from weft.testing.groups import OffsetAndMetadata
+from weft.testing.memory import Log, MemoryBroker, ProducerId, Stored
+from weft.types import ErrorInfo, Headers, Record, Sent, TopicPartition
 
 PARTITIONS_MAX = 10_000
-MESSAGE_BYTES_MAX = 1_000_000  # message.max.bytes, the default of librdkafka
+MESSAGE_BYTES_MAX = 1_048_588  # message.max.bytes, the default of a broker
 LOOK_S = 0.002
 Request = Literal["commit", "commit_answer", "find", "produce"]
 
 _numbers = itertools.count(1)
 
 
-class MemoryKafka:
-    """A Kafka in this process, for apps with `kafka={"bootstrap.servers": broker.bootstrap}`.
+class Polling(Protocol):
+    """A consumer, as far as the cluster has to know it."""
 
-    It has topics, groups that rebalance, commits with metadata, gaps and transactions, and it can
-    be told to fail. `clock` is the time its apps run on; `auto_create` makes topics that are
-    written to. It is a context manager. Any thread.
-    """
+    def match_topics(self) -> None:
+        """Look again which topics there are."""
+
+
+class MemoryCluster:
+    """The broker that the clients of one `MemoryKafka` share. Any thread."""
 
     def __init__(self, *, clock: VirtualClock | None = None, auto_create: bool = False) -> None:
-        from weft.testing.connection import MemoryConnection
-
         self.bootstrap = f"{MEMORY_SCHEME}{next(_numbers)}"
         self.virtual = clock
         self.clock = REAL_CLOCK if clock is None else clock
@@ -61,30 +59,10 @@ class MemoryKafka:
         self._auto_create = auto_create
         self._armed: Armed | None = None
         self._faults: dict[str, deque[str]] = {name: deque() for name in get_args(Request)}
-        self._members: dict[MemoryConsumer, None] = {}
-        self._resting: dict[MemoryConsumer, float] = {}
+        self._members: dict[Polling, None] = {}
+        self._resting: dict[Polling, float] = {}
         self._made = itertools.count(1)
         self._round_robin = itertools.count()
-        MEMORY[self.bootstrap] = lambda settings: MemoryConnection(self, settings)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Its address is none any more. May be called again."""
-        MEMORY.pop(self.bootstrap, None)
-        self.closed.set()
-
-    def __repr__(self) -> str:
-        return f"<MemoryKafka {self.bootstrap}>"
 
     # -- topics ------------------------------------------------------------------------------------
 
@@ -92,7 +70,7 @@ class MemoryKafka:
         """Make a topic; raises ConfigError when it exists."""
         if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name):
             raise ConfigError(f"create_topic({name!r}): letters, digits, '.', '_' and '-' only")
-        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
+        if not is_whole(partitions, 1, PARTITIONS_MAX):
             raise ConfigError(f"create_topic(partitions={partitions!r}): 1 to {PARTITIONS_MAX}")
         with self.changed:
             if name in self.broker.partition_counts:
@@ -144,7 +122,7 @@ class MemoryKafka:
         """Write one record; where it went. Raises ConfigError where Kafka would refuse it."""
         message = OutMessage(topic, _bytes(value), _bytes(key), headers, partition, timestamp_ms)
         with self.changed:
-            sent, error = self.store(message)
+            sent, error, _ = self.store(message)
         if sent is None:
             raise ConfigError(f"produce to {topic!r}: {error.message if error else 'refused'}")
         return sent
@@ -187,7 +165,12 @@ class MemoryKafka:
         """Write one message as a producer would; `changed` is held."""
         problem = self.take_fault("produce") or self._refusal(message)
         if problem:
-            return Delivery(None, ErrorInfo(problem, f"the in-memory broker says {problem}"))
+            return Delivery(
+                None,
+                ErrorInfo(
+                    problem, f"output to {message.topic}: the in-memory broker says {problem}"
+                ),
+            )
         number = self._partition_of(message)
         stamp = message.timestamp_ms
         offset = self.broker.produce(
@@ -209,7 +192,7 @@ class MemoryKafka:
         count = self.broker.partition_counts[message.topic]
         if message.partition is not None and not 0 <= message.partition < count:
             return "_UNKNOWN_PARTITION"
-        size = len(message.value or b"") + len(message.key or b"")
+        size = batch_bytes(message.key, message.value, message.headers)
         return "MSG_SIZE_TOO_LARGE" if size > MESSAGE_BYTES_MAX else ""
 
     def _partition_of(self, message: OutMessage) -> int:
@@ -235,7 +218,7 @@ class MemoryKafka:
         """Commit for a group from outside, as `weft offsets set` does."""
         with self.changed:
             self._known(topic)
-            value = Committed(offset, metadata)
+            value = OffsetAndMetadata(offset, metadata)
             error = self.broker.group(group).store((topic, partition), value)
         if error:
             raise ConfigError(f"commit for {group}: {error}")
@@ -294,16 +277,16 @@ class MemoryKafka:
         self.changes += 1
         self.changed.notify_all()
 
-    def enter(self, member: MemoryConsumer) -> None:
+    def enter(self, member: Polling) -> None:
         """A member polls from now on; `changed` is held."""
         self._members[member] = None
 
-    def forget(self, member: MemoryConsumer) -> None:
+    def forget(self, member: Polling) -> None:
         """It does not any more; `changed` is held."""
         self._members.pop(member, None)
         self.notify()
 
-    def rest(self, member: MemoryConsumer, until: float, seen: int) -> None:
+    def rest(self, member: Polling, until: float, seen: int) -> None:
         """Wait for a change since `seen` or for that time.
 
         `changed` must not be held: a virtual clock asks all members whether they are quiet.
@@ -334,3 +317,29 @@ def record_of(where: TopicPartition, stored: Stored) -> Record:
 
 def _bytes(text: bytes | str | None) -> bytes | None:
     return text.encode() if isinstance(text, str) else text
+
+
+# -- how large a message is to a broker ---------------------------------------------------------
+
+#: base offset, length, leader epoch, magic, checksum, attributes, producer and the counts
+_BATCH_BYTES = 61
+
+
+def batch_bytes(
+    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = ()
+) -> int:
+    """Bytes of a record batch (format 2, not compressed) that holds this message alone."""
+    parts = [_field(key), _field(value), _varint(len(headers))]
+    for name, content in headers:
+        parts += [_field(name.encode()), _field(content)]
+    body = 1 + 1 + 1 + sum(parts)  # attributes, and the differences in time and offset: none
+    return _BATCH_BYTES + _varint(body) + body
+
+
+def _field(content: bytes | None) -> int:
+    return 1 if content is None else _varint(len(content)) + len(content)
+
+
+def _varint(number: int) -> int:
+    """Bytes of a number that is not negative, in zigzag form."""
+    return max(1, -(-(2 * number).bit_length() // 7))

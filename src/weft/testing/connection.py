@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import ConfigError
 from weft.kafka.admin import TopicFacts
 from weft.kafka.clock import Clock
-from weft.kafka.ports import KafkaUnavailable, TopicPartition
+from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
-from weft.testing.cluster import MemoryKafka
+from weft.testing.cluster import MemoryCluster
 from weft.testing.consumer import MemoryConsumer
 from weft.testing.memory import UnstableOffset
 from weft.testing.producer import QUEUE_MAX, MemoryProducer, MemoryTransactions
+from weft.types import TopicPartition
+
+
+class MemoryWords:
+    """The last word under each key of a topic, looked up when it is asked for."""
+
+    def __init__(self, kafka: MemoryCluster, topic: str, wanted: Callable[[bytes], bool]) -> None:
+        self._kafka, self._topic, self._wanted = kafka, topic, wanted
+
+    def last(self) -> dict[bytes, bytes]:
+        """By key; what was taken back is not there."""
+        words: dict[bytes, bytes | None] = {}
+        with self._kafka.changed:
+            for number in range(self._kafka.broker.partition_counts.get(self._topic, 0)):
+                for record in self._kafka.broker.logs[self._topic, number].records:
+                    if record.key is not None and self._wanted(record.key):
+                        words[record.key] = record.value
+        return {key: value for key, value in words.items() if value is not None}
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 class MemoryConnection:
     """A Connection of one run; it dies as a whole."""
 
-    def __init__(self, kafka: MemoryKafka, settings: ClientSettings) -> None:
+    def __init__(self, kafka: MemoryCluster, settings: ClientSettings) -> None:
         self._kafka = kafka
         self._settings = settings
         self._consumers: list[MemoryConsumer] = []
@@ -56,7 +77,9 @@ class MemoryConnection:
         self._consumers.append(made)
         return made
 
-    def producer(self, on_served: Callable[[], None]) -> MemoryProducer:
+    def producer(
+        self, on_served: Callable[[], None], on_failed: Callable[[str], None]
+    ) -> MemoryProducer:
         """A new producer."""
         limit = int(self._settings.producer.get("queue.buffering.max.messages", QUEUE_MAX))
         return MemoryProducer(self._kafka, self, on_served, limit or QUEUE_MAX)
@@ -65,6 +88,12 @@ class MemoryConnection:
         """Transactions under this id."""
         group = str(self._settings.consumer["group.id"])
         return MemoryTransactions(self._kafka, self, group, transactional_id)
+
+    def last_words(
+        self, topic: str, wanted: Callable[[bytes], bool], _failed: Callable[[str], None]
+    ) -> MemoryWords:
+        """The last word under each key of a topic."""
+        return MemoryWords(self._kafka, topic, wanted)
 
     def admin(self) -> MemoryAdmin:
         """A new admin client."""
@@ -98,7 +127,7 @@ class MemoryConnection:
 class MemoryAdmin:
     """An AdminPort."""
 
-    def __init__(self, kafka: MemoryKafka) -> None:
+    def __init__(self, kafka: MemoryCluster) -> None:
         self._kafka = kafka
 
     def describe(self, topics: Sequence[str], timeout_s: float) -> dict[str, TopicFacts]:
@@ -154,8 +183,18 @@ class MemoryAdmin:
             members = len(self._kafka.broker.group(group).members)
         return members or None
 
+    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
+        """Kafka's word for the state of the group, and how many members it has."""
+        members = self.group_members(group, timeout_s) or 0
+        return ("STABLE" if members else "EMPTY"), members
+
     def create_topic(
-        self, name: str, partitions: int, replication: int = -1, timeout_s: float = 10.0
+        self,
+        name: str,
+        partitions: int,
+        replication: int = -1,
+        timeout_s: float = 10.0,
+        config: Mapping[str, str] | None = None,
     ) -> bool:
         """Make a topic; False when it was there before."""
         try:

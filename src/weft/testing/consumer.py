@@ -24,12 +24,13 @@ from weft.kafka.ports import (
     PolledBatch,
     RebalanceListener,
     ToCommit,
-    TopicPartition,
 )
 from weft.kafka.verdicts import commit_verdict
-from weft.testing.cluster import MemoryKafka, record_of
+from weft.testing.cluster import MemoryCluster, record_of
 from weft.testing.crash import Crashed, Mortal
-from weft.testing.memory import Committed, Log, Member, Protocol, Stored, UnstableOffset
+from weft.testing.groups import OffsetAndMetadata
+from weft.testing.memory import Log, Member, Protocol, Stored, UnstableOffset
+from weft.types import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class Membership:
 
 
 class MemoryConsumer:
-    """A ConsumerPort on a MemoryKafka."""
+    """A ConsumerPort on a MemoryCluster."""
 
     assign_may_block = True
 
-    def __init__(self, kafka: MemoryKafka, mortal: Mortal, config: Mapping[str, Any]) -> None:
+    def __init__(self, kafka: MemoryCluster, mortal: Mortal, config: Mapping[str, Any]) -> None:
         """`config`: librdkafka consumer properties, complete; those that change behaviour count."""
         self._kafka = kafka
         self._mortal = mortal
@@ -247,7 +248,7 @@ class MemoryConsumer:
         if fault:
             return dict.fromkeys(where, fault)
         there = {
-            (one.topic, one.partition): Committed(one.offset, one.metadata)
+            (one.topic, one.partition): OffsetAndMetadata(one.offset, one.metadata)
             for one in offsets
             if (one.topic, one.partition) in kafka.broker.logs
         }
@@ -287,7 +288,7 @@ class MemoryConsumer:
     def find(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, Found]:
-        """Committed offsets with metadata, and both ends of the log."""
+        """OffsetAndMetadata offsets with metadata, and both ends of the log."""
         kafka = self._kafka
         deadline = kafka.clock.now() + timeout_s
         with kafka.changed:
@@ -297,22 +298,43 @@ class MemoryConsumer:
                 raise KafkaUnavailable(fault)
             while True:
                 try:
-                    return {where: self._found(where) for where in partitions}
+                    there = [where for where in partitions if where in kafka.broker.logs]
+                    found = {where: self._found(where) for where in there}
                 except UnstableOffset as error:
                     left_s = deadline - kafka.clock.now()
                     if left_s <= 0:
                         raise KafkaUnavailable("UNSTABLE_OFFSET_COMMIT") from error
                     kafka.changed.wait(left_s)
+                else:
+                    if partitions and not found:
+                        raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
+                    return found
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int | None, str]]:
+        """OffsetAndMetadata offsets with metadata."""
+        found = self.find(partitions, timeout_s)
+        if len(found) < len(partitions):
+            raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
+        return {where: (one.committed, one.metadata) for where, one in found.items()}
 
     def _found(self, where: TopicPartition) -> Found:
-        log = self._kafka.broker.logs.get(where)
-        if log is None:
-            raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
+        log = self._kafka.broker.logs[where]
         held = self._kafka.broker.committed(self.group, where)
-        reset = {"earliest": log.start, "latest": log.end}.get(_plain(self._reset))
+        latest = log.stable_end() if self._reads_committed else log.end
+        reset = {"earliest": log.start, "latest": latest}.get(_plain(self._reset))
         if held is None:
             return Found(None, "", log.start, log.end, reset)
         return Found(held.offset, held.metadata, log.start, log.end, reset)
+
+    def stable_ends(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Up to where no transaction is open."""
+        with self._kafka.changed:
+            logs = self._kafka.broker.logs
+            return {where: logs[where].stable_end() for where in partitions if where in logs}
 
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions."""

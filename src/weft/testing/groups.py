@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-TopicPartition = tuple[str, int]
+from weft.types import TopicPartition
+
 Protocol = Literal["eager", "cooperative", "incremental"]
 
 METADATA_CHARS_MAX = 4096  # offset.metadata.max.bytes, the broker's default
@@ -25,7 +26,7 @@ STALE_MEMBER_EPOCH = "STALE_MEMBER_EPOCH"
 METADATA_TOO_LARGE = "OFFSET_METADATA_TOO_LARGE"
 
 
-class Committed(NamedTuple):
+class OffsetAndMetadata(NamedTuple):
     """What the group holds for one partition."""
 
     offset: int
@@ -58,7 +59,7 @@ class Group:
         self.generation = 0
         self.members: dict[str, Member] = {}
         self.target: dict[str, set[TopicPartition]] = {}
-        self.committed: dict[TopicPartition, Committed] = {}
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.metadata_chars_max = METADATA_CHARS_MAX
         #: owned when the last change came and not given back since (eager: all of it must be)
         self._to_release: dict[str, set[TopicPartition]] = {}
@@ -142,7 +143,7 @@ class Group:
         return OK
 
     def commit(
-        self, member_id: str, generation: int, offsets: dict[TopicPartition, Committed]
+        self, member_id: str, generation: int, offsets: dict[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, str]:
         """Store what is allowed; each partition's error name."""
         error = self.fence(member_id, generation)
@@ -150,13 +151,13 @@ class Group:
             return dict.fromkeys(offsets, error)
         return {tp: self.store(tp, value) for tp, value in offsets.items()}
 
-    def store(self, tp: TopicPartition, value: Committed) -> str:
+    def store(self, tp: TopicPartition, value: OffsetAndMetadata) -> str:
         """Store without asking who it is: an admin, or a transaction that was checked before."""
         if not self.fits(value):
             return METADATA_TOO_LARGE
         self.committed[tp] = value
         return OK
 
-    def fits(self, value: Committed) -> bool:
+    def fits(self, value: OffsetAndMetadata) -> bool:
         """The broker stores metadata of this length."""
         return len(value.metadata) <= self.metadata_chars_max

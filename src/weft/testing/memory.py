@@ -16,24 +16,23 @@ from weft.testing.groups import (
     METADATA_TOO_LARGE,
     OK,
     Change,
-    Committed,
     Group,
     Member,
+    OffsetAndMetadata,
     Protocol,
-    TopicPartition,
 )
-from weft.types import Headers
+from weft.types import Headers, TopicPartition
 
 __all__ = [
     "METADATA_CHARS_MAX",
     "OK",
     "Change",
-    "Committed",
     "Fenced",
     "Group",
     "Log",
     "Member",
     "MemoryBroker",
+    "OffsetAndMetadata",
     "ProducerId",
     "Protocol",
     "Stored",
@@ -137,7 +136,7 @@ class Transaction:
 
     number: int
     logs: dict[TopicPartition, None] = field(default_factory=dict)
-    offsets: dict[tuple[str, TopicPartition], Committed] = field(default_factory=dict)
+    offsets: dict[tuple[str, TopicPartition], OffsetAndMetadata] = field(default_factory=dict)
 
 
 class ProducerId(NamedTuple):
@@ -194,7 +193,7 @@ class MemoryBroker:
         """A member leaves, or its session times out."""
         self.group(group).leave(member_id, self.partition_counts)
 
-    def committed(self, group: str, tp: TopicPartition) -> Committed | None:
+    def committed(self, group: str, tp: TopicPartition) -> OffsetAndMetadata | None:
         """What the group holds. Raises UnstableOffset while a transaction may change it."""
         if any((group, tp) in open_.offsets for open_ in self._transactions.values()):
             raise UnstableOffset(f"{group} {tp}")
@@ -238,7 +237,7 @@ class MemoryBroker:
         group: str,
         member_id: str,
         generation: int,
-        offsets: dict[TopicPartition, Committed],
+        offsets: dict[TopicPartition, OffsetAndMetadata],
     ) -> dict[TopicPartition, str]:
         """Offsets that are stored when the transaction commits; each partition's error name."""
         transaction = self._open(producer)

@@ -17,8 +17,10 @@ def kafka_broker() -> Iterator[LocalBroker]:
     """A real one-node Kafka, shared by all tests of the session (one a worker under xdist)."""
     # Imported late: pytest loads this plugin in every project where Weft is installed.
     from weft.broker import LocalBroker
+    from weft.broker.topics import wait_for_groups
 
     with LocalBroker() as broker:
+        wait_for_groups(broker.bootstrap)
         yield broker
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
 from weft.kafka.transactions import is_refusal
-from weft.testing.cluster import MemoryKafka
+from weft.testing.cluster import MemoryCluster
 from weft.testing.crash import Crashed, Mortal
-from weft.testing.memory import Committed, Fenced, ProducerId
+from weft.testing.groups import METADATA_TOO_LARGE, OffsetAndMetadata
+from weft.testing.memory import Fenced, ProducerId
 
 QUEUE_MAX = 100_000  # queue.buffering.max.messages, librdkafka's default
 
@@ -23,7 +24,7 @@ class MemoryProducer:
 
     def __init__(
         self,
-        kafka: MemoryKafka,
+        kafka: MemoryCluster,
         mortal: Mortal,
         on_served: Callable[[], None] = lambda: None,
         queue_max: int = QUEUE_MAX,
@@ -93,7 +94,7 @@ class MemoryTransactions:
     """A TransactionsPort."""
 
     def __init__(
-        self, kafka: MemoryKafka, mortal: Mortal, group: str, transactional_id: str
+        self, kafka: MemoryCluster, mortal: Mortal, group: str, transactional_id: str
     ) -> None:
         self._kafka = kafka
         self._mortal = mortal
@@ -126,7 +127,12 @@ class MemoryTransactions:
                 self._end(self._producer, reason)
             except Fenced as error:
                 return TransactionEnd("fenced", deliveries, str(error))
-        return TransactionEnd("aborted" if reason else "committed", deliveries, reason)
+        return TransactionEnd(
+            "aborted" if reason else "committed",
+            deliveries,
+            reason,
+            maps_too_large=reason == METADATA_TOO_LARGE,
+        )
 
     def _fill(
         self,
@@ -145,7 +151,7 @@ class MemoryTransactions:
         for one in deliveries:
             if one is not None and one.error is not None:
                 return one.error.message
-        held = {(o.topic, o.partition): Committed(o.offset, o.metadata) for o in offsets}
+        held = {(o.topic, o.partition): OffsetAndMetadata(o.offset, o.metadata) for o in offsets}
         answers = self._kafka.broker.send_offsets(
             producer, self._group, membership.member_id, membership.generation, held
         )

@@ -8,11 +8,13 @@ from typing import Any
 
 from weft.errors import ConfigError
 from weft.kafka.ports import OutMessage
-from weft.testing.cluster import MemoryKafka
+from weft.testing.cluster import MemoryCluster
 from weft.types import Record
 
 
-def put(kafka: MemoryKafka, records: Iterable[Any], topics: Sequence[str], partitions: int) -> None:
+def put(
+    kafka: MemoryCluster, records: Iterable[Any], topics: Sequence[str], partitions: int
+) -> None:
     """Write these; topics that do not exist are made with so many partitions.
 
     A `weft.Record` goes to its own topic, partition and offset (offsets ascend, and what they
@@ -29,7 +31,7 @@ def put(kafka: MemoryKafka, records: Iterable[Any], topics: Sequence[str], parti
             kafka.produce(_only(topics), value, key)
 
 
-def _put_record(kafka: MemoryKafka, record: Record, partitions: int) -> None:
+def _put_record(kafka: MemoryCluster, record: Record, partitions: int) -> None:
     ensure_topic(kafka, record.topic, max(partitions, record.partition + 1))
     with kafka.changed:
         if record.partition >= kafka.broker.partition_counts[record.topic]:
@@ -88,7 +90,7 @@ def _only(topics: Sequence[str]) -> str:
     return topics[0]
 
 
-def ensure_topic(kafka: MemoryKafka, topic: str, partitions: int) -> None:
+def ensure_topic(kafka: MemoryCluster, topic: str, partitions: int) -> None:
     """Make the topic unless it exists."""
     with kafka.changed:
         if topic not in kafka.broker.partition_counts:

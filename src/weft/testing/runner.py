@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError, FatalError
+from weft.ledger.policy import SqlLedger
+from weft.options import HandlerOptions
 from weft.policies import DeadLetter, Stop
 from weft.testing.clock import VirtualClock
-from weft.testing.cluster import MemoryKafka
+from weft.testing.kafka import MemoryKafka
 from weft.testing.records import ensure_topic, put
 from weft.types import Result
 
@@ -20,8 +23,15 @@ if TYPE_CHECKING:
 
 #: of the app's own properties, those that say how it behaves, not where its cluster is
 KEPT = ("isolation.level", "group.protocol", "partition.assignment.strategy")
-STOP_S = 5.0
+STOP_S = 30.0
+
+
+def OWN_LIFESPAN() -> None:  # noqa: N802  # a constant that stands for "not given"
+    """The app's own lifespan."""
+
+
 LOOK_S = 0.1
+IN_MEMORY = ("://", ":memory:")
 
 
 def run(
@@ -31,6 +41,8 @@ def run(
     partitions: int = 1,
     clock: VirtualClock | None = None,
     broker: MemoryKafka | None = None,
+    ledger: SqlLedger | None = None,
+    lifespan: Callable[..., Any] | None = OWN_LIFESPAN,
     timeout_s: float = 60.0,
 ) -> list[Result]:
     """Handle these records with the app's own handlers and return their results as they ended.
@@ -39,6 +51,9 @@ def run(
     everything is done or parked. `records`: values, (key, value) pairs, or weft.Record
     (weft.testing.records says what becomes of each). Topics that are missing are made, with
     `partitions` each. With `clock=VirtualClock()`, waiting for retries takes no real time.
+
+    Nor is the database of a ledger: it is `ledger`'s, which has the handler's own tables, or else
+    an empty SQLite file for this run. `lifespan` stands in for the app's own; None opens none.
 
     Raises ConfigError for bad input, FatalError when the run broke (`Stop` and a crash point are
     no such case), TimeoutError after `timeout_s` of real time.
@@ -49,7 +64,7 @@ def run(
     try:
         topics = _prepare(kafka, app, partitions)
         put(kafka, records, topics, partitions)
-        with _on(app, kafka):
+        with _on(app, kafka, lifespan), _ledger_on(app, ledger):
             results = _run(app, kafka, timeout_s)
     finally:
         if broker is None:
@@ -73,20 +88,47 @@ def _prepare(kafka: MemoryKafka, app: App, partitions: int) -> list[str]:
 
 
 @contextmanager
-def _on(app: App, kafka: MemoryKafka) -> Iterator[None]:
-    """While this lasts, the app's cluster is the in-memory one."""
+def _on(app: App, kafka: MemoryKafka, lifespan: Callable[..., Any] | None) -> Iterator[None]:
+    """While this lasts, the app's cluster is the in-memory one, its lifespan the one given."""
     before = app.options
     behaviour = {name: before.kafka[name] for name in KEPT if name in before.kafka}
     app._options = replace(  # noqa: SLF001  # the kit is a part of Weft
         before,
-        kafka=behaviour | {"bootstrap.servers": kafka.bootstrap},
+        kafka=behaviour | {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "earliest"},
         producer={},
         on_result=None,  # called here, because only one may read the results
+        lifespan=before.lifespan if lifespan is OWN_LIFESPAN else lifespan,
     )
     try:
         yield
     finally:
         app._options = before  # noqa: SLF001  # see above
+
+
+@contextmanager
+def _ledger_on(app: App, given: SqlLedger | None) -> Iterator[None]:
+    """While this lasts, no handler's ledger writes into its own database."""
+    before = app.handlers
+    if given is not None and not any(handler.ledger for handler in before):
+        raise ConfigError("run(ledger=...): no handler of this app has a ledger: leave it out")
+    with TemporaryDirectory(prefix="weft-testing-") as folder:
+        instead = given or SqlLedger("sqlite://")
+        if instead.url.endswith(IN_MEMORY):  # each connection would have one of its own
+            scheme = instead.url.partition(":")[0]
+            instead = replace(instead, url=f"{scheme}:///{folder}/ledger.db")
+        app._handlers = [_with_ledger(handler, instead) for handler in before]  # noqa: SLF001  # the kit is a part of Weft
+        try:
+            yield
+        finally:
+            app._handlers = list(before)  # noqa: SLF001  # see above
+
+
+def _with_ledger(handler: HandlerOptions, instead: SqlLedger) -> HandlerOptions:
+    """The handler on another database; how it tells records apart is its own."""
+    own = handler.ledger
+    if own is None:
+        return handler
+    return replace(handler, ledger=replace(instead, id=instead.id or own.id))
 
 
 def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:

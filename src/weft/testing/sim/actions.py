@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft.core.endings import Ended, Failed, GivenBack, Returned
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
+from weft.core.portions import HELD_SHARE
 from weft.core.spec import AT_MOST_ONCE
-from weft.core.work import Work
 from weft.testing.sim.dice import Dice
-from weft.testing.sim.member import Call, Member
-from weft.testing.sim.violation import Violation
+from weft.testing.sim.member import OUTPUT_BYTES, Call, Member
+from weft.testing.sim.violation import Violation, require
+from weft.testing.sim.world import World
 from weft.types import ErrorInfo, Record
-
-if TYPE_CHECKING:
-    from weft.testing.sim.world import World
 
 ERROR = ErrorInfo("SimulatedError", "drawn")
 OVERHEAD_BYTES = 100
@@ -37,20 +33,23 @@ def poll(world: World, member: Member, dice: Dice) -> None:
     batches: list[tuple[Partition, list[Record], list[int]]] = []
     ends = []
     for tp, partition in member.parts.items():
-        if partition in member.paused:
+        if partition in member.paused or world.oracle.former(partition):
             continue
-        position = member.positions[tp]
+        log, position = world.broker.logs[tp], member.positions[tp]
+        if world.setup.logs_matter and position < log.start:
+            member.overtaken(tp)
+            continue
         if dice.chance(0.03):  # fetched again, as after a pause
-            position = max(world.broker.logs[tp].start, position - 2)
-        log = world.broker.logs[tp]
-        found, after = log.read(position, 1 + dice.below(world.setup.poll_max))
+            position = max(log.start, position - 2)
+        found, after = log.read(position, 1 + dice.below(world.setup.poll_max), committed=True)
         if found:
             records = [Record(tp[0], tp[1], r.offset, 0, r.key, r.value) for r in found]
             sizes = [OVERHEAD_BYTES + len(r.value or b"") for r in found]
             batches.append((partition, records, sizes))
-            world.oracle.polled(partition, [r.offset for r in found], world.now)
+            world.oracle.polled(partition, [r.offset for r in found], sizes, world.now)
         member.positions[tp] = max(after, member.positions[tp])
-        if after == log.end:
+        member.engine.log_ends([(partition, log.end)])
+        if after == log.stable_end():
             ends.append((partition, after))
     if batches:
         member.engine.polled(world.now, batches)
@@ -64,13 +63,24 @@ def poll(world: World, member: Member, dice: Dice) -> None:
 def _check_memory(world: World, member: Member) -> None:
     """S9: healthy records up to one and a half budgets, failing ones one, and one poll more."""
     setup = world.setup
-    limit = 2.5 * setup.limits.buffer_records + setup.poll_max * len(member.parts)
+    over = setup.poll_max * len(member.parts)  # a budget is exceeded by no more than a poll
     for spec in setup.specs:
         if spec.delivery == AT_MOST_ONCE:  # marked ones are done for the ledger, and still run
             in_call = 1 if spec.batch is None else spec.batch.max_records
-            limit += (spec.concurrency + spec.ahead) * in_call
-    if setup.limits.buffer_records < 1_000 and world.oracle.held_records(member.name) > limit:
-        raise Violation("S9", f"{member.name} holds more than {limit} records")
+            over += (spec.concurrency + spec.ahead) * in_call
+    limit = 2.5 * setup.limits.buffer_records + over
+    limit_bytes = setup.limits.buffer_bytes + over * (OVERHEAD_BYTES + setup.value_bytes)
+    room = setup.limits.buffer_bytes * HELD_SHARE + OUTPUT_BYTES * sum(
+        (spec.concurrency + spec.ahead) * (1 if spec.batch is None else spec.batch.max_records)
+        for spec in setup.specs
+    )
+    if member.held_outputs_bytes() > room:
+        raise Violation("S9", f"{member.name} holds more than {room:.0f} bytes of outputs")
+    if setup.limits.buffer_records < 1_000 or setup.limits.buffer_bytes < 10**6:
+        records, size_bytes = world.oracle.held(member.name)
+        require(records <= limit, "S9", f"{member.name} holds more than {limit} records")
+        what = f"{member.name} holds {size_bytes} bytes, more than {limit_bytes}"
+        require(size_bytes <= limit_bytes, "S9", what)
 
 
 # -- handlers --------------------------------------------------------------------------------------

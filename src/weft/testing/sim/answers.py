@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft.core import effects as fx
-from weft.core.commits import Answer
-from weft.core.partition import Partition
-from weft.kafka.ports import Verdict
+from weft.core.commits import Answer, Verdict
+from weft.core.partition import Partition, Work
 from weft.testing.sim.actions import ERROR, Shared
 from weft.testing.sim.dice import Dice
-from weft.testing.sim.member import GROUP, Member
+from weft.testing.sim.member import Member
+from weft.testing.sim.stage import GROUP
+from weft.testing.sim.world import World
 from weft.types import Sent
-
-if TYPE_CHECKING:
-    from weft.testing.sim.world import World
 
 VERDICTS: dict[str, Verdict] = {
     "": "stored",
@@ -22,28 +18,43 @@ VERDICTS: dict[str, Verdict] = {
     "ILLEGAL_GENERATION": "retry",
     "STALE_MEMBER_EPOCH": "retry",
     "OFFSET_METADATA_TOO_LARGE": "too_large",
+    "UNKNOWN_TOPIC_ID": "gone",
 }
 
 
 def settle(world: World, member: Member, dice: Dice, *, every: bool = False) -> None:
     """The broker answers for some of the produced outputs, in any order."""
-    settled = []
+    answers = []
     shared: dict[int, bool] = {}
     for pair in list(member.sends):
         work, outputs = pair
+        if not every and _is_late(world, member, work, dice):
+            continue
         later, refused = dice.chance(0.5), dice.chance(world.odds.output_refused)
         if isinstance(outputs, Shared):  # one answer for all of them
             refused = shared.setdefault(id(outputs), refused)
         elif later and not every:
             continue
         member.sends.remove(pair)
+        member.late.pop(work, None)
         alone = not isinstance(outputs, Shared) or outputs.records == 1
-        world.oracle.settled(work, world.now, refused=refused, alone=alone)
+        world.oracle.outputs_answered(work, world.now, refused=refused, alone=alone)
         sent = () if refused else (Sent("out", 0, 0, None),)
-        settled.append((work, sent, ERROR if refused else None))
-    if settled:
-        member.engine.outputs_settled(world.now, settled)
+        answers.append((work, sent, ERROR if refused else None))
+    if answers:
+        member.engine.outputs_answered(world.now, answers)
         member.perform()
+
+
+def _is_late(world: World, member: Member, work: Work, dice: Dice) -> bool:
+    """Nobody acknowledges it for now: its time is over, and it is produced again, and again."""
+    if not world.setup.odds.output_late:
+        return False
+    if work not in member.late:
+        slow = dice.chance(world.odds.output_late)
+        member.late[work] = world.now + (20.0 * dice.roll() if slow else 0.0)
+        world.oracle.stats["outputs late"] += slow
+    return world.now < member.late[work]
 
 
 def commits(world: World, member: Member, dice: Dice) -> None:
@@ -74,7 +85,7 @@ def commits(world: World, member: Member, dice: Dice) -> None:
         return
     for answer in answers:
         partition = answer.partition
-        if partition.commit_state and partition.commit_sequence == answer.sequence:
+        if partition.commit.state and partition.commit.sequence == answer.sequence:
             world.oracle.heard(partition, world.now, stored=answer.verdict == "stored")
     member.engine.commit_answered(world.now, answers)
     member.perform()
@@ -116,5 +127,5 @@ def read_back(world: World, member: Member, dice: Dice) -> None:
     world.oracle.stats["read back"] += 1
     member.engine.committed_read(world.now, values)
     for partition, _, _ in values:
-        world.oracle.heard(partition, world.now, stored=not partition.dirty)
+        world.oracle.heard(partition, world.now, stored=not partition.commit.dirty)
     member.perform()

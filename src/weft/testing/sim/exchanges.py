@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from weft.core import states
-from weft.core.work import Work
+from weft.core.partition import Work
+from weft.testing.groups import METADATA_TOO_LARGE
 from weft.testing.sim.actions import ERROR, Shared
 from weft.testing.sim.dice import Dice
-from weft.testing.sim.member import GROUP, Exchange, Member
-from weft.testing.sim.violation import Violation
+from weft.testing.sim.member import OUTPUT_BYTES, Exchange, Member
+from weft.testing.sim.stage import GROUP
+from weft.testing.sim.violation import Violation, require
+from weft.testing.sim.world import World
 from weft.types import ErrorInfo
 
-if TYPE_CHECKING:
-    from weft.testing.sim.world import World
+CONTENT = ErrorInfo("SimulatedAbort", "for something that is in it")
 
 
 def transact(world: World, member: Member, dice: Dice) -> None:
@@ -30,28 +31,62 @@ def _write(world: World, member: Member, dice: Dice) -> None:
     exchange, broker = member.exchange, world.broker
     assert exchange is not None
     broker.begin(member.producer)
+    size = OUTPUT_BYTES * sum(
+        w.outputs is not None for i in exchange.effect.items for w in i.claims
+    )
+    if size > world.setup.transaction_bytes and size > OUTPUT_BYTES * _unit(world):
+        broker.abort(member.producer)  # the producer's quota: more is not through in time
+        world.oracle.stats["transactions too slow"] += 1
+        finish(world, member, committed=False, slow=True)
+        return
+    stuck = [w for i in exchange.effect.items for w in i.claims if world.unacknowledged(w)]
+    if stuck:
+        broker.abort(member.producer)
+        world.oracle.stats["transactions stuck"] += 1
+        finish(world, member, committed=False, slow=True, stuck=stuck)
+        return
     refused: list[tuple[Work, ErrorInfo]] = []
     shared: dict[int, bool] = {}
+    written: set[int] = set()
     _check_whole(exchange)
     for item in exchange.effect.items:
         for work in item.claims:
-            if work.extra is None:
+            if work.outputs is None:
                 continue
             no = dice.chance(world.odds.output_refused)
-            if shared.setdefault(id(work.extra), no) if isinstance(work.extra, Shared) else no:
+            if shared.setdefault(id(work.outputs), no) if isinstance(work.outputs, Shared) else no:
                 refused.append((work, ERROR))
                 continue
-            where = f"{work.record.topic}:{work.record.partition}:{work.record.offset}"
-            broker.produce(("out", 0), work.record.key, where.encode(), producer=member.producer)
+            for one in _written_with(work, written):
+                place = f"{one.record.topic}:{one.record.partition}:{one.record.offset}"
+                broker.produce(("out", 0), one.record.key, place.encode(), producer=member.producer)
     if not refused:
         exchange.phase = 1
         return
     broker.abort(member.producer)
     for work, _ in refused:
-        alone = not isinstance(work.extra, Shared) or work.extra.records == 1
+        alone = not isinstance(work.outputs, Shared) or work.outputs.records == 1
         world.oracle.refused(work, world.now, alone=alone)
     world.oracle.stats["outputs refused in a transaction"] += 1
     finish(world, member, committed=False, refused=refused)
+
+
+def _unit(world: World) -> int:
+    """Records whose outputs no transaction can part."""
+    return max((spec.batch.max_records for spec in world.setup.specs if spec.batch), default=1)
+
+
+def _written_with(work: Work, written: set[int]) -> list[Work]:
+    """Whose outputs are produced here: with a batch's first record those of all it was called with.
+
+    Also of those whose partition has gone since: nobody can take a shared output apart.
+    """
+    if not isinstance(work.outputs, Shared):
+        return [work]
+    if id(work.outputs) in written:
+        return []
+    written.add(id(work.outputs))
+    return work.outputs.works
 
 
 def _check_whole(exchange: Exchange) -> None:
@@ -59,8 +94,8 @@ def _check_whole(exchange: Exchange) -> None:
     claims = {id(work) for item in exchange.effect.items for work in item.claims}
     for item in exchange.effect.items:
         for work in item.claims:
-            if isinstance(work.extra, Shared):
-                mates = [mate for mate in work.extra.works if mate.extra is work.extra]
+            if isinstance(work.outputs, Shared):
+                mates = [mate for mate in work.outputs.works if mate.outputs is work.outputs]
                 if any(mate.state == states.PENDING and id(mate) not in claims for mate in mates):
                     raise Violation("S8", f"{work!r} is committed without others of its outputs")
 
@@ -68,6 +103,12 @@ def _check_whole(exchange: Exchange) -> None:
 def _offsets(world: World, member: Member, dice: Dice) -> None:
     exchange = member.exchange
     assert exchange is not None
+    works = [work for item in exchange.effect.items for work in item.claims]
+    if world.outage() or any(map(world.aborts, works)):
+        world.broker.abort(member.producer)
+        world.oracle.stats["transactions aborted for their content"] += 1
+        finish(world, member, committed=False, reason=CONTENT)
+        return
     offsets = {
         (item.partition.topic, item.partition.number): world.value(item)
         for item in exchange.effect.items
@@ -78,7 +119,9 @@ def _offsets(world: World, member: Member, dice: Dice) -> None:
     if any(errors.values()) or dice.chance(world.odds.commit_refused):
         world.broker.abort(member.producer)
         world.oracle.stats["transactions aborted"] += 1
-        finish(world, member, committed=False)
+        too_large = METADATA_TOO_LARGE in errors.values()
+        world.oracle.stats["maps refused in a transaction"] += too_large
+        finish(world, member, committed=False, maps_too_large=too_large)
     else:
         exchange.phase = 2
 
@@ -106,7 +149,11 @@ def finish(
     member: Member,
     *,
     committed: bool,
+    slow: bool = False,
     refused: list[tuple[Work, ErrorInfo]] | None = None,
+    stuck: Sequence[Work] = (),
+    reason: ErrorInfo | None = None,
+    maps_too_large: bool = False,
 ) -> None:
     """The transaction has ended; the engine hears of it."""
     exchange = member.exchange
@@ -115,7 +162,30 @@ def finish(
     now_in = {item.partition for item in exchange.effect.items}
     for partition in member.parts.values():  # the others had to wait for this one
         world.oracle.heard(partition, world.now, stored=committed or partition not in now_in)
+    sent = [w for i in exchange.effect.items for w in i.claims if w.outputs is not None]
+    held = [(work, work.outputs) for work in (stuck if reason is None else sent)]
     member.engine.transacted(
-        world.now, exchange.effect.sequence, committed=committed, refused=refused or ()
+        world.now,
+        exchange.effect.sequence,
+        committed=committed,
+        slow=slow,
+        sent=[(work, ()) for work in sent],
+        refused=refused or (),
+        stuck=[(work, ERROR) for work in stuck],
+        reason=reason,
+        maps_too_large=maps_too_large,
     )
+    for work, outputs in held:
+        if work.outputs is not outputs:  # given up, as one that others went past
+            _given_up(world, work, outputs, reason)
     member.perform()
+
+
+def _given_up(world: World, work: Work, outputs: object, reason: ErrorInfo | None) -> None:
+    world.oracle.stats["stuck outputs given up" if reason is None else "culprits found"] += 1
+    if reason is not None:
+        require(world.poison(work), "S8", f"{work!r} fails for what another one did")
+        error = work.failure and work.failure.error
+        require(error == reason, "S8", f"{work!r} fails for {error}, not for {reason}")
+    alone = not isinstance(outputs, Shared) or outputs.records == 1
+    world.oracle.refused(work, world.now, alone=alone)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from weft.account.account import take
+from weft.account.snapshot import snapshot
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.policies import DeadLetter, Stop
 from weft.testing.sim import actions, answers, exchanges, rebalance
 from weft.testing.sim.dice import Dice
+from weft.testing.sim.foreign import end_foreign
+from weft.testing.sim.happenings import tick
 from weft.testing.sim.ledger import Source
-from weft.testing.sim.member import GROUP, Member
-from weft.testing.sim.setup import Odds
+from weft.testing.sim.member import Member
+from weft.testing.sim.setup import UNBOUNDED_BYTES, Odds
+from weft.testing.sim.stage import GROUP
 from weft.testing.sim.violation import Violation, require
+from weft.testing.sim.world import World
 
-if TYPE_CHECKING:
-    from weft.testing.sim.world import World
-
+STRUCTURE_EVERY = 12  # steps between two recounts of everything
 IDLE_ROUNDS_MAX = 40
 ROUNDS_MAX = 2_000
 
@@ -25,6 +27,8 @@ def run(world: World) -> None:
     _heal(world)
     if _comfortable(world):
         _until(world, _healthy_finished, "L2")
+        if world.setup.poison_aborts:
+            _until(world, _culprits_failed, "L2")
     world.poison_on = False
     for slot in list(world.members):
         world.stop(world.members[slot], "in_flight")
@@ -36,15 +40,21 @@ def run(world: World) -> None:
 
 
 def _heal(world: World) -> None:
-    world.odds = Odds()
+    # No faults that heal: a quota stays, and so does a partition without a leader.
+    setup = world.setup
+    outputs = setup.poison_outputs or setup.poison_aborts
+    slow = setup.transaction_bytes < UNBOUNDED_BYTES or outputs
+    world.odds = Odds(outputs=world.odds.outputs if slow else 0.0)
     for member in world.members.values():
         member.user_paused = member.held = False
         member.freed_at = world.now
         member.engine.pause(world.now, None, on=False)
-        member.engine.hold(world.now, "outputs", on=False)
+        member.engine.halt(world.now, "outputs", on=False)
         member.perform()
         for call in member.calls:
             call.stuck = False
+    for source in world.oracle.sources.values():
+        end_foreign(world, source, committed=True)
     for slot in list(world.dead):
         world.start_member(slot)
 
@@ -80,8 +90,6 @@ def _progress(world: World) -> object:
 
 def _round(world: World, seconds: float, *, may_start: bool) -> None:
     """Everyone does all there is to do, then time passes."""
-    from weft.testing.sim.world import STRUCTURE_EVERY, tick
-
     dice = Dice(world.rng.getrandbits(64))
     world.step += 1
     if not world.members and may_start:
@@ -139,6 +147,22 @@ def _healthy_finished(world: World) -> bool:
     )
 
 
+def _culprits_failed(world: World) -> bool:
+    """What aborts every transaction has failed an attempt, as long as others get through."""
+    for source in world.oracle.sources.values():
+        source.add(world.broker.produce(source.tp, None, b"v"), None)
+    tried = {
+        (life.source.tp, offset) for life in world.oracle.lives.values() for offset in life.attempts
+    }
+    return all(
+        (tp, offset) in tried
+        for tp, source in world.oracle.sources.items()
+        for offsets in source.lanes.values()
+        if _poison_lane(world, source, offsets)
+        for offset in [o for o in offsets if o in source.alive and not _done(source, o)][:1]
+    )
+
+
 def _poison_lane(world: World, source: Source, offsets: list[int]) -> bool:
     keys = {source.keys[offset] for offset in offsets}
     return any(key is not None and int(key) in world.setup.poison for key in keys)
@@ -162,7 +186,7 @@ def _left(world: World) -> str:
         missing = sorted(offset for offset in source.alive if not _done(source, offset))
         held = world.broker.group(GROUP).committed.get(tp)
         rows.append(f"{tp}: unfinished {missing[:10]}, committed {held}, end {source.log.end}")
-    states = [member.engine.snapshot() for member in world.members.values()]
+    states = [snapshot(take(one.engine.state, 0.0)) for one in world.members.values()]
     return f"{rows} {states}"
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from weft.codec import decode
 from weft.core.partition import Partition
 from weft.core.spec import KEY, PARTITION, HandlerSpec
-from weft.testing.groups import Committed, TopicPartition
+from weft.testing.groups import OffsetAndMetadata
+from weft.types import TopicPartition
 
 if TYPE_CHECKING:
     from weft.testing.memory import Log
@@ -29,14 +30,27 @@ class Source:
         #: completed, dead-lettered or skipped by an attempt whose epoch was still open
         self.finished: set[int] = set()
         self.starts: Counter[int] = Counter()
+        #: written in another service's transaction that is still open
+        self.undecided: list[int] = []
         #: at_most_once: marked in a commit, then its member died before the start
         self.excused: set[int] = set()
 
     def add(self, offset: int, key: bytes | None) -> None:
         """A producer wrote this record and has the broker's acknowledgement."""
-        self.keys[offset] = key
+        self.write(offset, key)
         self.alive.add(offset)
+
+    def write(self, offset: int, key: bytes | None) -> None:
+        """A record that nobody may read yet."""
+        self.keys[offset] = key
         self.lanes.setdefault(self.lane(offset), []).append(offset)
+
+    def decide(self, *, committed: bool) -> None:
+        """The transaction of another service has ended."""
+        undecided, self.undecided = self.undecided, []
+        if committed:
+            there = {record.offset for record in self.log.records}
+            self.alive |= there.intersection(undecided)
 
     def remove(self, offsets: set[int]) -> None:
         """Compaction or retention took these."""
@@ -67,7 +81,7 @@ class Life:
     """One partition epoch of one member, as seen from outside."""
 
     def __init__(
-        self, member: str, partition: Partition, source: Source, committed: Committed | None
+        self, member: str, partition: Partition, source: Source, committed: OffsetAndMetadata | None
     ) -> None:
         self.member = member
         self.partition = partition
@@ -77,6 +91,8 @@ class Life:
         #: what was done before, by the broker's word
         self.known = Claimed(*(committed or (source.log.start, "")))
         self.polled: set[int] = set()
+        #: what each of them weighs
+        self.sizes: dict[int, int] = {}
         #: the lane may go on past these
         self.passed: set[int] = set()
         #: done, and acknowledged where that is asked for
@@ -92,7 +108,9 @@ class Life:
         self.dead_letters: set[int] = set()
         self.parked: set[int] = set()
         self.refused: set[int] = set()
+        #: calls that failed, and of these those that were about this record alone
         self.attempts: Counter[int] = Counter()
+        self.own_attempts: Counter[int] = Counter()
         #: not before this time (retry delays)
         self.not_before: dict[int, float] = {}
         #: since when it could have started, at the latest
@@ -101,6 +119,10 @@ class Life:
         self.base = -1
         #: something has been done since this time and no commit has said so
         self.uncovered_since: float | None = None
+
+    def held(self) -> list[int]:
+        """Sizes of the records that the member must have in memory."""
+        return [self.sizes[o] for o in self.polled - self.passed if o not in self.known]
 
     def needs_handling(self, offset: int) -> bool:
         """The lane waits for this record in this epoch."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.epochs import Assignment
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.starting import Found, Start, resolve
-from weft.core.work import Work
-from weft.testing.groups import Committed, TopicPartition
-from weft.testing.memory import UnstableOffset
+from weft.testing.groups import OffsetAndMetadata
+from weft.testing.memory import Log, UnstableOffset
 from weft.testing.sim.ledger import Claimed
+from weft.testing.sim.stage import GROUP, Stage
 from weft.testing.sim.violation import Violation, require
+from weft.types import TopicPartition
 
-if TYPE_CHECKING:
-    from weft.testing.sim.world import World
-
-GROUP = "g"
+OUTPUT_BYTES = 300  # what each record's outputs weigh
 
 
 class Call:
@@ -63,20 +61,22 @@ class Exchange:
 class Member:
     """One process in the group."""
 
-    def __init__(self, world: World, slot: int, run: int) -> None:
+    def __init__(self, world: Stage, slot: int, run: int) -> None:
         self.world = world
         self.oracle = world.oracle
         self.slot = slot
         #: the process; `id` is what the coordinator calls it, new after every expulsion
         self.name = f"m{slot}-{run}"
         self.id = self.name
-        self.engine = Engine(world.setup.specs, world.setup.limits)
+        self.engine = Engine(world.setup.specs, world.setup.limits, lambda _: OUTPUT_BYTES)
         self.engine.report_results(on=run % 2 == 0)
         self.parts: dict[TopicPartition, Partition] = {}
         self.positions: dict[TopicPartition, int] = {}
         self.paused: set[Partition] = set()
         self.calls: list[Call] = []
         self.sends: list[tuple[Work, Any]] = []
+        #: of these, those that the broker answers for later -> when
+        self.late: dict[Work, float] = {}
         self.requests: list[Request] = []
         self.late_answers: list[list[Any]] = []
         self.reads: list[list[Partition]] = []
@@ -118,17 +118,23 @@ class Member:
     def perform(self) -> None:
         """Do, or put down to be done, all that the engine asks for."""
         for effect in self.engine.take_effects():
-            self.world.trace_effect(self, effect)
+            self.world.trace_effect(self.name, effect)
             getattr(self, _DOES[type(effect)])(effect)
 
     def _start(self, effect: fx.Start) -> None:
+        if effect.together:
+            self._start_batch(effect)
+            return
         for work in effect.works:
             self._begin(effect.handler, [work], batch=False)
 
-    def _start_batch(self, effect: fx.StartBatch) -> None:
+    def _start_batch(self, effect: fx.Start) -> None:
         spec = self.world.setup.specs[effect.handler].batch
         assert spec is not None
         require(0 < len(effect.works) <= spec.max_records, "S3", f"a batch of {len(effect.works)}")
+        parts = {(w.partition, w.record.key if spec.by == "key" else None) for w in effect.works}
+        mixed = spec.by is not None and len(parts) > 1
+        require(not mixed, "structure", f"a batch by {spec.by} is of {parts}")
         self._begin(effect.handler, list(effect.works), batch=True)
 
     def _begin(self, handler: int, works: list[Work], *, batch: bool) -> None:
@@ -167,6 +173,16 @@ class Member:
             self.oracle.planned(item)
         self.requests.append(Request(effect, self.generation))
 
+    def held_outputs_bytes(self) -> int:
+        """Outputs that the process has in memory."""
+        pending = {
+            work
+            for partition in self.parts.values()
+            for work in partition.commit.claims
+            if work.outputs is not None and not isinstance(work.outputs, fx.SendDeadLetter)
+        }
+        return OUTPUT_BYTES * len(pending)
+
     def _transact(self, effect: fx.Transact) -> None:
         require(self.exchange is None, "S8", "two transactions at once")
         for item in effect.items:
@@ -193,6 +209,8 @@ class Member:
     def _committed(self, effect: fx.CommitsStored) -> None:
         for done in effect.committed:
             tp = (done.topic, done.partition)
+            if tp in self.parts and self.oracle.former(self.parts[tp]):
+                continue  # its topic, and what was committed for it, is gone
             held = self.world.broker.group(GROUP).committed.get(tp)
             behind = held is None or held.offset < done.frontier
             # at_most_once takes marks back, so there the broker may hold less by now.
@@ -222,7 +240,7 @@ class Member:
             None if held is None else held.offset,
             "" if held is None else held.metadata,
             log.start,
-            log.end,
+            self.log_end(log),
             log.start,
         )
         start = resolve(found, "stop")
@@ -245,6 +263,33 @@ class Member:
         self.perform()
         return True
 
+    def log_end(self, log: Log) -> int:
+        """The high watermark: what is committed may lie past the last stable offset."""
+        return log.end
+
+    def begin_pending(self, may: Callable[[], bool]) -> None:
+        """Find each assigned partition's start; where that fails (`may`) it is asked again."""
+        self.pending = [tp for tp in self.pending if not may() or not self.begin(tp)]
+
+    def begin_again(self) -> bool:
+        """What belongs to a topic that was made again since begins anew; True where any did."""
+        former = [tp for tp, part in self.parts.items() if self.oracle.former(part)]
+        for tp in former:
+            self.world.tell(f"{self.id} begins {tp} anew: its topic was made again")
+            self.oracle.closed([self.parts[tp]], clean=False)
+            self.paused.discard(self.parts[tp])
+            self.begin(tp)  # the engine itself ends the epoch that is open
+        return bool(former)
+
+    def overtaken(self, tp: TopicPartition) -> None:
+        """The log starts past our position: it goes on there, in the same epoch."""
+        start = self.world.broker.logs[tp].start
+        self.world.tell(f"{self.id} goes on at {start} of {tp}")
+        self.oracle.stats["out of range"] += 1
+        self.positions[tp] = start
+        self.engine.reached(self.world.now, [(self.parts[tp], start)])
+        self.perform()
+
     def close(self, tps: Sequence[TopicPartition], *, lost: bool, clean: bool) -> None:
         """These epochs end; handlers that still run are left alone."""
         partitions = [self.parts.pop(tp) for tp in tps if tp in self.parts]
@@ -258,7 +303,7 @@ class Member:
         """The final commit of epochs about to end."""
         partitions = [self.parts[tp] for tp in tps if tp in self.parts]
         effect = self.engine.last_commit(self.world.now, partitions)
-        self.world.trace_effect(self, effect)
+        self.world.trace_effect(self.name, effect)
         for item in effect.items:
             self.oracle.planned(item)
         return effect
@@ -268,7 +313,7 @@ class Member:
         setup = self.world.setup
         if setup.limits.map_chars == 4096 and setup.broker_chars == 4096:
             for tp in tps:
-                if tp in self.parts:
+                if tp in self.parts and not self.oracle.former(self.parts[tp]):
                     self.oracle.clean(self.parts[tp], self.world.held_of(tp))
 
     def excuse_marks(self, items: Sequence[fx.PlanItem]) -> None:
@@ -283,8 +328,16 @@ class Member:
     def store(self, items: Sequence[fx.PlanItem], generation: int) -> dict[TopicPartition, str]:
         """Let the broker have these now; its error for each partition."""
         group = self.world.broker.group(GROUP)
+        former = {
+            (item.partition.topic, item.partition.number): "UNKNOWN_TOPIC_ID"
+            for item in items
+            if item.partition in self.oracle.lives and self.oracle.former(item.partition)
+        }
+        items = [i for i in items if (i.partition.topic, i.partition.number) not in former]
         offsets = {
-            (item.partition.topic, item.partition.number): Committed(item.frontier, item.metadata)
+            (item.partition.topic, item.partition.number): OffsetAndMetadata(
+                item.frontier, item.metadata
+            )
             for item in items
         }
         answers = group.commit(self.id, generation, offsets)
@@ -292,7 +345,7 @@ class Member:
             tp = (item.partition.topic, item.partition.number)
             if not answers[tp]:
                 self.oracle.stored(item, self.world.owner(tp))
-        return answers
+        return former | answers
 
     def running(self, tps: Sequence[TopicPartition]) -> bool:
         """Some handler still works on records of these partitions."""
@@ -305,7 +358,6 @@ class Member:
 
 _DOES: dict[type[Any], str] = {
     fx.Start: "_start",
-    fx.StartBatch: "_start_batch",
     fx.Cancel: "_cancel",
     fx.Send: "_send",
     fx.SendDeadLetter: "_send_dead_letter",
@@ -317,6 +369,7 @@ _DOES: dict[type[Any], str] = {
     fx.Finished: "_finished",
     fx.CommitsStored: "_committed",
     fx.Note: "_nothing",
+    fx.Troubled: "_nothing",
     fx.Drained: "_drained",
     fx.Fatal: "_fatal",
 }

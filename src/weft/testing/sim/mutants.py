@@ -1,76 +1,45 @@
-"""Engines broken on purpose, one way each: the checks must see every one of them.
-
-A mutant is a patch of the core that lasts as long as the `with` block. `names` are the promises
-it breaks; the simulator must report one of them, not just fail somehow.
-"""
+"""Engines broken on purpose, one way each: the checks must see every one of them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from weft.account import account
 from weft.core import effects as fx
-from weft.core import intake, states
+from weft.core import states
+from weft.core.batching import Batching
 from weft.core.commits import Commits
+from weft.core.delivery.at_least_once import AtLeastOnce
+from weft.core.delivery.exactly_once import ExactlyOnce
 from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
 from weft.core.flow import Flow
+from weft.core.halving import Halving
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Snapshot
+from weft.core.lanes import Lanes
+from weft.core.offsets import Offsets, Snapshot
+from weft.core.partition import Partition
 from weft.core.plans import Plans
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
-from weft.testing.sim import member
+from weft.core.portions import Portions
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.suspects import Suspects
+from weft.testing.sim import member, mutants_logs, profiles
+from weft.testing.sim.mutant import MUTANTS, Mutant, mutant
 
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One way to break the core."""
-
-    name: str
-    promises: tuple[str, ...]
-    owner: Any
-    attribute: str
-    broken: Callable[..., Any]
-
-    @contextmanager
-    def alive(self) -> Iterator[None]:
-        """The core is broken inside."""
-        original = vars(self.owner)[self.attribute]
-        broken = self.broken(original)
-        setattr(self.owner, self.attribute, broken)
-        try:
-            yield
-        finally:
-            setattr(self.owner, self.attribute, original)
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(owner: Any, attribute: str, *promises: str) -> Callable[[Callable[..., Any]], None]:
-    """Register a patch: the function gets the original and returns what takes its place."""
-
-    def register(broken: Callable[..., Any]) -> None:
-        MUTANTS.append(Mutant(broken.__name__.lstrip("_"), promises, owner, attribute, broken))
-
-    return register
+__all__ = ["MUTANTS", "Mutant", "mutants_logs"]  # which registers its own
 
 
 # -- S1, S2: what is committed ---------------------------------------------------------------------
 
 
-@mutant(Endings, "_send", "S2")
+@mutant(AtLeastOnce, "send", "S2")
 def _done_before_acknowledged(original: Any) -> Any:
-    def send(self: Endings, record: Any, outputs: Any) -> None:
-        if record.partition.handler.spec.delivery != AT_LEAST_ONCE:
-            original(self, record, outputs)
-            return
+    def send(self: AtLeastOnce, record: Any, outputs: Any) -> None:
         self._state.emit(fx.Send(record, outputs))
-        self._finish(record)
+        self.returned(record)
 
     return send
 
@@ -78,7 +47,8 @@ def _done_before_acknowledged(original: Any) -> Any:
 @mutant(Partition, "snapshot", "S2", "S1")
 def _highest_seen_committed(original: Any) -> Any:
     def snapshot(self: Partition, claims: Any = None) -> Snapshot:
-        return Snapshot(self.position, self.position - 1, [])
+        position = self.offsets.position
+        return Snapshot(position, position - 1, [])
 
     return snapshot
 
@@ -92,12 +62,21 @@ def _holes_dropped(original: Any) -> Any:
     return snapshot
 
 
-@mutant(Endings, "_dead_letter_settled", "S2", "S1")
+@mutant(Endings, "_dead_letter_answered", "S2", "S1")
 def _dead_letter_refusal_ignored(original: Any) -> Any:
     return lambda self, record, failure, sent, _error: original(self, record, failure, sent, None)
 
 
-@mutant(Partition, "advance", "S1")
+@mutant(Endings, "_split", "S1", "S3")
+def _batch_failure_costs_attempts(original: Any) -> Any:
+    def split(self: Endings, record: Any, failed: Any, count: int, *, behind: bool) -> None:
+        original(self, record, failed, count, behind=behind)
+        record.failure.shared = 0
+
+    return split
+
+
+@mutant(Offsets, "advance", "S1")
 def _gaps_waited_for(original: Any) -> Any:
     return lambda _self, _position: None
 
@@ -106,7 +85,7 @@ def _gaps_waited_for(original: Any) -> Any:
 def _base_goes_back(original: Any) -> Any:
     def plan(self: Plans, partition: Partition, claims: Any = None) -> Any:
         item = original(self, partition, claims)
-        back = item is not None and partition.commit_sequence % 5 == 4 and item.frontier > 0
+        back = item is not None and partition.commit.sequence % 5 == 4 and item.frontier > 0
         return item._replace(frontier=item.frontier - 1, metadata="") if back else item
 
     return plan
@@ -115,7 +94,9 @@ def _base_goes_back(original: Any) -> Any:
 @mutant(Commits, "_due", "S2", "S5")
 def _commits_while_in_doubt(original: Any) -> Any:
     def due(self: Commits, partition: Partition) -> bool:
-        return (partition.dirty or bool(partition.claims)) and partition.state != states.CLOSED
+        return (
+            partition.commit.dirty or bool(partition.commit.claims)
+        ) and partition.state != states.CLOSED
 
     return due
 
@@ -123,9 +104,9 @@ def _commits_while_in_doubt(original: Any) -> Any:
 # -- S3: order -------------------------------------------------------------------------------------
 
 
-@mutant(intake, "_admit_keys", "S3")
+@mutant(Lanes, "_join_by_key", "S3")
 def _order_off(original: Any) -> Any:
-    return vars(intake)["_admit_unordered"]
+    return lambda self, works: self.ready.extend(works)
 
 
 @mutant(Endings, "_retry", "S3")
@@ -180,8 +161,10 @@ def _marked_after_the_start(original: Any) -> Any:
         if handler.spec.delivery != AT_MOST_ONCE or handler.spec.batch is not None:
             original(self, handler)
             return
-        works = handler.take(self.state.now)
+        works = handler.take(self.state.now, handler.slots.free)
+        handler.slots.take(len(works))
         for record in works:
+            record.state = states.MARKING
             self.state.claim(record)
         if works:
             self.state.emit(fx.Start(handler.index, works))
@@ -193,8 +176,8 @@ def _marked_after_the_start(original: Any) -> Any:
 def _refused_commit_forgotten(original: Any) -> Any:
     def refused(self: Commits, partition: Partition, answer: Any) -> None:
         original(self, partition, answer)
-        partition.dirty = False
-        partition.commit_at = self._state.now + 10_000.0
+        partition.commit.again = partition.offsets.changed = False
+        partition.commit.at = self._state.now + 10_000.0
 
     return refused
 
@@ -220,11 +203,11 @@ def _epoch_check_removed(original: Any) -> Any:
     def late(self: Endings, record: Any) -> None:
         present = self._state.partitions.get((record.record.topic, record.record.partition))
         original(self, record)
-        twin = None if present is None else present.incomplete.get(record.record.offset)
+        twin = None if present is None else present.offsets.incomplete.get(record.record.offset)
         if twin is not None and present is not None and twin.state == states.QUEUED:
-            present.finish(twin)
-            if twin in present.ready:
-                present.ready.remove(twin)
+            present.record_done(twin)
+            if twin in present.lanes.ready:
+                present.lanes.ready.remove(twin)
 
     return late
 
@@ -235,7 +218,8 @@ def _commits_of_closed_epochs(original: Any) -> Any:
         partitions = list(partitions)
         original(self, partitions, lost=lost)
         for partition in partitions:
-            partition.state, partition.dirty = states.REVOKING, True
+            partition.state = states.REVOKING
+            partition.commit.say_again()
             self._state.partitions.setdefault((partition.topic, partition.number), partition)
 
     return closed
@@ -244,21 +228,36 @@ def _commits_of_closed_epochs(original: Any) -> Any:
 # -- S8: transactions ------------------------------------------------------------------------------
 
 
-@mutant(Endings, "_send", "S8")
+@mutant(ExactlyOnce, "send", "S8")
 def _outputs_outside_the_transaction(original: Any) -> Any:
-    def send(self: Endings, record: Any, outputs: Any) -> None:
-        if record.partition.handler.spec.delivery == EXACTLY_ONCE:
-            self._state.emit(fx.Send(record, outputs))
-            outputs = None
-        original(self, record, outputs)
+    def send(self: ExactlyOnce, record: Any, outputs: Any) -> None:
+        self._state.emit(fx.Send(record, outputs))
+        self._handled(record)
 
     return send
 
 
+@mutant(Batching, "_group", "S8", first_seed=profiles.SHARED)
+def _shared_outputs_over_partitions(original: Any) -> Any:
+    def group(self: Batching, record: Any) -> Any:
+        spec = record.partition.handler.spec.batch
+        return original(self, record) if spec.by is not None else None
+
+    return group
+
+
 @mutant(Commits, "transacted", "S8", "S1", "S2", "S5")
 def _aborted_counts_as_committed(original: Any) -> Any:
-    def transacted(self: Commits, sequence: int, *, committed: bool, refused: Any) -> Any:
-        return original(self, sequence, committed=True, refused=refused)
+    def transacted(self: Commits, sequence: int, *, committed: bool, **others: Any) -> Any:
+        return original(self, sequence, committed=True, **others)
+
+    return transacted
+
+
+@mutant(Commits, "transacted", "S1", "L2", first_seed=profiles.REFUSED_MAPS)
+def _refused_map_repeated_as_it_is(original: Any) -> Any:
+    def transacted(self: Commits, sequence: int, **others: Any) -> Any:
+        return original(self, sequence, **{**others, "maps_too_large": False})
 
     return transacted
 
@@ -268,13 +267,18 @@ def _offsets_outside_the_transaction(original: Any) -> Any:
     return lambda self, _kind, items: original(self, fx.CommitOffsets, items)
 
 
+@mutant(Batching, "_parts", "structure")
+def _batch_of_any_key(original: Any) -> Any:
+    return lambda _self, _record, _following: False
+
+
 # -- S9: bounds ------------------------------------------------------------------------------------
 
 
 @mutant(Endings, "_failed", "S9")
 def _slot_given_back_twice(original: Any) -> Any:
     def failed(self: Endings, record: Any, failure: Any) -> None:
-        record.partition.handler.free += 1
+        record.partition.handler.slots.give()
         original(self, record, failure)
 
     return failed
@@ -283,10 +287,54 @@ def _slot_given_back_twice(original: Any) -> Any:
 @mutant(Endings, "_failed", "structure", "L1", "L2", "S1")
 def _slot_leak(original: Any) -> Any:
     def failed(self: Endings, record: Any, failure: Any) -> None:
-        record.partition.handler.free -= 1
+        record.partition.handler.slots.take()
         original(self, record, failure)
 
     return failed
+
+
+@mutant(account, "_part", "structure")
+def _a_record_in_no_place(original: Any) -> Any:
+    def part(*arguments: Any) -> Any:
+        told = original(*arguments)
+        places = {**told.places, "behind": max(0, told.places["behind"] - 1)}
+        return told._replace(places=places)
+
+    return part
+
+
+@mutant(Portions, "full", "S9", first_seed=profiles.SLOW)
+def _outputs_in_no_budget(original: Any) -> Any:
+    return lambda _self, _partitions: False
+
+
+@mutant(Portions, "ended", "S1", "L2", "L4", first_seed=profiles.SLOW)
+def _slow_transaction_repeated_as_it_is(original: Any) -> Any:
+    return lambda _self, _sent, _stuck, *, committed, slow, reason: []
+
+
+@mutant(Suspects, "ended", "L2", first_seed=profiles.OFFLINE)
+def _stuck_outputs_repeated_as_they_are(original: Any) -> Any:
+    return lambda _self, _sent, _stuck, *, committed, reason: []
+
+
+@mutant(Halving, "ended", "L2", first_seed=profiles.ABORTED)
+def _aborted_transaction_repeated_as_it_is(original: Any) -> Any:
+    return lambda _self, _sent, *, committed, unnamed: False
+
+
+@mutant(Suspects, "_failed_alone", "L2", first_seed=profiles.ABORTED)
+def _culprit_waits_for_ever(original: Any) -> Any:
+    return lambda _self, _group, _failed: []
+
+
+@mutant(Suspects, "_failed_alone", "S8", first_seed=profiles.ABORTED)
+def _outage_fails_an_attempt(original: Any) -> Any:
+    def failed_alone(self: Suspects, group: Any, failed: Any) -> Any:
+        self._proved = True
+        return original(self, group, failed)
+
+    return failed_alone
 
 
 @mutant(Flow, "to_pause", "S9")

@@ -8,13 +8,13 @@ from typing import Any
 
 from weft.codec import measure
 from weft.core import effects as fx
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
-from weft.core.work import Work
 from weft.policies import DeadLetter, Skip
-from weft.testing.groups import Committed, TopicPartition
+from weft.testing.groups import OffsetAndMetadata
 from weft.testing.sim.ledger import Claimed, Life, Source
 from weft.testing.sim.violation import Violation, require
+from weft.types import TopicPartition
 
 SLACK = 1e-6  # floating-point seconds
 
@@ -33,13 +33,15 @@ class Oracle:
         #: exactly_once: outputs of committed transactions, and what a reader saw in the end
         self.outputs_due: set[tuple[TopicPartition, int]] = set()
         self.outputs_seen: set[tuple[TopicPartition, int]] = set()
+        #: the map's limit where the broker stores as much: there no map may be cut
+        self.map_chars_kept = 0
         self.refused_ever: defaultdict[TopicPartition, set[int]] = defaultdict(set)
         self.stats: Counter[str] = Counter()
 
     # -- epochs ------------------------------------------------------------------------------------
 
     def opened(
-        self, member: str, partition: Partition, committed: Committed | None, now: float
+        self, member: str, partition: Partition, committed: OffsetAndMetadata | None, now: float
     ) -> None:
         """The member begins with what the broker holds."""
         source = self.sources[partition.topic, partition.number]
@@ -60,6 +62,18 @@ class Oracle:
             if not clean:
                 life.source.excused |= life.marked - life.started
 
+    def decided(self, source: Source, *, committed: bool) -> None:
+        """Another service's transaction has ended: lanes may have records where they had none."""
+        source.decide(committed=committed)
+        for life in self.lives.values():
+            if life.source is source:
+                life.cursor.clear()
+
+    def former(self, partition: Partition) -> bool:
+        """The epoch is of a topic that is no more."""
+        source = self.lives[partition].source
+        return self.sources[source.tp] is not source
+
     def gone(self, member: str) -> None:
         """The process is dead, and its running handlers with it."""
         self.closed(
@@ -75,19 +89,20 @@ class Oracle:
             lane: call for lane, call in self.lanes_running.items() if lane[0] != member
         }
 
-    def held_records(self, member: str) -> int:
-        """How many records the process must have in memory."""
-        return sum(
-            sum(offset not in life.known for offset in life.polled - life.passed)
-            for life in self.lives.values()
-            if life.member == member and life.state != "closed"
-        )
+    def held(self, member: str) -> tuple[int, int]:
+        """How many records the process must have in memory, and their bytes."""
+        lives = [life for life in self.lives.values() if life.member == member]
+        held = [size for life in lives if life.state != "closed" for size in life.held()]
+        return len(held), sum(held)
 
-    def polled(self, partition: Partition, offsets: Sequence[int], now: float) -> None:
+    def polled(
+        self, partition: Partition, offsets: Sequence[int], sizes: Sequence[int], now: float
+    ) -> None:
         """The member has fetched these."""
         life = self.lives[partition]
-        for offset in offsets:
+        for offset, size in zip(offsets, sizes, strict=True):
             if offset not in life.polled:
+                life.sizes[offset] = size
                 life.polled.add(offset)
                 life.startable[offset] = now
 
@@ -151,7 +166,7 @@ class Oracle:
 
     def _start_once(self, life: Life, offset: int, held: Claimed) -> None:
         source = life.source
-        if offset not in held:
+        if offset not in held and self.sources[source.tp] is source:
             raise Violation("S5", f"{source.tp}@{offset} starts before its mark is stored")
         if source.starts[offset]:
             raise Violation("S5", f"{source.tp}@{offset} starts a second time")
@@ -214,16 +229,20 @@ class Oracle:
     def failed(
         self, life: Life, work: Work, now: float, *, final: bool, delay_s: float | None, alone: bool
     ) -> None:
-        """One failed attempt; `alone`: not as a part of a batch that failed whole."""
+        """One failed call; `alone`: it was about this record and no other.
+
+        Only such a call is an attempt: of a batch that fails as one nobody knows whose fault it is.
+        """
         offset, retry = work.record.offset, life.spec.retry
         alone = alone or life.spec.delivery == AT_MOST_ONCE  # there nothing is tried again
         life.attempts[offset] += 1
-        count = life.attempts[offset]
+        life.own_attempts[offset] += alone
+        count = life.own_attempts[offset]
         spent = retry.attempts is not None and count >= retry.attempts
         if (final or spent) and alone:
             self._exhausted(life, offset, now)
             return
-        lowest = highest = 0.0
+        lowest, highest = 0.0, retry.delay_max_s
         if alone:
             assert not callable(retry.delay_s)
             delay = min(retry.delay_s * retry.multiplier ** min(count - 1, 64), retry.delay_max_s)
@@ -258,7 +277,7 @@ class Oracle:
             )
         life.sending.add(offset)
 
-    def settled(self, work: Work, now: float, *, refused: bool, alone: bool) -> None:
+    def outputs_answered(self, work: Work, now: float, *, refused: bool, alone: bool) -> None:
         """The broker answered for outputs."""
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
@@ -282,15 +301,17 @@ class Oracle:
         source, says = life.source, Claimed(item.frontier, item.metadata)
         tp = source.tp
         require(life.state != "closed", "S7", f"{tp}: a commit of a closed epoch")
-        require(says.offset <= source.log.end, "S2", f"{tp}: {says.offset} is past the log")
-        require(says.top < source.log.end, "S2", f"{tp}: the map reaches {says.top}, past the log")
+        end = max(source.log.stable_end(), life.known.offset, life.known.top + 1)
+        require(says.offset <= end, "S2", f"{tp}: {says.offset} is past what may be read, {end}")
+        require(says.top < end, "S2", f"{tp}: the map reaches {says.top}, past {end}")
         backwards = says.offset < life.base and life.spec.delivery != AT_MOST_ONCE
         require(not backwards, "S2", f"{tp}: commit goes back from {life.base} to {says.offset}")
         if life.spec.delivery != EXACTLY_ONCE:  # there an aborted one does not count
             life.base = says.offset
         claims = {work.record.offset for work in item.claims}
         must = self._must_hold(life, claims)
-        for offset in source.alive:
+        # Also what the log has no more: it was fetched, and is ours to handle.
+        for offset in source.alive if source.alive >= life.polled else source.alive | life.polled:
             if offset in says and offset not in life.known and offset not in must:
                 if offset in life.marked:
                     continue  # its batch waits for other marks
@@ -321,8 +342,11 @@ class Oracle:
         there = life.source.alive | life.polled
         holes = [o for o in range(says.offset, top) if o in there and o not in must]
         whole = measure(says.offset, top, [o for o in holes if o not in life.known])
-        if whole <= item.partition.map_limit:
+        if whole <= item.partition.commit.map_limit:
             raise Violation("S5", f"{tp}: the commit at {says.offset} forgets {lost} of {must}")
+        if self.map_chars_kept and item.partition.commit.map_limit >= self.map_chars_kept:
+            # What was allowed to start must fit once it is done, in whatever order it ends.
+            raise Violation("S4", f"{tp}: the map has no room for {len(lost)} finished records")
         self.stats["maps_cut"] += 1
 
     def stored(self, item: fx.PlanItem, owner: str | None) -> None:
@@ -342,7 +366,7 @@ class Oracle:
             life.base = says.offset
             for work in item.claims:
                 self._finish(life, work.record.offset)
-                if work.extra is not None:
+                if work.outputs is not None:
                     self.outputs_due.add((tp, work.record.offset))
         elif life.spec.commit_each:
             for offset in [o for o in life.claimable if o in says]:

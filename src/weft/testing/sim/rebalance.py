@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft.testing.sim.answers import deliver
 from weft.testing.sim.dice import Dice
 from weft.testing.sim.exchanges import finish, transact
-from weft.testing.sim.member import GROUP, Member
-
-if TYPE_CHECKING:
-    from weft.testing.sim.world import World
+from weft.testing.sim.member import Member
+from weft.testing.sim.stage import GROUP
+from weft.testing.sim.world import World
 
 
 def group(world: World, member: Member, dice: Dice) -> None:
@@ -21,8 +18,12 @@ def group(world: World, member: Member, dice: Dice) -> None:
     if member.revoking:
         _revoke_on(world, member, dice)
         return
-    if member.pending and not dice.chance(world.odds.find_fails):
-        member.pending = [tp for tp in member.pending if not member.begin(tp)]
+    if member.begin_again():
+        return
+    if member.pending and world.setup.logs_matter:  # each by itself, and the others go on
+        member.begin_pending(lambda: not dice.chance(world.odds.find_fails))
+    elif member.pending and not dice.chance(world.odds.find_fails):
+        member.begin_pending(lambda: True)
         return
     change = world.broker.group(GROUP).heartbeat(member.id)
     world.tell(f"{member.id} is told {change}")

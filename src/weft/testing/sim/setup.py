@@ -19,7 +19,9 @@ from weft.core.spec import (
 )
 from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
 from weft.testing.groups import Protocol
+from weft.types import DeliveryName, Ordering
 
+UNBOUNDED_BYTES = 10**9
 #: What a step may do, with its usual weight.
 ACTIONS = {
     "produce": 7.0,
@@ -56,6 +58,8 @@ class Odds:
     indefinite: float = 0.0
     slow_drain: float = 0.0
     gap: float = 0.0
+    #: outputs that the broker answers for much later
+    output_late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,25 @@ class Setup:
     keys: int
     null_share: float
     poison: frozenset[int]
+    #: not the handler fails for those keys: their outputs are never acknowledged
+    poison_outputs: bool
+    #: nor that: a transaction with an output of theirs is aborted, and nobody says because of whom
+    poison_aborts: bool
+    #: between these steps every transaction is aborted like that
+    outage: tuple[int, int]
     cancellable: bool
     broker_chars: int
     poll_max: int
+    #: outputs that a transaction can carry in its time
+    transaction_bytes: int
+    produce_max: int
+    #: not 0: so many records with a key, then as many without; those with one fail to that step
+    key_block: int
+    keyed_fail_to: int
+    #: bytes of a value: from one to so many
+    value_bytes: int
+    #: what logs can do to a reader: positions out of range, look-ups that fail one by one
+    logs_matter: bool
     delay_bound_s: float
     ends: tuple[tuple[float, str], ...]
     odds: Odds = field(default_factory=Odds)
@@ -84,8 +104,8 @@ class Setup:
         return f"t{handler}"
 
 
-def draw(seed: int, steps: int) -> Setup:
-    """All that one seed decides before its first step."""
+def draw_any(seed: int, steps: int) -> Setup:
+    """What a seed draws before profiles have their say."""
     rng = random.Random(seed)
     specs = tuple(_spec(rng, index) for index in range(rng.choice((1, 1, 2))))
     partitions = rng.choice((1, 1, 2, 3))
@@ -102,9 +122,18 @@ def draw(seed: int, steps: int) -> Setup:
         keys=rng.choice((1, 2, 4, 12)),
         null_share=rng.choice((0.0, 0.0, 0.2)),
         poison=_poison(rng, specs),
+        poison_outputs=False,
+        poison_aborts=False,
+        outage=(0, 0),
         cancellable=rng.random() < 0.6,
         broker_chars=4096 if exact or rng.random() < 0.7 else rng.choice((3, 4, 8, 16)),
         poll_max=rng.choice((1, 3, 8, 30)),
+        produce_max=5,
+        transaction_bytes=UNBOUNDED_BYTES,
+        key_block=0,
+        keyed_fail_to=0,
+        value_bytes=1,
+        logs_matter=False,
         delay_bound_s=30.0,
         ends=_ends(rng),
         odds=_odds(rng),
@@ -112,7 +141,10 @@ def draw(seed: int, steps: int) -> Setup:
 
 
 def _spec(rng: random.Random, index: int) -> HandlerSpec:
-    delivery = rng.choice((AT_LEAST_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE))
+    deliveries: tuple[DeliveryName, ...] = (
+        AT_LEAST_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE,
+    )  # fmt: skip
+    delivery = rng.choice(deliveries)
     once = delivery == AT_MOST_ONCE
     batch = None
     if rng.random() < 0.3:
@@ -123,11 +155,14 @@ def _spec(rng: random.Random, index: int) -> HandlerSpec:
             "explicit" if explicit else "all",
             rng.choice((None, "partition", "key")),
         )
+    orderings: tuple[Ordering, ...] = ("key", "key", "partition", "unordered")
+    ordering = rng.choice(orderings)
+    concurrency, ahead = rng.choice((1, 2, 4, 10)), rng.choice((0, 0, 0, 3))
     return HandlerSpec(
         name=f"h{index}",
-        ordering=rng.choice(("key", "key", "partition", "unordered")),
-        concurrency=rng.choice((1, 2, 4, 10)),
-        ahead=rng.choice((0, 0, 0, 3)),
+        ordering=ordering,
+        concurrency=concurrency,
+        ahead=0 if once else ahead,
         retry=_retry(rng, once=once),
         on_exhausted=_policy(rng, once=once),
         timeout_s=rng.choice((None, None, 0.5, 3.0)),

@@ -1,54 +1,90 @@
-"""Records that check every change of their state against the table, and remember which happened.
+"""Records, epochs and commits that check every change of their state against its table.
 
-The hot paths of the core set a state without asking. Here the attribute asks, so that the table
-stays the law without costing anything in production.
+The hot paths of the core set a state without asking. Here the attribute asks, so that the tables
+stay the law without costing anything in production; and which changes happened is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
-from weft.core import intake
-from weft.core.states import RECORD_NAMES, RECORD_TABLE, InternalError
-from weft.core.work import Work
+from weft.core import epochs, offsets
+from weft.core.commit_state import CommitState
+from weft.core.partition import Partition
+from weft.core.states import (
+    COMMIT_NAMES,
+    COMMIT_TABLE,
+    EPOCH_NAMES,
+    EPOCH_TABLE,
+    RECORD_NAMES,
+    RECORD_TABLE,
+    InternalError,
+)
+from weft.core.work import Received
 
-_slot: Any = Work.__dict__["state"]
+
+class Edge(NamedTuple):
+    """One change of state, of one kind of thing."""
+
+    what: str
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        names, table = TABLES[self.what]
+        why = table.get((self.before, self.after), "not in the table")
+        return f"{self.what}: {names[self.before]} to {names[self.after]}: {why}"
 
 
-class WatchedWork(Work):
-    """A record whose state cannot change but by the table."""
+Table = Mapping[tuple[int, int], str]
+TABLES: dict[str, tuple[tuple[str, ...], Table]] = {
+    "record": (RECORD_NAMES, RECORD_TABLE),
+    "epoch": (EPOCH_NAMES, EPOCH_TABLE),
+    "commit": (COMMIT_NAMES, COMMIT_TABLE),
+}
+#: Where each is made, by which name, and what it is.
+_MADE: tuple[tuple[Any, str, type[Any], str], ...] = (
+    (offsets, "Received", Received, "record"),
+    (epochs, "Partition", Partition, "epoch"),
+    (epochs, "CommitState", CommitState, "commit"),
+)
 
-    __slots__ = ()
-    seen: ClassVar[set[tuple[int, int]]] = set()
 
-    def _get(self) -> int:
-        state: int = _slot.__get__(self)
-        return state
+def every_edge() -> set[Edge]:
+    """All that the tables allow."""
+    return {Edge(what, *edge) for what, (_, table) in TABLES.items() for edge in table}
 
-    def _set(self, state: int) -> None:
-        try:
-            before = _slot.__get__(self)
-        except AttributeError:  # it is being made
-            before = state
-        if before != state or (before, state) in RECORD_TABLE:
-            if (before, state) not in RECORD_TABLE:
-                names = f"{RECORD_NAMES[before]} to {RECORD_NAMES[state]}"
-                raise InternalError(f"{self.record!r} went from {names}")
-            self.seen.add((before, state))
-        _slot.__set__(self, state)
 
-    state = property(_get, _set)
+def _watching(owner: type[Any], what: str, seen: set[Edge]) -> type[Any]:
+    """A class like this one whose state cannot change but by its table."""
+    slot: Any = owner.__dict__["state"]
+    names, table = TABLES[what]
+
+    def get(self: Any) -> Any:
+        return slot.__get__(self)
+
+    def change(self: Any, state: int) -> None:
+        before = getattr(self, "state", state)  # none while it is being made
+        if (before, state) in table:
+            seen.add(Edge(what, before, state))
+        elif before != state:
+            raise InternalError(f"{self!r} went from {names[before]} to {names[state]}")
+        slot.__set__(self, state)
+
+    members = {"__slots__": (), "state": property(get, change)}
+    return type(f"Watched{owner.__name__}", (owner,), members)
 
 
 @contextmanager
-def watched() -> Iterator[set[tuple[int, int]]]:
-    """Records made inside check themselves; gives the changes seen so far."""
-    before = vars(intake)["Work"]
-    vars(intake)["Work"] = WatchedWork
-    WatchedWork.seen = set()
+def watched() -> Iterator[set[Edge]]:
+    """What is made inside checks itself; gives the changes seen so far."""
+    seen: set[Edge] = set()
+    for module, name, owner, what in _MADE:
+        vars(module)[name] = _watching(owner, what, seen)
     try:
-        yield WatchedWork.seen
+        yield seen
     finally:
-        vars(intake)["Work"] = before
+        for module, name, owner, _ in _MADE:
+            vars(module)[name] = owner

@@ -1,0 +1,238 @@
+"""What must be true of an engine between two events: a recount of everything it keeps in sums.
+
+The engine keeps counts, a rotation and chains so that a turn costs the same however much waits.
+Here all of it is counted again from the records, at the cost of a walk over every record. The
+simulator does so every few steps; nothing in production calls it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from weft.account.account import PLACES, gathering, place_of, take
+from weft.core import states
+from weft.core.handler import Handler
+from weft.core.partition import Partition, Work
+from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.state import EngineState
+from weft.core.states import InternalError
+from weft.core.work import STORY_EVENTS_MAX, LaneKey
+
+
+def check(state: EngineState, calls: Sequence[int] | None = None) -> None:
+    """Raise InternalError where the engine contradicts itself.
+
+    `calls`: how many calls of each handler run, as whoever runs them knows; without it the
+    slots are not counted.
+    """
+    for where, partition in state.partitions.items():
+        _need(where == (partition.topic, partition.number), partition, "stands under another name")
+        check_partition(partition)
+    _check_retries(state)
+    for handler in state.handlers:
+        _check_rotation(state, handler)
+        if calls is not None:
+            _check_slots(state, handler, calls[handler.index])
+    _check_claims(state)
+    _check_account(state)
+
+
+def _need(holds: object, about: object, what: str) -> None:
+    if not holds:
+        raise InternalError(f"{about!r}: {what}")
+
+
+# -- one partition -------------------------------------------------------------------------------
+
+
+def check_partition(partition: Partition) -> None:
+    """The offsets, the lanes and the counts of one epoch agree."""
+    works = _members(partition)
+    _check_offsets(partition)
+    _check_counts(partition, works)
+    _check_lanes(partition, works)
+    _check_blocked(partition, works)
+
+
+def _members(partition: Partition) -> list[Work]:
+    return partition.works()
+
+
+def _check_offsets(partition: Partition) -> None:
+    offsets = partition.offsets
+    held = list(offsets.incomplete)
+    _need(held == sorted(held), partition, "its offsets are not in order")
+    unseen = [offset for offset, work in offsets.incomplete.items() if work is None]
+    _need(unseen == list(offsets.expected), partition, "expected holes are not among its offsets")
+    for offset, work in offsets.incomplete.items():
+        if work is not None:
+            _need(work.record.offset == offset, work, "stands at another offset")
+            _need(work.partition is partition, work, "belongs to another epoch")
+            live = work.state not in (states.DONE, states.SUPERSEDED)
+            _need(live, work, "is finished with and not done")
+    received = [offset for offset, work in offsets.incomplete.items() if work is not None]
+    polled = not received or received[-1] < offsets.position
+    _need(polled, partition, "holds what was not polled")
+    _need(offsets.top not in offsets.incomplete, partition, "its top is not done")
+
+
+def _check_counts(partition: Partition, works: list[Work]) -> None:
+    count = Counter([work.state for work in works])
+    for name, state in (
+        ("in_flight", states.RUNNING),
+        ("sending", states.SENDING),
+        ("retrying", states.RETRYING),
+        ("parked", states.PARKED),
+    ):
+        kept = getattr(partition, name)
+        if kept != count[state]:
+            raise InternalError(f"{partition!r}: {name} is {kept}, counted {count[state]}")
+    size = sum([work.size for work in works])
+    _need(partition.bytes == size, partition, f"bytes is {partition.bytes}, counted {size}")
+    held = sum(partition.outputs.values())
+    _need(partition.outputs_bytes == held, partition, "outputs_bytes is not what it holds")
+    for work in partition.outputs:
+        _need(work.state == states.PENDING, work, "holds outputs and waits for no transaction")
+    _need(len(works) == len(set(map(id, works))), partition, "holds a record twice")
+    for work in works:
+        if work.failure is not None:
+            _need(len(work.story()) <= STORY_EVENTS_MAX, work, "its story has no end")
+
+
+def _check_lanes(partition: Partition, works: list[Work]) -> None:
+    """Each lane is one chain, and only its head may be anywhere but in the chain."""
+    heads = list(partition.lanes.ready) + [work for _, work in partition.lanes.far]
+    heads += [work for work in partition.lanes.held.values() if work is not None]
+    _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
+    for work in heads:
+        _need(work.state == states.QUEUED, work, "waits to start and is not queued")
+        _need(work.partition is partition, work, "waits in another epoch")
+    # A lane has gone on past a pending record, though its link stays.
+    linked = [work for work in works if work.state != states.PENDING]
+    behind = {id(work.next) for work in linked if work.next is not None}
+    for work in heads:
+        _need(id(work) not in behind, work, "may start and stands behind another")
+    if partition.handler.spec.batch is None:  # a batch holds several of a lane, on purpose
+        _check_one_head(partition, works, behind)
+    for key, tail in partition.lanes.tails.items():
+        _need(partition.lanes.key_of(tail.record) == key, tail, "is the tail of another lane")
+        _need(tail.next is None, tail, "is a tail with something behind it")
+
+
+def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
+    exact = partition.handler.spec.delivery == EXACTLY_ONCE
+    lanes: Counter[LaneKey] = Counter()
+    waiting = {
+        id(work) for work in (*partition.lanes.ready, *(far for _, far in partition.lanes.far))
+    }
+    waiting |= {id(work) for work in partition.lanes.held.values()}
+    for work in works:
+        if work.state == states.QUEUED:
+            lane_goes_on = id(work) in waiting or id(work) in behind
+            _need(lane_goes_on, work, "is queued and nothing will ever start it")
+        if exact and work.state in (states.PENDING, states.RETRYING, states.PARKED):
+            continue  # its lane may have gone on
+        if id(work) not in behind:
+            lanes[partition.lanes.key_of(work.record)] += 1
+    for key, count in lanes.items():
+        if count != 1:
+            raise InternalError(f"{partition!r}: lane {key!r} has {count} heads")
+
+
+def _check_blocked(partition: Partition, works: list[Work]) -> None:
+    charges = {id(work.charge): work.charge for work in works if work.charge is not None}
+    if not charges and not partition.lanes.blocked_records:
+        return
+    blocked = [charge for charge in charges.values() if charge.blocked]
+    records = sum(charge.records for charge in blocked)
+    size = sum(charge.bytes for charge in blocked)
+    kept = (partition.lanes.blocked_records, partition.lanes.blocked_bytes)
+    _need(kept == (records, size), partition, f"blocked is {kept}, counted {(records, size)}")
+    for charge in charges.values():
+        members = [work for work in works if work.charge is charge]
+        _need(charge.records == len(members), partition, "a lane's charge is not what it holds")
+        total = sum(work.size for work in members)
+        _need(charge.bytes == total, partition, "a lane's charge is not its bytes")
+
+
+# -- the whole engine ------------------------------------------------------------------------------
+
+
+def _all_works(state: EngineState, handler: Handler) -> Iterator[Work]:
+    for partition in state.partitions.values():
+        if partition.handler is handler:
+            yield from _members(partition)
+
+
+def _check_retries(state: EngineState) -> None:
+    waiting = sum(partition.retrying for partition in state.partitions.values())
+    scheduled = state.retries.waiting()
+    _need(scheduled == waiting, state.retries, f"{scheduled} scheduled, {waiting} retrying")
+    _need(len(state.retries) <= 2 * waiting + 64, state.retries, "keeps what is long gone")
+
+
+def _check_rotation(state: EngineState, handler: Handler) -> None:
+    standing = list(handler.rotation)
+    _need(len(standing) == len(set(map(id, standing))), handler.name, "a partition stands twice")
+    for partition in state.partitions.values():
+        if partition.handler is handler and partition.lanes.far:
+            _need(partition in handler.short_of_room, partition, "has records far out, forgotten")
+    for one in standing:
+        _need(one.listed, one, "stands in the rotation and does not know")
+    for partition in state.partitions.values():
+        if partition.handler is handler:
+            idle = not (partition.lanes.ready and partition.startable)
+            _need(idle or partition.listed, partition, "has something ready and no turn")
+            stands = not partition.listed or partition in standing
+            _need(stands, partition, "knows that it stands in the rotation, and does not")
+
+
+def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
+    """Free + calls that run + what holds a slot otherwise = what there is."""
+    spec = handler.spec
+    works = list(_all_works(state, handler))
+    slotless = {work for p in state.partitions.values() for work in p.commit.slotless}
+    committing = [work for work in works if work.state == states.COMMITTING]
+    used = calls + sum(work not in slotless for work in committing)
+    if spec.commit_each:
+        used += sum(work.state == states.SENDING for work in works)
+    if spec.delivery == AT_MOST_ONCE:
+        marking = [work for work in works if work.state == states.MARKING]
+        if spec.batch is None:
+            used += len(marking)
+        else:  # a batch waits as one call until all its marks are stored
+            calls_waiting = {id(work.call) for work in works if work.call and work.call.works}
+            used += len(calls_waiting)
+    slots = handler.slots
+    told = f"{slots.free} free, {used} used of {slots.whole}"
+    _need(slots.free + used == slots.whole, handler.name, told)
+    _need(slots.free >= 0 or spec.commit_each, handler.name, f"more calls than slots: {told}")
+    timed = len(slots.deadlines) + len(slots.overdue)
+    _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
+
+
+def _check_claims(state: EngineState) -> None:
+    for partition in state.partitions.values():
+        listed = partition in state.claiming
+        _need(
+            listed or not partition.commit.claims, partition, "claims, and nobody will commit them"
+        )
+        for work in partition.commit.claims:
+            claiming = (states.MARKING, states.COMMITTING, states.PENDING)
+            _need(work.state in claiming, work, "is a claim in a state that claims nothing")
+    for orphans in state.orphans.values():
+        for work in orphans.values():
+            _need(work.state == states.SUPERSEDED, work, "holds a lane and is of the present")
+
+
+def _check_account(state: EngineState) -> None:
+    """Every record that is held is in exactly one place, and the account counts it there."""
+    gathered, names = gathering(state), [place.name for place in PLACES]
+    for part in take(state, state.now).parts():
+        partition = state.partitions[part.topic, part.number]
+        counted = Counter([place_of(work, gathered) for work in _members(partition)])
+        told = {name: part.places[name] for name in names}
+        found = {name: counted[name] for name in names}
+        _need(told == found, partition, f"the account says {told}, counted {found}")
+        _need(sum(told.values()) == counted.total(), partition, "the account leaves somebody out")
