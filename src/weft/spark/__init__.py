@@ -14,22 +14,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.spark.processing import process
-    from weft.spark.source import KafkaSource
+    from weft.spark.datasource import KafkaSource
+    from weft.spark.processing import once, process, replay
+    from weft.spark.table import ParquetTable
 
-__all__ = ["KafkaSource", "process"]
+__all__ = ["KafkaSource", "ParquetTable", "once", "process", "replay"]
 
 #: Public name -> the module that holds it.
-_HOMES = {"KafkaSource": "weft.spark.source", "process": "weft.spark.processing"}
+_HOMES = {
+    "KafkaSource": "weft.spark.datasource",
+    "ParquetTable": "weft.spark.table",
+    "once": "weft.spark.processing",
+    "process": "weft.spark.processing",
+    "replay": "weft.spark.processing",
+}
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from weft.spark.requirements import check_spark_packages
+    from weft.spark.requirements import check_spark_packages, use_this_python
 
     check_spark_packages()
+    use_this_python()
     return getattr(importlib.import_module(home), name)
 
 

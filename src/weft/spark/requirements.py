@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from importlib import metadata
+from pathlib import Path
 
 from weft.errors import ConfigError
 
@@ -25,6 +29,30 @@ def check_spark_packages() -> None:
         if not in_range(version, low, above):
             wanted = f">={dotted(low)}" + (f",<{dotted(above)}" if above else "")
             raise ConfigError(f"weft.spark needs {package}{wanted}, found {version}: {CURE}")
+
+
+def use_this_python() -> None:
+    """Let executors run this Python where PYSPARK_PYTHON is not set and `python3` is another one.
+
+    Spark's default is the `python3` of the PATH, which in `.venv/bin/python job.py` is not the one
+    of the environment: the tasks would find no Weft. Takes effect for sessions made from now on.
+    """
+    first = shutil.which("python3")
+    if "PYSPARK_PYTHON" in os.environ or sys.prefix == sys.base_prefix:
+        return
+    if first is None or Path(first).parent != Path(sys.executable).parent:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+#: What Spark Connect's client needs beside these.
+CONNECT_NEEDS = ("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard")
+
+
+def check_connect_packages() -> None:
+    """Raise ConfigError unless the packages of Spark Connect's client are there."""
+    missing = [name for name in CONNECT_NEEDS if installed_version(name) is None]
+    if missing:
+        raise ConfigError(f"Spark Connect needs {', '.join(missing)}: {CURE}")
 
 
 def installed_version(package: str) -> str | None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from types import MappingProxyType
 from typing import Any
+
+from weft.account.blockers import BLOCKERS_MAX
+from weft.observe.overview import failures
+from weft.runtime.histogram import summed
 
 #: counts of a handler that add up over members
 _SUMMED = (
@@ -20,9 +27,15 @@ _SUMMED = (
     "rate_per_s",
 )
 
+#: histograms of a handler
+_BUCKETS = ("latency_buckets", "age_buckets", "wait_buckets")
+
 
 def merged(
-    state: str, shots: Mapping[int, Mapping[str, Any]], members: Sequence[Mapping[str, Any]]
+    state: str,
+    shots: Mapping[int, Mapping[str, Any]],
+    members: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """One snapshot of the fleet; `shots` are the members' answers by member."""
     ordered = [shots[index] for index in sorted(shots)]
@@ -37,14 +50,39 @@ def merged(
         for name, count in one["shot"].get("counts", {}).items():
             counts[name] = counts.get(name, 0) + count
     return {
+        "at": round(time.time(), 3),
+        "app": dict(about),
         "state": state_of(state, [str(one["shot"]["state"]) for one in ordered]),
         "partitions": partitions,
         "handlers": _handlers(ordered),
+        "blockers": worst(shots),
+        "halts": _of_each(shots, "halts"),
+        "holds": sorted({hold for one in ordered for hold in one["shot"].get("holds", ())}),
         "counts": counts,
+        "failures": failures([one["shot"] for one in ordered]),
+        "commit_buckets": reduce(
+            summed, (one["shot"].get("commit_buckets") for one in ordered), None
+        ),
         "callback_errors": sum(one["shot"].get("callback_errors", 0) for one in ordered),
         "poll_gap_max_s": max((one["shot"].get("poll_gap_max_s", 0) for one in ordered), default=0),
         "members": list(members),
     }
+
+
+def _of_each(shots: Mapping[int, Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The rows of all members, each with whose it is."""
+    return [
+        {**row, "member": index}
+        for index in sorted(shots)
+        for row in shots[index]["shot"].get(name, ())
+    ]
+
+
+def worst(shots: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of every member's blockers those that hold up most."""
+    rows = _of_each(shots, "blockers")
+    rows.sort(key=lambda row: row["waiting_behind"] + row["done_beyond"], reverse=True)
+    return rows[:BLOCKERS_MAX]
 
 
 def state_of(state: str, members: Sequence[str]) -> str:
@@ -62,9 +100,12 @@ def _handlers(shots: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     samples: dict[str, list[float]] = {}
     for one in shots:
         for name, row in one["shot"]["handlers"].items():
+            total_of = name in rows
             total = rows.setdefault(name, {**row, **dict.fromkeys(_SUMMED, 0)})
             for field in _SUMMED:
                 total[field] += row.get(field, 0)
+            for field in _BUCKETS:
+                total[field] = summed(total.get(field) if total_of else None, row.get(field))
             samples.setdefault(name, []).extend(one["latencies"].get(name, ()))
     for name, row in rows.items():
         row["rate_per_s"] = round(row["rate_per_s"], 1)

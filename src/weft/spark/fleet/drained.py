@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.kafka.connect import AdminPort
-from weft.kafka.ports import KafkaUnavailable, TopicPartition
+from weft.kafka.ports import KafkaUnavailable
+from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
+from weft.app_options import AppOptions
 from weft.core.engine import StopMode
 from weft.errors import ConfigError
-from weft.runtime.reports import ResultStream
-from weft.runtime.run import Run
+from weft.runtime.hosted import Hosted
+from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.run import Run
 from weft.spark.fleet.link import Link
 from weft.types import RunReport
+
+
+class MemberApp(Hosted, Protocol):
+    """The app inside a member."""
+
+    def adopt(self, run: Any, options: AppOptions) -> None:
+        """Be run by this member, with these options."""
 
 
 class MemberHandle:

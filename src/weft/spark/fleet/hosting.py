@@ -8,21 +8,23 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from weft.app import App
 from weft.app_options import AppOptions
 from weft.core.engine import Engine, StopMode
+from weft.core.partition import Partition
+from weft.core.starting import Found
 from weft.errors import ConfigError, WeftError
-from weft.runtime.drain import passed
-from weft.runtime.processes.protocol import by_value
-from weft.runtime.reports import ResultStream
+from weft.runtime.calls.processes.protocol import by_value
+from weft.runtime.run.drain import passed
+from weft.runtime.run.outside import RunSource
+from weft.runtime.run.reports import ResultStream
 from weft.spark.fleet import pickles
-from weft.spark.fleet.handle import MemberHandle
+from weft.spark.fleet.handle import MemberApp, MemberHandle
 from weft.spark.fleet.limits import (
     AGAIN_MAX_S,
     AGAIN_S,
@@ -33,27 +35,34 @@ from weft.spark.fleet.limits import (
 )
 from weft.spark.fleet.link import Link
 from weft.spark.fleet.member_run import MemberRun
+from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.membership import client_id, member_kafka
+from weft.spark.fleet.outside import answered
+from weft.spark.fleet.places import place_of, places_at_start
 from weft.spark.fleet.results import ResultsUp
-from weft.spark.fleet.task import MemberTask
 from weft.spark.fleet.wire import Message
-from weft.types import RunReport
+from weft.types import RunReport, TopicPartition
 
 _log = logging.getLogger("weft")
 
 _LOOK_S = 0.1
 #: callbacks of the app that run on the driver
 CALLBACKS = ("on_commit", "on_assign", "on_revoke")
+Held = dict[TopicPartition, Partition]
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
 
 
 class Host:
     """Runs one member until it has left for good; starts it again when only it broke."""
 
-    def __init__(self, task: MemberTask, link: Link, welcome: Message, app: App) -> None:
+    def __init__(self, task: MemberTask, link: Link, welcome: Message, app: MemberApp) -> None:
         self._link = link
         self._welcome = welcome
+        self._table = task.table
         self._app = app
-        app.adopt(None, _led(app, link, welcome))
+        app.adopt(
+            None, _led(app, link, welcome, client_id(task.run, task.index, task.host, task.port))
+        )
         static = welcome["static"]
         self._instance_id = f"{task.name}-{task.index}" if static else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
@@ -111,6 +120,8 @@ class Host:
             stream=self._stream,
             instance_id=self._instance_id,
             checked=bool(self._welcome["again"]),
+            table=self._table,
+            on_found=self._begun,
         )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)
         for topic in self._paused:
@@ -128,6 +139,10 @@ class Host:
             self._look(run)
         self._results.flush()
         return run.wait()
+
+    def _begun(self, found: Mapping[TopicPartition, Found]) -> None:
+        rows = places_at_start(found, self._app.options.on_offset_lost)
+        self._link.send({"type": "begun", "partitions": rows})
 
     def _may_restart(self) -> bool:
         return self._run is None or self._run.may_restart
@@ -166,17 +181,20 @@ class Host:
         member = run.member
         if member is None:
             return
-        handlers = member.engine.state.handlers
-        counts = {name: sum(getattr(one, name) for one in handlers) for name in COUNTS}
-        finished = member.door.call(lambda engine, _: self._finished(run, engine))
-        self._link.send(
-            {"type": "progress", "counts": counts, "finished": finished, "parked": _parked(run)}
-        )
+        told = member.door.call(lambda engine, _: self._told(engine, dict(member.partitions)))
+        self._link.send({"type": "progress", **told, "parked": _parked(run)})
 
-    def _finished(self, run: MemberRun, _engine: Engine) -> list[list[Any]]:
-        """Inside the door: what is held here and at its end of the start; False: but for parked."""
-        assert run.member is not None
-        held = dict(run.member.partitions)
+    def _told(self, engine: Engine, held: Held) -> dict[str, Any]:
+        """Inside the door, so that counts and places are of one moment."""
+        handlers = engine.state.handlers
+        return {
+            "counts": {name: sum(getattr(one, name) for one in handlers) for name in COUNTS},
+            "finished": self._finished(held),
+            "places": [[*where, place_of(partition)] for where, partition in held.items()],
+        }
+
+    def _finished(self, held: Held) -> list[list[Any]]:
+        """What is held here and at its end of the start; False: but for parked."""
         return [
             [*where, held[where].frontier >= end]
             for where, end in self._ends.items()
@@ -192,11 +210,13 @@ class Host:
         elif kind == "leave":
             if self._run is not None:
                 self._run.hurry(ORPHAN_DRAIN_S)
-            self._stop("in_flight", "superseded")
+            self._stop("in_flight", str(message.get("why", "superseded")))
         elif kind == "pause":
             self._pause(message["topic"], on=bool(message["on"]))
         elif kind == "snapshot":
             self._send_snapshot(message["id"])
+        elif kind == "question":
+            self._answer(message)
         elif kind == "results":
             self._want_results(on=bool(message["on"]))
         elif kind == "taken":
@@ -229,6 +249,12 @@ class Host:
         shot, latencies = run.snapshot(), run.latencies()
         self._link.send({"type": "snapshot", "id": number, "shot": shot, "latencies": latencies})
 
+    def _answer(self, question: Message) -> None:
+        """What somebody asks of single records or a partition, on the driver."""
+        run = self._run
+        told = None if run is None or run.over else answered(RunSource(run), question)
+        self._link.send({"type": "answer", "id": question["id"], "answer": told})
+
     def _want_results(self, *, on: bool) -> None:
         self._results_wanted = on
         if not on and self._stream is not None:
@@ -259,8 +285,8 @@ def _parked(run: MemberRun) -> int:
     return sum(partition.parked for partition in list(run.member.partitions.values()))
 
 
-def _led(app: App, link: Link, welcome: Message) -> AppOptions:
-    """The app's options with callbacks that tell the driver, which calls the user's."""
+def _led(app: MemberApp, link: Link, welcome: Message, client: str) -> AppOptions:
+    """The app's options as a member's; its callbacks tell the driver, which calls the user's."""
 
     def teller(name: str) -> Any:
         def tell(items: list[Any]) -> None:
@@ -269,7 +295,14 @@ def _led(app: App, link: Link, welcome: Message) -> AppOptions:
         return tell
 
     told = {name: teller(name) for name in CALLBACKS if name in welcome["callbacks"]}
-    return replace(app.options, **told)
+    return replace(app.options, kafka=member_kafka(app.options.kafka, client), **told)
+
+
+def _plain(value: Any) -> Any:
+    """A log line's value as JSON has it: numbers stay numbers."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)[:LOG_LINE_CHARS_MAX]
 
 
 class _ToDriver(logging.Handler):
@@ -292,7 +325,7 @@ class _ToDriver(logging.Handler):
                 "level": record.levelno,
                 "name": record.name,
                 "text": text[:LOG_LINE_CHARS_MAX],
-                "fields": {k: str(v)[:LOG_LINE_CHARS_MAX] for k, v in (fields or {}).items()},
+                "fields": {name: _plain(value) for name, value in (fields or {}).items()},
             }
         )
 

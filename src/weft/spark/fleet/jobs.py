@@ -9,12 +9,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from weft.spark.fleet.task import MemberTask, run_member
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
+from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.session import FleetSession
 
 
 class MemberJobs:
@@ -22,33 +19,28 @@ class MemberJobs:
 
     def __init__(
         self,
-        context: SparkContext,
+        session: FleetSession,
         group: str,
         describe: Callable[[MemberTask], str],
         next_task: Callable[[MemberTask, BaseException | None], MemberTask | None],
     ) -> None:
         """`next_task` is told how a job ended and says what to submit now, if anything."""
-        self._context, self._group = context, group
+        self._session, self._group = session, group
         self._describe, self._next_task = describe, next_task
         self._threads: list[threading.Thread] = []
 
     def submit(self, tasks: list[MemberTask]) -> None:
         """Start a job for each of these; returns at once."""
-        from pyspark import InheritableThread
-
         for task in tasks:
-            thread = InheritableThread(
-                target=functools.partial(self._run, task),
-                name=f"weft-job-{task.index}",
-                daemon=True,
+            thread = self._session.thread(
+                functools.partial(self._run, task), f"weft-job-{task.index}"
             )
             self._threads.append(thread)
             thread.start()
 
     def cancel(self) -> None:
         """End what still runs; members that have not left are killed."""
-        if self._context._jsc is not None:  # noqa: SLF001  # a stopped context has none
-            self._context.cancelJobGroup(self._group)
+        self._session.cancel(self._group)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the jobs to end; False when some did not."""
@@ -66,14 +58,7 @@ class MemberJobs:
         while task is not None:
             error: BaseException | None = None
             try:
-                self._submit(task)
+                self._session.hold(task, self._group, self._describe(task))
             except Exception as raised:
                 error = raised
             task = self._next_task(task, error)
-
-    def _submit(self, task: MemberTask) -> None:
-        context = self._context
-        # Spark keeps these for the thread that submits.
-        context.setJobGroup(self._group, self._describe(task), interruptOnCancel=False)
-        rows = context.parallelize([task.index], 1)
-        rows.mapPartitions(functools.partial(run_member, task)).collect()

@@ -13,6 +13,10 @@ HELLO_BYTES_MAX = 4_096
 LINE_BYTES_MAX = 64 * 2**20
 #: connections that have not proved anything yet
 STRANGERS_MAX = 64
+STRANGERS_OF_ONE_MAX = 16
+#: one that has taken longer makes room for another
+STRANGER_S = 1.0
+#: all of the handshake, however its bytes come in
 HANDSHAKE_S = 10.0
 #: a member may have so many results under way that the driver has not taken yet
 RESULTS_UNDER_WAY_MAX = 1_000
@@ -25,11 +29,15 @@ SNAPSHOT_WAIT_S = 1.0
 #: so often a member may die within the window before the run ends with its story
 DEATHS_MAX = 10
 DEATHS_WINDOW_S = 120.0
+#: a member that is away for so long is told of in the log
+AWAY_S = 5.0
 AGAIN_S, AGAIN_MAX_S = 0.5, 5.0
 
 #: a member whose driver does not answer tries its address for so long, and then has so long to
 #: finish what runs: with its last commit it is out of the group 10 s after the driver's death
 DRIVER_GONE_S = 5.0
+#: a port that refuses has nobody behind it: no network hides a driver like that for long
+DRIVER_REFUSES_S = 1.5
 ORPHAN_DRAIN_S = 3.0
 #: an old attempt of a task has so long to leave before its successor begins
 PREDECESSOR_S = 4.0
@@ -44,3 +52,5 @@ SOURCE_BYTES_MAX = 64 * 2**20
 #: failures of one task before Spark gives its job up (the fleet then submits it again); in a
 #: local master it must be written into the URL
 TASK_FAILURES_MAX = 1_000
+#: after so many before a member has dialled in, why they fail is told instead of tried again
+FAILURES_TELL = 3

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.spark.fleet.limits import DRIVER_GONE_S, HANDSHAKE_S
+from weft.spark.fleet.limits import DRIVER_GONE_S, DRIVER_REFUSES_S, HANDSHAKE_S
 from weft.spark.fleet.wire import Message, Wire, WireError, introduce
 
 _DIAL_S = 2.0
@@ -29,7 +29,7 @@ class Link:
     def open(self, facts: Mapping[str, Any]) -> Message:
         """Dial in; the driver's welcome. Raises WireError when nobody answers."""
         self._facts = facts
-        wire, welcome = self._dial_for(_FIRST_DIAL_S, wait_s=HANDSHAKE_S)
+        wire, welcome = self._dial_for(_FIRST_DIAL_S, refused_s=_FIRST_DIAL_S)
         self._wire = wire
         return welcome
 
@@ -92,19 +92,21 @@ class Link:
     def _again(self, on_message: Callable[[Message], None]) -> Wire | None:
         """The line broke: the driver's host may have blinked, or the driver is dead."""
         try:
-            wire, welcome = self._dial_for(DRIVER_GONE_S, wait_s=DRIVER_GONE_S)
+            wire, welcome = self._dial_for(DRIVER_GONE_S, refused_s=DRIVER_REFUSES_S)
         except WireError:
             return None
         on_message({**welcome, "type": "welcome again"})
         return wire
 
-    def _dial_for(self, seconds: float, *, wait_s: float) -> tuple[Wire, Message]:
-        deadline = time.monotonic() + seconds
+    def _dial_for(self, seconds: float, *, refused_s: float) -> tuple[Wire, Message]:
+        """For so long; for `refused_s` where the port refuses."""
+        began = time.monotonic()
         while True:
             try:
                 return self._dial()
             except (OSError, WireError) as error:
-                if time.monotonic() >= deadline or self._closed:
+                patience_s = refused_s if isinstance(error, ConnectionRefusedError) else seconds
+                if time.monotonic() - began >= patience_s or self._closed:
                     host, port = self._address
                     raise WireError(f"no driver at {host}:{port}: {error}") from error
             # A pause between two tries, ended early by nothing: there is nobody to wake us.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weft.kafka.connect import AdminPort
-from weft.runtime.member import Member
-from weft.runtime.reports import ResultStream
-from weft.runtime.run import Run
+from weft.core.starting import Found
+from weft.kafka.connect import AdminPort, Connection, RealConnection
+from weft.runtime.member.member_config import MemberConfig
+from weft.runtime.run.preflight import check_cluster
+from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.run import Run
+from weft.types import TopicPartition
 
 if TYPE_CHECKING:
-    from weft.app import App
+    from weft.runtime.hosted import Hosted
+    from weft.spark.table.plan import TablePlan
 
 
 class MemberRun(Run):
@@ -18,28 +24,59 @@ class MemberRun(Run):
 
     def __init__(
         self,
-        app: App,
+        app: Hosted,
         *,
         stream: ResultStream | None,
         instance_id: str | None,
         checked: bool,
+        table: TablePlan | None,
+        on_found: Callable[[Mapping[TopicPartition, Found]], None],
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
         `checked`: an earlier life on an executor has found the cluster in order.
+        `table`: where results go as rows.
+        `on_found` is told what is committed for partitions as they are assigned.
         """
+        self._on_found = on_found
         self.instance_id = instance_id
         self._checked = checked
+        self._table = table
         super().__init__(app, until=None, stream=stream)
+        self._outside.muted = True  # the driver shows all members
+
+    def _connect(self) -> Connection:
+        connection = super()._connect()
+        if self._table is None:
+            return connection
+        from weft.spark.table.connection import TableConnection  # needs PyArrow
+        from weft.spark.table.transactions import TableTransactor
+
+        assert isinstance(connection, RealConnection)
+        self.transactor = TableTransactor
+        return TableConnection(connection.settings, self._table, self._options.group)
 
     def _check(self, admin: AdminPort) -> list[str]:
         # Coming back is a matter of half a second, and asking again would take a part of that.
-        return self._routes.topics if self._checked else super()._check(admin)
+        if self._checked:
+            return self._routes.topics
+        handlers = self._handlers
+        if self._table is not None:
+            from weft.spark.table.handlers import without_table
 
-    @property
-    def member(self) -> Member | None:
-        """The member, once it has been made."""
-        return self._member
+            handlers = tuple(without_table(handlers))
+        reports = self._options.reports
+        return check_cluster(self._connection, admin, self._routes, handlers, reports)
+
+    def _member_config(self) -> MemberConfig:
+        config = super()._member_config()
+        also = config.on_found
+
+        def found(committed: Mapping[TopicPartition, Found]) -> None:
+            also(committed)
+            self._on_found(committed)
+
+        return replace(config, on_found=found)
 
     @property
     def may_restart(self) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 
 from weft.app_options import AppOptions
 from weft.errors import ConfigError
-from weft.runtime.reports import Callbacks, ResultStream, forward
+from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.run.reports import ResultStream, forward
 from weft.types import Committed, Result
 
 _log = logging.getLogger("weft")
@@ -34,6 +35,7 @@ class Relay:
         self.callbacks = Callbacks()
         self._lock = threading.Lock()
         self._full = False
+        self._over = False
         self._owed: list[Callable[[], None]] = []
 
     def wanted(self) -> list[str]:
@@ -53,16 +55,23 @@ class Relay:
 
     def open(self) -> ResultStream:
         """A stream of the results from now on."""
-        if self._stream is not None and not self._stream.closed:
-            raise ConfigError("app.results() has one reader, and somebody has it already")
-        self._stream = ResultStream()
-        self._attach(self._stream)
-        return self._stream
+        with self._lock:
+            if self._stream is not None and not self._stream.closed:
+                raise ConfigError("app.results() has one reader, and somebody has it already")
+            stream = self._stream = ResultStream()
+            over = self._over
+        if over:  # the run ended between the question and this: the reader is told so
+            stream.end()
+        else:
+            self._attach(stream)
+        return stream
 
     def end(self) -> None:
         """Nothing more comes."""
-        if self._stream is not None:
-            self._stream.end()
+        with self._lock:
+            self._over, stream = True, self._stream
+        if stream is not None:
+            stream.end()
         self.callbacks.close(1.0)
 
     def take(self, results: list[Result], taken: Callable[[], None]) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.core.engine import StopMode
-from weft.kafka.ports import TopicPartition
 from weft.runtime.logs import event
+from weft.spark.fleet import places
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from weft.spark.fleet.results import decoded
 from weft.spark.fleet.slots import Incarnation, Slot
 from weft.spark.fleet.wire import Message, Wire, WireError
-from weft.types import Result
+from weft.types import Result, TopicPartition
 
 _log = logging.getLogger("weft")
 
@@ -68,10 +68,14 @@ class Roster:
         self.changed = threading.Condition()
         self._ears = ears
         self._shot_id = 0
+        #: question -> the answers so far, by member
+        self._answers: dict[int, dict[int, Any]] = {}
         #: whose line it is, also of one that has been replaced and still flushes
         self._lives: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
         #: highest number of results taken, by life
         self._taken: dict[Incarnation, int] = {}
+        #: where lives that are over were by their own last word, until somebody begins there
+        self._left_off: dict[TopicPartition, tuple[Slot, int]] = {}
 
     # -- the server's calls ------------------------------------------------------------------------
 
@@ -94,14 +98,30 @@ class Roster:
             else:
                 leave = self.orders.stop is not None
                 self._begin(slot, incarnation, wire)
+                slot.executor = hello.get("executor")
         welcome = self.orders.welcome()
-        wire.send({**welcome, "proof": hello["answer"], "leave": leave, "again": again})
+        wire.send({**welcome, "leave": leave, "again": again})
         return index
 
     def _begin(self, slot: Slot, incarnation: Any, wire: Wire) -> None:
+        if slot.incarnation != incarnation:
+            self._fold(slot)
         if slot.begin(incarnation, wire) and slot.lives > 1:
             event(_log, "info", "member is back", member=slot.index, pid=incarnation[1])
         self.changed.notify_all()
+
+    def _fold(self, slot: Slot) -> None:
+        self._left_off |= {where: (slot, at) for where, at in slot.fold().items()}
+
+    def _begun(self, slot: Slot, message: Message) -> None:
+        """It begins where the group's commits are: what its predecessor did not tell shows."""
+        for where, at in places.read(message["partitions"]).items():
+            if where in self._left_off:
+                before, told = self._left_off.pop(where)
+                before.past["done"] += at - told
+            for other in self.slots:
+                if other is not slot and where in other.places:
+                    other.taken[where] = at
 
     def _see_off(self, slot: Slot, incarnation: Any) -> None:
         """Have an older life that is still on the line leave first: it may hold partitions."""
@@ -148,14 +168,18 @@ class Roster:
         with self.changed:
             if kind == "up":
                 slot.up = True
+            elif kind == "begun":
+                self._begun(slot, message)
             elif kind == "progress":
                 slot.progress(message)
             elif kind == "snapshot":
                 slot.shot, slot.shot_id = message, int(message["id"])
+            elif kind == "answer" and message["id"] in self._answers:
+                self._answers[message["id"]][slot.index] = message["answer"]
             self.changed.notify_all()
         if kind == "died":
             with self.changed:
-                slot.fold()
+                self._fold(slot)
                 slot.lives += 1
             self.died(slot, str(message["reason"]))
         elif kind == "bye":
@@ -197,7 +221,9 @@ class Roster:
         def taken() -> None:
             _tell(wire, {"type": "taken", "sequence": sequence})
 
-        self._ears.results(self._readable(slot, message["data"]) if fresh else [], taken)
+        # Values are pickles: what nobody asked for is not loaded, and neither is a twin.
+        wanted = fresh and self.orders.results
+        self._ears.results(self._readable(slot, message["data"]) if wanted else [], taken)
 
     @staticmethod
     def _readable(slot: Slot, data: str) -> list[Result]:
@@ -218,6 +244,18 @@ class Roster:
         text = f"member {slot.index}: {message['text']}"
         log.log(int(message["level"]), "%s", text, extra=extra)
 
+    def move(self, executors: Collection[str]) -> None:
+        """Have the members on these executors leave, for they will go; others take their places."""
+        with self.changed:
+            there = [one for one in self.slots if one.wire and one.executor in executors]
+            for slot in there:
+                slot.executor = None  # told once
+        for slot in there:
+            event(_log, "info", "member moves", member=slot.index, reason="its executor goes")
+            wire = slot.wire
+            if wire is not None:
+                _tell(wire, {"type": "leave", "why": "moved"})
+
     # -- what members are told ---------------------------------------------------------------------
 
     def tell_all(self, message: Mapping[str, Any]) -> int:
@@ -235,6 +273,29 @@ class Roster:
         with self.changed:
             self.changed.wait_for(lambda: self._answered(number), SNAPSHOT_WAIT_S)
             return {slot.index: slot.shot for slot in self.slots if slot.shot is not None}
+
+    def members(self) -> list[dict[str, Any]]:
+        """Each member's own snapshot; `silent_s` where nobody is on its line."""
+        self.shots()
+        now = time.monotonic()
+        with self.changed:
+            return [
+                {**slot.shot["shot"], "silent_s": slot.silent_s(now)}
+                for slot in self.slots
+                if slot.shot is not None and not slot.ended
+            ]
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """What each member that is on the line answers, by its name."""
+        with self.changed:
+            self._shot_id += 1
+            number = self._shot_id
+            answers = self._answers[number] = {}
+        count = self.tell_all({**question, "type": "question", "id": number})
+        with self.changed:
+            self.changed.wait_for(lambda: len(answers) >= count, SNAPSHOT_WAIT_S)
+            del self._answers[number]
+            return {self.slots[index].name: told for index, told in answers.items()}
 
     def _answered(self, number: int) -> bool:
         return all(

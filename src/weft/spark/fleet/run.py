@@ -5,63 +5,80 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.core.engine import StopMode
 from weft.errors import ConfigError, FatalError
-from weft.runtime.as_handled import as_handled
+from weft.observe.about import about_run
+from weft.runtime.calls.as_handled import as_handled
 from weft.runtime.logs import event
-from weft.runtime.reports import ResultStream
+from weft.runtime.run.outside import Outside
+from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.signals import StopSignals
 from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.drained import GroupDrain
+from weft.spark.fleet.ending import Ending
+from weft.spark.fleet.ghosts import Ghosts
 from weft.spark.fleet.jobs import MemberJobs
+from weft.spark.fleet.lookout import Lookout, Signboard
+from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.membership import instance_name
+from weft.spark.fleet.outside import FleetSource
 from weft.spark.fleet.relay import Relay
 from weft.spark.fleet.roster import Ears, Orders, Roster
 from weft.spark.fleet.server import Server
 from weft.spark.fleet.session import FleetSession, one_line, open_session
 from weft.spark.fleet.settings import FleetSettings
-from weft.spark.fleet.shipping import packed, sources_zip
-from weft.spark.fleet.signals import FleetSignals
-from weft.spark.fleet.task import MemberTask
+from weft.spark.fleet.shipping import forget, packed, sources_zip
 from weft.spark.fleet.upfront import Upfront
 from weft.spark.fleet.wire import Message
-from weft.types import ErrorInfo, RunReport
+from weft.spark.table.handlers import with_table
+from weft.spark.table.plan import planned
+from weft.types import RunReport
 
 if TYPE_CHECKING:
-    from weft.app import App
+    from weft.runtime.hosted import Hosted
 
 _log = logging.getLogger("weft")
 
 _LOOK_S = 0.1
 _DRAINED_LOOK_S = 0.3
+_TROUBLE_LOOK_S = 0.5
 
 
 class FleetRun:
     """The handle of a fleet: `stop()`, `wait()`, `snapshot()`, as of a run in one process."""
 
     def __init__(
-        self, app: App, settings: FleetSettings, *, until: str | None, stream: ResultStream | None
+        self,
+        app: Hosted,
+        settings: FleetSettings,
+        *,
+        until: str | None,
+        stream: ResultStream | None,
     ) -> None:
         self._options = app.options
         self._settings = settings
+        handled_as = as_handled(app.handlers)
+        if settings.sink is not None:
+            app = with_table(app)
         self._until = until
         self._run_id = secrets.token_hex(4)
         self._secret = secrets.token_bytes(32)
         self._upfront = Upfront(app)
         self._app_bytes = packed(app)
-        self._sources = sources_zip(app)
+        self._sources = sources_zip(app, settings.data)
         self._drain: GroupDrain | None = None
         self._session: FleetSession | None = None
         self._server: Server | None = None
         self._jobs: MemberJobs | None = None
-        self._relay = Relay(self._options, stream, self._want_results, as_handled(app.handlers))
+        self._ghosts: Ghosts | None = None
+        self._relay = Relay(self._options, stream, self._want_results, handled_as)
         orders = Orders(
             static=self._upfront.static,
             ends=[],
@@ -70,16 +87,18 @@ class FleetRun:
         )
         ears = Ears(self._fatal_from, self._asked, self._relay.take, self._relay.event)
         self._roster = Roster(settings.members, orders, ears)
-        #: (exit code, reason, error) of what ends the run before its time
-        self._fatal: tuple[int, str, list[str] | None] | None = None
+        self._lookout: Lookout | None = None
+        self._signboard: Signboard | None = None
+        self._ending = Ending()
         self._stopped_at: float | None = None
-        self._drained = False
-        self._parked_at_drain = 0
         self._starting = True
-        self._signals = FleetSignals(self.stop, lambda: self._jobs is not None)
+        self._hope_until = 0.0
+        self._signals = StopSignals(self.stop, lambda: self._jobs is not None)
         self._began = time.monotonic()
         self._report: RunReport | None = None
         self._over = threading.Event()
+        self._about = about_run(self._options.group, f"fleet-{self._run_id}")
+        self._outside = Outside(self._options, FleetSource(self.snapshot, self._roster))
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -87,10 +106,16 @@ class FleetRun:
         """Check the cluster, start the members, and wait until all are in their group."""
         self._began = time.monotonic()
         try:
+            if self._settings.sink is not None:
+                self._settings.sink.check_folder()
             topics = self._upfront.check()
             if self._until == "drained":
                 self._drain = self._upfront.drain(topics)
                 self._roster.orders.ends = self._drain.ends()
+            if self._upfront.static:
+                self._ghosts = self._upfront.ghosts(self._run_id)
+                self._ghosts.look()
+            self._outside.serve(self._upfront.connection)
             self._session = open_session(self._settings, self._options.group)
             self._signals.reinstall()
             self._launch(self._session, topics)
@@ -107,11 +132,17 @@ class FleetRun:
             raise
 
     def _launch(self, session: FleetSession, topics: list[str]) -> None:
+        sink = self._settings.sink
+        table = None if sink is None else planned(sink, session.spark)
         bind, host, port = session.control_address(self._settings.conf)
-        self._server = Server(bind, port, self._secret, self._roster)
-        session.context.addPyFile(str(self._sources))
+        self._server = Server(bind, port, self._secret, self._run_id, self._roster)
+        session.ship(self._sources)
         group = f"weft-{self._run_id}"
-        self._jobs = MemberJobs(session.context, group, self._describe, self._next_task)
+        self._lookout = Lookout(self._roster, session, self._upfront.session_ms())
+        self._signboard = Signboard(self._roster, session, group)
+        if session.ui is not None:
+            self._signboard.begin()
+        self._jobs = MemberJobs(session, group, self._describe, self._next_task)
         event(
             _log,
             "info",
@@ -125,20 +156,11 @@ class FleetRun:
             **self._options.shown(),
         )
         self._relay.begin()
-        self._jobs.submit(
-            [
-                MemberTask(
-                    slot.index,
-                    0,
-                    self._upfront.instance_name(self._run_id),
-                    host,
-                    self._server.port,
-                    self._secret,
-                    self._app_bytes,
-                )
-                for slot in self._roster.slots
-            ]
+        name = instance_name(self._options.group, self._run_id)
+        first = MemberTask(
+            0, 0, name, host, self._server.port, self._secret, self._app_bytes, table
         )
+        self._jobs.submit([replace(first, index=slot.index) for slot in self._roster.slots])
 
     def _describe(self, task: MemberTask) -> str:
         """The job's line in Spark's UI."""
@@ -148,15 +170,26 @@ class FleetRun:
     def _await_members(self) -> None:
         """Until all are up. Raises what stops them before that, in one line."""
         roster, members = self._roster, self._settings.members
-        self._wait_until(lambda: roster.seen() == members, self._settings.wait_s)
+        self._wait_until(lambda: self._no_hope() or roster.seen() == members, self._settings.wait_s)
         seen = roster.seen()
-        if not self._ending and seen < members:
+        if not self._is_ending and seen < members:
             raise ConfigError(self._too_few(seen))
         self._wait_until(roster.all_up, limits.UP_S)
         self._starting = False
-        if self._fatal is not None:
-            code, reason, _ = self._fatal
+        if self._ending.fatal is not None:
+            code, reason, _ = self._ending.fatal
             raise (ConfigError if code == 2 else FatalError)(reason)
+
+    def _no_hope(self) -> bool:
+        """Tasks fail before they can say a word, and would for hundreds of times."""
+        now = time.monotonic()
+        if self._session is None or self._roster.seen() or now < self._hope_until:
+            return False
+        self._hope_until = now + _TROUBLE_LOOK_S
+        trouble = self._session.trouble(f"weft-{self._run_id}")
+        if trouble is not None:
+            self._fatal_from(2, f"Spark could not run members: {one_line(trouble)}", None)
+        return trouble is not None
 
     def _too_few(self, seen: int) -> str:
         assert self._session is not None
@@ -172,14 +205,14 @@ class FleetRun:
     def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
         """Wait for it, for the end of the run, or for the time to be over."""
         deadline = time.monotonic() + seconds
-        while not true() and not self._ending and time.monotonic() < deadline:
+        while not true() and not self._is_ending and time.monotonic() < deadline:
             # In slices: Python runs signal handlers between two waits, not inside a long one.
             with self._roster.changed:
                 self._roster.changed.wait(_LOOK_S)
 
     @property
-    def _ending(self) -> bool:
-        return self._fatal is not None or self._stopped_at is not None
+    def _is_ending(self) -> bool:
+        return self._ending.fatal is not None or self._stopped_at is not None
 
     # -- Spark's jobs ------------------------------------------------------------------------------
 
@@ -188,7 +221,7 @@ class FleetRun:
         slot = self._roster.slots[task.index]
         if slot.ended or self._stopped_at is not None:
             return None
-        if self._session is None or self._session.context._jsc is None:  # noqa: SLF001  # a stopped context has none
+        if self._session is None or self._session.stopped:
             self._fatal_from(1, "the Spark session was stopped while the fleet ran", None)
             return None
         if error is not None and not slot.seen:
@@ -204,8 +237,7 @@ class FleetRun:
     # -- what members say --------------------------------------------------------------------------
 
     def _fatal_from(self, code: int, reason: str, error: list[str] | None) -> None:
-        if self._fatal is None:
-            self._fatal = (code, reason, error)
+        if self._ending.break_off(code, reason, error):
             if not self._starting:
                 event(_log, "error", "stopping", reason=reason)
             self.stop("in_flight")
@@ -237,6 +269,8 @@ class FleetRun:
                     self._look_at_drain(self._drain)
             elif self._stopped_at is not None and now > self._patience_ends_at():
                 break
+            if self._stopped_at is None and self._lookout is not None:
+                self._lookout.look()
             with self._roster.changed:
                 self._roster.changed.wait(_LOOK_S)
         self._finish(self._jobs)
@@ -258,22 +292,23 @@ class FleetRun:
 
     def _look_at_drain(self, drain: GroupDrain) -> None:
         if self._roster.all_up() and drain.over(self._roster.finished()):
-            self._parked_at_drain = self._roster.parked()
-            self._drained = True
+            self._ending.note_drained(self._roster.parked())
             self.stop("in_flight")
 
     def _finish(self, jobs: MemberJobs) -> None:
         stayed = [slot.index for slot in self._roster.slots if not slot.ended and slot.wire]
-        if stayed and self._fatal is None:
+        if stayed:
             late = ", ".join(map(str, stayed))
-            self._fatal = (1, f"member {late} did not leave in time and was killed", None)
+            self._ending.break_off(1, f"member {late} did not leave in time and was killed")
         if stayed or not all(slot.ended for slot in self._roster.slots):
             jobs.cancel()
         jobs.join(10.0)
-        self._confirm_drain()
+        self._ending.confirm(self._drain, self._roster)
+        self._see_all_off()
         self._clean_up()
         self._relay.end()
-        self._report = self._make_report()
+        seconds = time.monotonic() - self._began
+        self._report = self._ending.report(self._roster, self._signals.exit_code, seconds)
         event(
             _log,
             "info",
@@ -285,51 +320,23 @@ class FleetRun:
         )
         self._over.set()
 
-    def _confirm_drain(self) -> None:
-        if self._drain is None or not self._drained or self._fatal is not None:
-            return
-        parked = [where for where, at_end in self._roster.finished().items() if not at_end]
-        missing = self._drain.missing(parked) if not self._parked_at_drain else []
-        if missing:
-            names = ", ".join(f"{topic}[{number}]" for topic, number in missing[:5])
-            reason = f"a member was killed while it left: {names} not committed to the end"
-            self._fatal = (1, reason, None)
+    def _see_all_off(self) -> None:
+        """Who was killed has not left the group: nobody waits a session for them."""
+        for name in [] if self._ghosts is None else self._ghosts.push_out_own():
+            event(_log, "warning", "a member is still in the group", member=name)
 
     def _clean_up(self) -> None:
+        self._outside.close()
+        for watcher in (self._ghosts, self._signboard):
+            if watcher is not None:
+                watcher.close()
         if self._server is not None:
             self._server.close()
         if self._session is not None:
-            _forget_sources(self._sources)
+            forget(self._sources)
             self._session.close()
         shutil.rmtree(self._sources.parent, ignore_errors=True)
         self._upfront.close()
-
-    def _make_report(self) -> RunReport:
-        code, reason = self._outcome()
-        error = None if self._fatal is None else self._fatal[2]
-        total = self._roster.total
-        return RunReport(
-            exit_code=code,
-            reason=reason,
-            done=total("done"),
-            failed_attempts=total("failures"),
-            retried=total("retries"),
-            dead_lettered=total("dead_lettered"),
-            skipped=total("skipped"),
-            parked=total("parked"),
-            superseded=total("superseded"),
-            seconds=time.monotonic() - self._began,
-            error=None if not error else ErrorInfo(*error),
-        )
-
-    def _outcome(self) -> tuple[int, str]:
-        if self._signals.exit_code is not None:
-            return self._signals.exit_code, "stopped by a second signal"
-        if self._fatal is not None:
-            return self._fatal[0], self._fatal[1]
-        if self._drained and self._parked_at_drain:
-            return 3, "drained, but parked records remain"
-        return (0, "drained") if self._drained else (0, "stopped")
 
     # -- control -----------------------------------------------------------------------------------
 
@@ -371,12 +378,12 @@ class FleetRun:
         """See `App.snapshot`; it also has a line for each member."""
         shots = {} if self.over else self._roster.shots()
         members = [slot.facts() for slot in self._roster.slots]
-        return merged(self._state(), shots, members)
+        return merged(self._state(), shots, members, self._about)
 
     def _state(self) -> str:
         if self.over:
-            return "failed" if self._fatal is not None else "ended"
-        if self._ending:
+            return "failed" if self._ending.fatal is not None else "ended"
+        if self._is_ending:
             return "stopping"
         return "starting" if self._starting else "running"
 
@@ -391,8 +398,3 @@ class FleetRun:
     def restore_signals(self) -> None:
         """Put the handlers of before back."""
         self._signals.restore()
-
-
-def _forget_sources(path: Path) -> None:
-    """Spark puts what it ships on the driver's own path too, where it has no business."""
-    sys.path[:] = [entry for entry in sys.path if not entry.endswith(path.name)]

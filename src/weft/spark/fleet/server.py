@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
+from collections import Counter
 from contextlib import suppress
 from typing import Protocol
 
 from weft.errors import ConfigError
-from weft.spark.fleet.limits import STRANGERS_MAX
+from weft.spark.fleet.limits import STRANGER_S, STRANGERS_MAX, STRANGERS_OF_ONE_MAX
 from weft.spark.fleet.wire import Message, Wire, WireError, admit
 
 _log = logging.getLogger("weft")
@@ -28,10 +30,53 @@ class Audience(Protocol):
         """A member's line has ended."""
 
 
+class Strangers:
+    """Connections that have proved nothing yet: few in all, and fewer from one address.
+
+    Where there is no place, the one that has kept us waiting longest goes: members need
+    milliseconds, and who only holds connections must not lock them out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: (address, since when), the oldest first
+        self._waiting: dict[Wire, tuple[str, float]] = {}
+
+    def enter(self, wire: Wire, address: str) -> bool:
+        """Whether there is a place for it."""
+        with self._lock:
+            oldest = self._in_the_way(address)
+            if oldest is not None:
+                if time.monotonic() - self._waiting[oldest][1] < STRANGER_S:
+                    return False
+                del self._waiting[oldest]
+            self._waiting[wire] = (address, time.monotonic())
+        if oldest is not None:
+            oldest.hang_up()
+        return True
+
+    def leave(self, wire: Wire) -> None:
+        """It has proved who it is, or has gone."""
+        with self._lock:
+            self._waiting.pop(wire, None)
+
+    def _in_the_way(self, address: str) -> Wire | None:
+        """Who must go for a newcomer from this address; None where there is room."""
+        counts = Counter(known for known, _ in self._waiting.values())
+        if counts[address] >= STRANGERS_OF_ONE_MAX:
+            crowd = address
+        elif len(self._waiting) >= STRANGERS_MAX:
+            crowd = counts.most_common(1)[0][0]
+        else:
+            return None
+        return next(wire for wire, (known, _) in self._waiting.items() if known == crowd)
+
+
 class Server:
     """Listens until closed."""
 
-    def __init__(self, bind: str, port: int, secret: bytes, audience: Audience) -> None:
+    def __init__(self, bind: str, port: int, secret: bytes, run: str, audience: Audience) -> None:
+        """`run` is told to everybody who dials: it says whose port this is, and proves nothing."""
         try:
             self._listener = socket.create_server((bind, port), backlog=128)
         except OSError as error:
@@ -40,8 +85,8 @@ class Server:
                 "with conf weft.control.host and weft.control.port"
             ) from error
         self.port: int = self._listener.getsockname()[1]
-        self._secret, self._audience = secret, audience
-        self._strangers = threading.Semaphore(STRANGERS_MAX)
+        self._secret, self._run, self._audience = secret, run, audience
+        self._strangers = Strangers()
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
         self._closed = False
@@ -61,32 +106,44 @@ class Server:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                peer, _ = self._listener.accept()
+                peer, address = self._listener.accept()
             except OSError:
                 return
-            if not self._strangers.acquire(blocking=False):
-                peer.close()  # members dial again; who only holds connections gets no more
+            wire = Wire(peer)
+            if not self._strangers.enter(wire, str(address[0])):
+                wire.close()  # members dial again
                 continue
             threading.Thread(
-                target=self._serve, args=(Wire(peer),), name="weft-fleet-member", daemon=True
+                target=self._serve, args=(wire,), name="weft-fleet-member", daemon=True
             ).start()
 
     def _serve(self, wire: Wire) -> None:
         with self._lock:
             self._wires.add(wire)
         try:
-            try:
-                hello = admit(wire, self._secret)
-            finally:
-                self._strangers.release()
-            self._converse(hello, wire)
+            hello = self._admitted(wire)
+            if hello is not None:
+                self._converse(hello, wire)
         except WireError as error:
             if not self._closed:
                 _log.debug("control channel: %s", error)
+        except Exception as error:
+            _log.warning("control channel: %s: %s", type(error).__name__, error)
         finally:
             wire.close()
             with self._lock:
                 self._wires.discard(wire)
+
+    def _admitted(self, wire: Wire) -> Message | None:
+        """The hello of a member. Anybody may dial and say anything: of that nothing gets out."""
+        try:
+            return admit(wire, self._secret, self._run)
+        except Exception as error:
+            if not self._closed:
+                _log.debug("control channel: %s: %s", type(error).__name__, error)
+            return None
+        finally:
+            self._strangers.leave(wire)
 
     def _converse(self, hello: Message, wire: Wire) -> None:
         index = self._audience.joined(hello, wire)

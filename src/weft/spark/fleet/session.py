@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 import socket
-from typing import TYPE_CHECKING, Any
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.errors import ConfigError
-from weft.spark.fleet.limits import TASK_FAILURES_MAX
+from weft.spark.fleet.jobpage import describe_job
+from weft.spark.fleet.limits import FAILURES_TELL, TASK_FAILURES_MAX
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.settings import (
-    CONTROL_HOST,
+    CONNECT,
     CONTROL_PORT,
     FleetSettings,
+    bound,
     check_java,
     check_master_answers,
     choose_python,
     effective_master,
+    killers,
     local_slots,
-    refuse_speculation,
+    refuse_what_kills,
 )
+from weft.spark.fleet.task import run_member
+from weft.spark.requirements import check_connect_packages
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -28,12 +40,61 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft")
 
 
-class FleetSession:
-    """A Spark session, and whether it ends with the fleet."""
+class FleetSession(Protocol):
+    """A Spark session of either kind, as a fleet needs it."""
+
+    #: Spark's own
+    spark: Any
+
+    @property
+    def master(self) -> str:
+        """Its master's URL."""
+
+    @property
+    def ui(self) -> str | None:
+        """The address of Spark's UI, None where it is off or unknown."""
+
+    @property
+    def stopped(self) -> bool:
+        """It has ended; nothing can be submitted."""
+
+    def control_address(self, conf: dict[str, str]) -> tuple[str, str, int]:
+        """(address to bind, address that executors dial, port) of the control channel."""
+
+    def ship(self, sources: Path) -> None:
+        """Put a zip of sources on the executors' path."""
+
+    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """A thread from which members can be held."""
+
+    def hold(self, task: MemberTask, group: str, description: str) -> None:
+        """Run a member; returns when it has left. Raises what Spark says when it could not."""
+
+    def going(self, executors: Collection[str]) -> list[str]:
+        """Those of these executors that are being decommissioned."""
+
+    def trouble(self, group: str) -> str | None:
+        """Why tasks fail again and again, where Spark tells before it gives up."""
+
+    def describe(self, group: str, members: Mapping[int, str]) -> bool:
+        """Put a text behind each member's line in Spark's UI; False where that cannot be done."""
+
+    def cancel(self, group: str) -> None:
+        """Kill the members that have not left."""
+
+    def close(self) -> None:
+        """Stop the session if it was made for the fleet."""
+
+
+class ClassicSession:
+    """A session with a SparkContext, and whether it ends with the fleet."""
 
     def __init__(self, spark: SparkSession, *, own: bool) -> None:
         self.spark = spark
         self.context: SparkContext = spark.sparkContext
+        wanted = str(self.context.getConf().get("spark.decommission.enabled")).lower() == "true"
+        #: None: Spark decommissions nobody, or cannot be asked
+        self._decommissions = True if wanted else None
         self.own = own
 
     @property
@@ -46,17 +107,83 @@ class FleetSession:
         """The address of Spark's UI, None where it is off."""
         return self.context.uiWebUrl
 
+    @property
+    def stopped(self) -> bool:
+        """It has ended; nothing can be submitted."""
+        return self.context._jsc is None  # noqa: SLF001  # PySpark has no public way to ask
+
+    def ship(self, sources: Path) -> None:
+        """Put a zip of sources on the executors' path."""
+        self.context.addPyFile(str(sources))
+
+    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """One that has a thread of its own in Java, where job groups are kept."""
+        from pyspark import InheritableThread
+
+        return InheritableThread(target=target, name=name, daemon=True)
+
+    def hold(self, task: MemberTask, group: str, description: str) -> None:
+        """Run a member as a job of one task; returns when it has left."""
+        # Spark keeps these for the thread that submits.
+        self.context.setJobGroup(group, description, interruptOnCancel=False)
+        rows = self.context.parallelize([task.index], 1)
+        rows.mapPartitions(functools.partial(run_member, task)).collect()
+
+    def going(self, executors: Collection[str]) -> list[str]:
+        """Those of these executors that are being decommissioned. Only Spark's Java has a call."""
+        if self._decommissions is None or self.stopped:
+            return []
+        try:
+            state = self.context._jsc.sc().taskScheduler().getExecutorDecommissionState  # noqa: SLF001  # see above
+            return [one for one in executors if state(one).isDefined()]
+        except Exception:
+            _log.debug("Spark's scheduler cannot be asked", exc_info=True)
+            self._decommissions = None
+            return []
+
+    def trouble(self, group: str) -> str | None:
+        """Why tasks fail again and again: there are many retries before Spark gives up."""
+        tracker = self.context.statusTracker()
+        for job in tracker.getJobIdsForGroup(group):
+            info = tracker.getJobInfo(job)
+            for stage in () if info is None else info.stageIds:
+                found = tracker.getStageInfo(stage)
+                if found is not None and found.numFailedTasks >= FAILURES_TELL:
+                    return self._failure_of(stage)
+        return None
+
+    def _failure_of(self, stage: int) -> str | None:
+        """What its first failed tasks say. PySpark has no call for it, its Java has."""
+        try:
+            tasks = self.context._jsc.sc().statusStore().taskList(stage, 0, FAILURES_TELL)  # noqa: SLF001  # see above
+            messages = [tasks.apply(n).errorMessage() for n in range(tasks.size())]
+        except Exception:
+            _log.debug("Spark's tasks cannot be asked for", exc_info=True)
+            return None
+        return next((str(one.get()) for one in messages if one.isDefined()), None)
+
+    def describe(self, group: str, members: Mapping[int, str]) -> bool:
+        """Put a text behind each member's line in Spark's UI."""
+        if self.stopped:
+            return False
+        for job in self.context.statusTracker().getJobIdsForGroup(group):
+            describe_job(self.context, job, members)
+        return True
+
+    def cancel(self, group: str) -> None:
+        """Kill the members that have not left."""
+        if not self.stopped:
+            self.context.cancelJobGroup(group)
+
     def control_address(self, conf: dict[str, str]) -> tuple[str, str, int]:
         """(address to bind, address that executors dial, port) of the control channel."""
         known = self.context.getConf()
         port = int(conf.get(CONTROL_PORT, "0"))
-        if conf.get(CONTROL_HOST):
-            return conf[CONTROL_HOST], conf[CONTROL_HOST], port
         if self.master.startswith("local"):
-            return "127.0.0.1", "127.0.0.1", port
+            return bound(conf, "127.0.0.1", "127.0.0.1", port)
         # Executors reach the driver at this host, so this is where they find the channel too.
         host = str(known.get("spark.driver.host") or socket.gethostname())
-        return str(known.get("spark.driver.bindAddress") or host), host, port
+        return bound(conf, str(known.get("spark.driver.bindAddress") or host), host, port)
 
     def close(self) -> None:
         """Stop the session if it was made for the fleet."""
@@ -69,6 +196,11 @@ class FleetSession:
             _log.debug("the Spark session could not be stopped", exc_info=True)
 
 
+def is_connect(spark: Any) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return ".connect." in type(spark).__module__
+
+
 def open_session(settings: FleetSettings, name: str) -> FleetSession:
     """The given session, or a new one; raises ConfigError in one line."""
     from pyspark import SparkContext
@@ -77,13 +209,17 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
     if talk.level == logging.NOTSET:
         talk.setLevel(logging.WARNING)  # it tells of every connection it closes
 
+    if settings.spark is not None and is_connect(settings.spark):
+        return _connect_session(settings.spark, own=False)
+    if settings.spark is None and (connect := _connect_wanted(settings)):
+        return connect
     if settings.spark is None and SparkContext._active_spark_context is None:  # noqa: SLF001  # PySpark has no public way to ask
         return _new_session(settings, name)
     session = settings.spark if settings.spark is not None else _active_session(settings)
     if session.sparkContext._jsc is None:  # noqa: SLF001  # nor to ask whether one has ended
         raise ConfigError("the Spark session has been stopped: give a running one")
-    found = FleetSession(session, own=False)
-    refuse_speculation(found.context.getConf().get("spark.speculation"))
+    found = ClassicSession(session, own=False)
+    refuse_what_kills(killers(found.context.getConf().get))
     slots = local_slots(found.master)
     if slots is not None and slots < settings.members:
         raise ConfigError(
@@ -92,6 +228,48 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
             f"members={slots}, or a larger session"
         )
     return found
+
+
+def _connect_session(spark: Any, *, own: bool) -> FleetSession:
+    from weft.spark.fleet.connect import ConnectSession
+
+    session = ConnectSession(spark, own=own)
+    if session.stopped:
+        raise ConfigError("the Spark Connect session has been stopped: give a running one")
+    return session
+
+
+def _connect_wanted(settings: FleetSettings) -> FleetSession | None:
+    """The Connect session that master=, or this process's environment, stands for."""
+    from pyspark.sql.utils import is_remote
+
+    asked = (settings.master or "").startswith(CONNECT)
+    if not asked and not is_remote() and "SPARK_REMOTE" not in os.environ:
+        return None
+    check_connect_packages()
+    from pyspark.sql.connect.session import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if not asked and settings.master is not None:
+        raise ConfigError(
+            f"this process works over Spark Connect (SPARK_REMOTE, or a session of it) and cannot "
+            f"start master={settings.master!r} beside that: leave master= out to run the fleet "
+            "there, or stop the session first"
+        )
+    if active is not None and not active.is_stopped:
+        return _connect_session(active, own=False)
+    remote = settings.master or os.environ.get("SPARK_REMOTE", "")
+    check_master_answers(remote)
+    try:
+        spark = SparkSession.builder.remote(remote).getOrCreate()
+        return _connect_session(spark, own=True)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"no Spark Connect session at {remote}: {one_line(error)}: is a Connect server running "
+            "there, of this PySpark's version?"
+        ) from error
 
 
 def _active_session(settings: FleetSettings) -> Any:
@@ -129,20 +307,38 @@ def _new_session(settings: FleetSettings, name: str) -> FleetSession:
     for key, value in {**defaults, **conf}.items():
         builder = builder.config(key, value)
     try:
-        session = FleetSession(builder.getOrCreate(), own=True)
+        session = ClassicSession(builder.getOrCreate(), own=True)
     except Exception as error:
         raise ConfigError(f"no Spark session: {one_line(error)}") from error
-    if settings.master is None:
-        refuse_speculation(session.context.getConf().get("spark.speculation"))
+    try:
+        # Also what spark-defaults.conf says.
+        refuse_what_kills(killers(session.context.getConf().get))
+    except ConfigError:
+        session.close()
+        raise
     return session
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """What Spark says of a failure, without its stacks: the innermost cause that has words."""
     text = str(error)
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return _other_python(text)
     for line in text.splitlines():
         if "failed" in line and "Lost task" in line:
             # `Job aborted due to …: Lost task 0.0 … (executor driver): org.x.Y: what happened`
             return " ".join(line.split("): ", 1)[-1].split())[:600]
     words = [line.strip() for line in text.splitlines() if line.strip()]
-    return (words[0] if words else type(error).__name__)[:600]
+    # A line that only names an exception says nothing; what it says stands below.
+    telling = [line for line in words if not line.endswith("Exception:")]
+    return (*telling, *words, type(error).__name__)[0][:600]
+
+
+def _other_python(text: str) -> str:
+    found = re.search(r"different(?: minor)? version:? (\d+\.\d+)", text)
+    theirs = found[1] if found else "another version"
+    return (
+        f"the executors run Python {theirs} and the driver {sys.version_info[0]}."
+        f"{sys.version_info[1]}: give them the driver's minor version (PYSPARK_PYTHON, their image "
+        "or the Connect server's environment)"
+    )

@@ -8,15 +8,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from weft.errors import ConfigError
+from weft.numeric import is_whole
 from weft.spark.fleet.limits import DIAL_IN_S, MEMBERS_MAX, TASK_FAILURES_MAX
-from weft.spark.requirements import check_spark_packages
+from weft.spark.requirements import check_connect_packages, check_spark_packages
+from weft.spark.table.sink import ParquetTable
 
 JAVA_VERSION_MIN = 17
 _JAVA_CURE = (
@@ -24,15 +26,24 @@ _JAVA_CURE = (
     "openjdk-17-jre-headless; macOS: brew install openjdk) or point JAVA_HOME at one"
 )
 _MASTER_ANSWER_S = 5.0
+_PORTS = {"spark": 7077, "sc": 15002}
+_KINDS = {"spark": "master", "sc": "Connect server"}
 _LOCAL = re.compile(r"^local(?:\[(\*|\d+)(?:,\s*(\d+))?\])?$")
 _LOCAL_CLUSTER = re.compile(r"^local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]$")
-_CLUSTERS = ("spark://", "k8s://")
-_MASTERS = "local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, yarn or k8s://HOST:PORT"
+CONNECT = "sc://"
+_CLUSTERS = ("spark://", "k8s://", CONNECT)
+_MASTERS = (
+    "local[N], local-cluster[N,CORES,MB], spark://HOST:PORT, yarn, k8s://HOST:PORT or "
+    "sc://HOST:PORT (Spark Connect)"
+)
 
 #: Weft's own keys in `conf`: where executors find the control channel, and how long the driver
 #: waits until all members have dialled in.
 CONTROL_HOST, CONTROL_PORT = "weft.control.host", "weft.control.port"
 CONTROL_WAIT = "weft.control.wait_s"
+#: Patterns of data files beside the app's sources that travel with them, separated by commas.
+SHIP_DATA = "weft.ship.data"
+OURS = (CONTROL_HOST, CONTROL_PORT, CONTROL_WAIT, SHIP_DATA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +55,53 @@ class FleetSettings:
     master: str | None = None
     spark: Any = None
     conf: dict[str, str] = field(default_factory=dict)
+    #: where results go as rows; None for topics
+    sink: ParquetTable | None = None
 
     @property
     def wait_s(self) -> float:
         """How long all members may take to dial in."""
         return float(self.conf.get(CONTROL_WAIT, DIAL_IN_S))
 
+    @property
+    def data(self) -> list[str]:
+        """Patterns of the data files that travel with the app's sources."""
+        return [one.strip() for one in self.conf.get(SHIP_DATA, "").split(",") if one.strip()]
+
 
 def fleet_settings(
-    members: object, master: object, spark: object, conf: Mapping[str, object] | None
+    members: object,
+    master: object,
+    spark: object,
+    conf: Mapping[str, object] | None,
+    sink: object = None,
 ) -> FleetSettings:
     """Check what can be seen without Spark; raises ConfigError in one line."""
-    if type(members) is not int or not 1 <= members <= MEMBERS_MAX:
+    if not is_whole(members, 1, MEMBERS_MAX):
         raise ConfigError(
             f'members={members!r}: engine="spark" needs how many members to run, a whole number '
             f"from 1 to {MEMBERS_MAX}"
         )
     check_spark_packages()
-    settings = FleetSettings(members, _checked_master(master), spark, _checked_conf(conf))
+    master, conf = _checked_master(master), _checked_conf(conf)
+    settings = FleetSettings(members, master, spark, conf, _checked_sink(sink))
     if spark is not None:
         _check_given_session(settings)
+    elif str(settings.master).startswith(CONNECT):
+        check_connect_packages()
+        _check_only_ours(settings, f"master={settings.master}: the server")
     elif settings.master is not None:
         _check_slots(settings.master, members)
     return settings
+
+
+def _checked_sink(sink: object) -> ParquetTable | None:
+    if sink is None or isinstance(sink, ParquetTable):
+        return sink
+    raise ConfigError(
+        f'sink={sink!r:.80}: give weft.spark.ParquetTable("/shared/checked", '
+        'schema="inside boolean, zone string")'
+    )
 
 
 def _checked_master(master: object) -> str | None:
@@ -88,13 +123,15 @@ def _checked_conf(conf: object) -> dict[str, str]:
     if not isinstance(conf, Mapping):
         raise ConfigError("conf= must be a dict of Spark properties")
     for name, value in conf.items():
-        ours = name in (CONTROL_HOST, CONTROL_PORT, CONTROL_WAIT)
-        if not ours and (not isinstance(name, str) or not name.startswith("spark.")):
-            raise ConfigError(f"conf: {name!r:.80} is no Spark property: they start with spark.")
+        if name not in OURS and (not isinstance(name, str) or not name.startswith("spark.")):
+            raise ConfigError(
+                f"conf: {name!r:.80} is no Spark property, which start with spark., and none of "
+                f"Weft's: {', '.join(OURS)}"
+            )
         if not isinstance(value, str | int | float):
             raise ConfigError(f"conf: {name} must be text or a number")
     checked = {name: _text(value) for name, value in conf.items()}
-    refuse_speculation(checked.get("spark.speculation"))
+    refuse_what_kills(checked)
     if "spark.master" in checked:
         raise ConfigError("conf: spark.master is given by master=")
     _check_number(checked, CONTROL_PORT, 0, 65_535)
@@ -112,26 +149,41 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def refuse_speculation(value: str | None) -> None:
-    """A speculative copy of a member would fence its original."""
-    if value is not None and value.strip().lower() == "true":
-        raise ConfigError(
-            "spark.speculation=true cannot be used with a fleet: a copy of a member would push "
-            "the original out of its group: set it to false"
-        )
+#: Spark's properties that end members -> how.
+_KILLERS = {
+    "spark.speculation": "a copy of a member would push the original out of its group",
+    "spark.python.worker.killOnIdleTimeout": "a member gives Spark nothing, so it seems idle",
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "a member gives Spark nothing, so it "
+    "seems idle",
+}
+
+
+def refuse_what_kills(conf: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a property under which Spark would end members."""
+    for name, how in _KILLERS.items():
+        if str(conf.get(name)).strip().lower() == "true":
+            raise ConfigError(f"{name}=true cannot be used with a fleet: {how}: set it to false")
+
+
+def killers(get: Callable[[str], str | None]) -> dict[str, str | None]:
+    """What a session says of these properties, wherever they were set."""
+    return {name: get(name) for name in _KILLERS}
 
 
 def _check_given_session(settings: FleetSettings) -> None:
-    for name in ("master", "conf"):
-        if getattr(settings, name):
-            raise ConfigError(
-                f"{name}= cannot be given with spark=: the session has its own; make the session "
-                f"with it, or leave spark= out"
-            )
-    if not hasattr(settings.spark, "sparkContext") or "connect" in type(settings.spark).__module__:
+    if settings.master:
+        raise ConfigError("master= cannot be given with spark=: the session has its own")
+    _check_only_ours(settings, "spark=: the session")
+    if not (hasattr(settings.spark, "range") and hasattr(settings.spark, "conf")):
+        kind = type(settings.spark).__name__
+        raise ConfigError(f"spark= must be a SparkSession, not a {kind}")
+
+
+def _check_only_ours(settings: FleetSettings, whose: str) -> None:
+    sparks = [name for name in settings.conf if name not in OURS]
+    if sparks:
         raise ConfigError(
-            "spark= must be a classic SparkSession: Spark Connect cannot hold members; give "
-            "master= instead"
+            f"conf {', '.join(sparks)} cannot be given with {whose} has its own: set it there"
         )
 
 
@@ -189,21 +241,23 @@ def check_java() -> None:
 
 
 def check_master_answers(master: str) -> None:
-    """A standalone master that is not there is a line now, not a minute of silence."""
-    if not master.startswith("spark://"):
+    """A master or Connect server that is not there is a line now, not minutes of silence."""
+    scheme, sign, addresses = master.partition("://")
+    if scheme not in _PORTS or not sign:
         return
     tried = []
-    for address in master.removeprefix("spark://").split(","):
+    for address in addresses.split(","):
         try:
-            parts = urlsplit(f"spark://{address}")
-            where = (str(parts.hostname), parts.port or 7077)
+            parts = urlsplit(f"{scheme}://{address}")
+            where = (str(parts.hostname), parts.port or _PORTS[scheme])
             socket.create_connection(where, _MASTER_ANSWER_S).close()
         except (OSError, ValueError) as error:
             tried.append(f"{address}: {error}")
         else:
             return
     raise ConfigError(
-        f"no Spark master answers at {master} ({'; '.join(tried)}): start one, or correct master="
+        f"no Spark {_KINDS[scheme]} answers at {master} ({'; '.join(tried)}): start one, or "
+        "correct master="
     )
 
 
@@ -220,3 +274,9 @@ def choose_python(master: str, conf: Mapping[str, str]) -> None:
     chosen = {"spark.pyspark.python", "spark.pyspark.driver.python"} & set(conf)
     if "PYSPARK_PYTHON" not in os.environ and not chosen and on_this_machine(master):
         os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+def bound(conf: dict[str, str], bind: str, host: str, port: int) -> tuple[str, str, int]:
+    """The control channel's addresses, unless the user gave one."""
+    given = conf.get(CONTROL_HOST)
+    return (given, given, port) if given else (bind, host, port)

@@ -17,14 +17,14 @@ import sys
 import tempfile
 import types
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import weft
-from weft.app import App
 from weft.errors import ConfigError
+from weft.runtime.hosted import Hosted
 from weft.spark.fleet import pickles
 from weft.spark.fleet.limits import APP_BYTES_MAX, SOURCE_BYTES_MAX, SOURCE_FILES_MAX
 
@@ -35,7 +35,16 @@ _COMPILED = tuple(
     f"weft/{part}"
     for part in (
         *("__init__", "_version", "app", "errors", "options", "policies", "routing", "types"),
-        *("codec/", "core/", "kafka/", "ledger/", "runtime/", "spark/__init__", "spark/fleet/"),
+        *(
+            "codec/",
+            "core/",
+            "kafka/",
+            "ledger/",
+            "runtime/",
+            "spark/__init__",
+            "spark/fleet/",
+            "spark/table/",
+        ),
     )
 )
 #: Flags of a .pyc that carries its source's hash and is not checked against it.
@@ -44,7 +53,7 @@ _UNCHECKED = (0b01).to_bytes(4, "little")
 _NOT_SHIPPED = {"__pycache__", ".git", ".venv", "venv", "node_modules"}
 
 
-def packed(app: App) -> bytes:
+def packed(app: Hosted) -> bytes:
     """The app as executors load it; raises ConfigError that names what cannot travel."""
     with by_value(modules_of(app)):
         try:
@@ -63,7 +72,7 @@ def packed(app: App) -> bytes:
     return data
 
 
-def modules_of(app: App) -> list[types.ModuleType]:
+def modules_of(app: Hosted) -> list[types.ModuleType]:
     """The modules whose functions and classes travel by value: those the app is written in."""
     values = [app.options.lifespan]
     for handler in app.handlers:
@@ -109,7 +118,7 @@ def by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
         yield
 
 
-def _culprit(app: App, error: Exception) -> str:
+def _culprit(app: Hosted, error: Exception) -> str:
     """Which global of which function it is, if that can be found; else Python's own words."""
     functions = [*(handler.function for handler in app.handlers), app.options.lifespan]
     named = unpicklable_name(functions, app)
@@ -121,7 +130,7 @@ def _culprit(app: App, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def unpicklable_name(functions: Iterable[Any], app: App | None) -> str | None:
+def unpicklable_name(functions: Iterable[Any], app: Hosted | None) -> str | None:
     """Which function uses what that cannot be pickled, in words; None where that is not it."""
     for function in functions:
         for name, value in _names_used(function):
@@ -154,41 +163,43 @@ def _name(function: Any) -> str:
 # -- sources ---------------------------------------------------------------------------------------
 
 
-def sources_zip(app: App) -> Path:
+def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
     """A zip with Weft's sources and those beside the app's modules; a new temporary file.
 
-    Its name carries a hash of what is in it: Spark refuses another content under an old name.
+    `data`: patterns of other files that travel with them, such as `shop/templates/*.html`. What
+    stands beside sources may be secrets, so nothing does unless it is asked for.
+    The name carries a hash of what is in it: Spark refuses another content under an old name.
     """
-    files = dict(_files_of("weft", Path(weft.__file__).parent))
+    files = dict(_files_of("weft", Path(__file__).parents[2], ("*",)))
     for module in [*modules_of(app), *_main_of(app)]:
-        files |= beside(module)
+        files |= beside(module, data)
     if len(files) > SOURCE_FILES_MAX or sum(map(_size, files.values())) > SOURCE_BYTES_MAX:
         raise ConfigError(
             f"the app's folder holds more than {SOURCE_FILES_MAX} source files or "
             f"{SOURCE_BYTES_MAX} bytes: put the app into a folder or package of its own"
         )
-    data = _zipped(files)
-    name = f"weft-app-{hashlib.sha256(data).hexdigest()[:16]}.zip"
+    content = _zipped(files)
+    name = f"weft-app-{hashlib.sha256(content).hexdigest()[:16]}.zip"
     path = Path(tempfile.mkdtemp(prefix="weft-fleet-")) / name
-    path.write_bytes(data)
+    path.write_bytes(content)
     return path
 
 
-def _main_of(app: App) -> list[types.ModuleType]:
+def _main_of(app: Hosted) -> list[types.ModuleType]:
     """The script that is run, if the app is written in it: it too may import its neighbours."""
     uses = any(handler.function.__module__ == "__main__" for handler in app.handlers)
     main = sys.modules.get("__main__")
     return [main] if uses and main is not None and getattr(main, "__file__", None) else []
 
 
-def beside(module: types.ModuleType) -> dict[str, Path]:
+def beside(module: types.ModuleType, data: Sequence[str] = ()) -> dict[str, Path]:
     """Name in the zip -> source: the module's package, or what was imported from its folder."""
     source = Path(str(module.__file__)).resolve()
     top, _, inside = module.__name__.partition(".")
     if inside:
         root = source.parents[len(inside.split("."))] if source.name == "__init__.py" else None
         root = root or source.parents[inside.count(".")]
-        return dict(_files_of(top, root))
+        return dict(_files_of(top, root, data))
     files: dict[str, Path] = {}
     for name, other in list(sys.modules.items()):
         path = _path_of(other)
@@ -197,7 +208,7 @@ def beside(module: types.ModuleType) -> dict[str, Path]:
         if path.parent == source.parent and path != source:
             files[path.name] = path
         elif path.name == "__init__.py" and path.parent.parent == source.parent:
-            files |= _files_of(name, path.parent)
+            files |= _files_of(name, path.parent, data)
     return files
 
 
@@ -206,14 +217,26 @@ def _path_of(module: Any) -> Path | None:
     return Path(source).resolve() if isinstance(source, str) and source.endswith(".py") else None
 
 
-def _files_of(package: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a package that its modules may read: its sources and its data."""
+def _files_of(package: str, folder: Path, data: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Name in the zip -> file: the sources of a package, and its data that is asked for."""
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - _NOT_SHIPPED)
         for name in sorted(names):
-            if not name.endswith((".pyc", ".so", ".pyd")):
-                path = Path(base) / name
-                yield str(Path(package) / path.relative_to(folder)), path
+            path = Path(base) / name
+            inside = Path(package) / path.relative_to(folder)
+            if name.endswith(".py") or _is_wanted_data(inside, data):
+                yield str(inside), path
+
+
+def _is_wanted_data(path: Path, patterns: Sequence[str]) -> bool:
+    """As a shell matches: a file that begins with a dot only where the pattern does, too."""
+    if path.suffix in (".pyc", ".so", ".pyd"):
+        return False
+    return any(
+        fnmatch(str(path), pattern)
+        and (not path.name.startswith(".") or Path(pattern).name.startswith("."))
+        for pattern in patterns
+    )
 
 
 def _size(path: Path) -> int:
@@ -240,3 +263,8 @@ def compiled(name: str, source: bytes) -> bytes:
     """
     code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
     return importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source) + code
+
+
+def forget(zipped: Path) -> None:
+    """Spark puts what it ships on the driver's own path too, where it has no business."""
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith(zipped.name)]

@@ -7,9 +7,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.kafka.ports import TopicPartition
+from weft.spark.fleet import places
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S
 from weft.spark.fleet.wire import Message, Wire
+from weft.types import TopicPartition
 
 #: (host, process id, generation, Spark's attempt): another one is another process or life
 Incarnation = tuple[str, int, int, int]
@@ -23,6 +24,8 @@ class Slot:
     #: how often its Spark job has been submitted again
     generation: int = 0
     incarnation: Incarnation | None = None
+    #: Spark's id of the executor it lives on, where that is known
+    executor: str | None = None
     #: None while nobody is on the line
     wire: Wire | None = None
     #: it has said hello once
@@ -40,6 +43,10 @@ class Slot:
     #: partitions it holds whose end is reached -> whether by the frontier, or else all but parked
     finished: dict[TopicPartition, bool] = field(default_factory=dict)
     parked: int = 0
+    #: how far it said it was in each partition it holds (places.py), with its last counts
+    places: dict[TopicPartition, int] = field(default_factory=dict)
+    #: of these, where somebody else has begun since
+    taken: dict[TopicPartition, int] = field(default_factory=dict)
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS_MAX))
     story: str = ""
     #: since when nobody has been on the line
@@ -47,11 +54,16 @@ class Slot:
     shot: Message | None = None
     shot_id: int = 0
 
+    @property
+    def name(self) -> str:
+        """What it calls itself; its number before it has said so."""
+        told = {} if self.shot is None else self.shot["shot"].get("app", {})
+        return str(told.get("member", self.index))
+
     def begin(self, incarnation: Incarnation, wire: Wire) -> bool:
-        """Somebody is on the line; whether it is another life than before."""
+        """Somebody is on the line; whether it is another life than before. Fold first."""
         other = incarnation != self.incarnation
         if other:
-            self.fold()
             self.lives += 1
             self.incarnation = incarnation
         elif self.deaths and self.silent_since is not None:
@@ -59,17 +71,36 @@ class Slot:
         self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
         return other
 
-    def fold(self) -> None:
-        """A life has ended: what it counted is past, what it held is held no more."""
-        self.past += self.counts
-        self.counts = Counter()
+    def fold(self) -> dict[TopicPartition, int]:
+        """A life has ended: what it counted is past, what it held is held no more.
+
+        The places where nobody has begun since.
+        """
+        self.past.update(self.counts)
+        self.past["done"] += self._untold()
+        left = {where: at for where, at in self.places.items() if where not in self.taken}
+        self.counts, self.places, self.taken = Counter(), {}, {}
         self.finished, self.parked, self.shot = {}, 0, None
+        return left
+
+    def _untold(self) -> int:
+        """What it finished after its last word, as far as others know.
+
+        Below 0: what it told and had not committed, which is handled and counted again.
+        """
+        return sum(at - self.places[where] for where, at in self.taken.items())
+
+    def silent_s(self, now: float) -> float:
+        """How long nobody has been on its line, at this time of the monotonic clock."""
+        return 0.0 if self.silent_since is None else round(now - self.silent_since, 1)
 
     def progress(self, message: Message) -> None:
         """Take in what it reports."""
         self.counts = Counter({name: int(n) for name, n in message["counts"].items()})
         self.finished = {(t, int(p)): bool(at_end) for t, p, at_end in message["finished"]}
         self.parked = int(message["parked"])
+        self.places = places.read(message.get("places", ()))
+        self.taken = {where: at for where, at in self.taken.items() if where in self.places}
 
     def died(self, story: str) -> bool:
         """Count a death; True when that was one too many."""
@@ -80,7 +111,8 @@ class Slot:
 
     def total(self, name: str) -> int:
         """One count over all its lives."""
-        return self.past[name] + self.counts[name]
+        gone = name == "done" and self.wire is None
+        return self.past[name] + self.counts[name] + (self._untold() if gone else 0)
 
     def facts(self) -> dict[str, Any]:
         """Its line in a snapshot."""

@@ -12,32 +12,15 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from weft.spark.fleet.link import Link
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.wire import WireError
 
 #: What a member imports that is not Python's own.
 NEEDED = ("confluent_kafka", "zstandard")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MemberTask:
-    """One member's place in the fleet, as it travels inside the Spark task. Holds secrets."""
-
-    index: int
-    #: how often the driver has submitted this member
-    generation: int
-    #: `{group}-{run}`: begins the static ids, so that two runs never fence each other
-    name: str
-    host: str
-    port: int
-    secret: bytes
-    app: bytes
-
-    def __repr__(self) -> str:
-        return f"<MemberTask {self.index} of {self.name}>"
 
 
 def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
@@ -49,13 +32,33 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
     # The daemon that forks the workers signals its group with it when the executor goes.
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     link = Link((task.host, task.port), task.secret, place=f"{task.index}.{task.generation}")
-    facts = {"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname()}
+    facts = {
+        "attempt": attempt,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "executor": executor_id(),
+    }
     try:
         welcome = link.open(facts)
         yield from _live(task, link, welcome)
     finally:
         link.close()
         signal.signal(signal.SIGHUP, hung_up)
+
+
+def executor_id() -> str | None:
+    """Which of Spark's executors this process is of; None where that cannot be seen.
+
+    Spark does not tell Python. It stands in the command line of the Java that is our daemon's
+    parent, which Linux shows.
+    """
+    try:
+        daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+        java = int(daemon.rpartition(")")[2].split()[1])
+        words = Path(f"/proc/{java}/cmdline").read_bytes().split(b"\0")
+        return words[words.index(b"--executor-id") + 1].decode()
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _live(task: MemberTask, link: Link, welcome: dict[str, Any]) -> Iterator[str]:
@@ -84,7 +87,8 @@ class Unusable(Exception):
 def _loaded(task: MemberTask) -> Any:
     """The app; raises Unusable with the cure."""
     here = f"executor {socket.gethostname()} ({sys.executable})"
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    needed = NEEDED if task.table is None else (*NEEDED, "pyarrow")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise Unusable(
             f"{here} lacks {' and '.join(missing)}: install Weft's dependencies there, or ship an "
@@ -110,9 +114,10 @@ def _resident(app: Any) -> Any:
     Handlers of such a module travel by name and use the `app` that its import made here, whose
     `state` the lifespan must set. It gets the options of the driver.
     """
-    from weft.app import app_of
+    from weft.runtime.hosted import owner_of
 
-    owner = next((one for handler in app.handlers if (one := app_of(handler.function))), None)
+    found = (owner_of(handler.function) for handler in app.handlers)
+    owner: Any = next((one for one in found if one), None)
     if owner is None:
         return app
     owner.__setstate__(app.__getstate__())

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
-from weft.kafka.connect import MEMORY_SCHEME, AdminPort, connect
+from weft.kafka.connect import MEMORY_SCHEME, AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
 from weft.routing import Routes
-from weft.runtime.preflight import ANSWER_S, check_cluster
+from weft.runtime.run.preflight import ANSWER_S, check_cluster, unanswered
 from weft.spark.fleet.drained import GroupDrain
+from weft.spark.fleet.ghosts import Ghosts
+from weft.spark.fleet.membership import member_kafka
+from weft.spark.table.handlers import without_table
 
 if TYPE_CHECKING:
-    from weft.app import App
-
-_NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9._-]")
-_ID_GROUP_CHARS_MAX = 200
+    from weft.runtime.hosted import Hosted
 
 
 class Upfront:
     """The app's settings, checked at once; its cluster, when asked."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Hosted) -> None:
         """Raises ConfigError for what a fleet cannot run."""
         options = app.options
-        self._group = options.group
-        self._handlers = app.handlers
+        self._options, self._group = options, options.group
+        self._handlers = without_table(app.handlers)
         _check_clients(options.kafka)
         _check_ledgers(app)
         #: members have static ids; the new group protocol does not let them come back at once
         self.static = str(options.kafka.get("group.protocol", "classic")).lower() != "consumer"
         transactional = any(handler.delivery == "exactly_once" for handler in app.handlers)
-        self._connection = connect(
+        #: the driver's own clients
+        self.connection = connect(
             options.kafka,
             options.producer,
             group=options.group,
@@ -43,24 +43,43 @@ class Upfront:
         self._routes = Routes(self._handlers)
         self._admin: AdminPort | None = None
 
-    def instance_name(self, run_id: str) -> str:
-        """`{group}-{run}` in the letters that static ids may have."""
-        return f"{_NOT_IN_IDS.sub('_', self._group)[:_ID_GROUP_CHARS_MAX]}-{run_id}"
+    def session_ms(self) -> int | None:
+        """How long the group waits for a silent member; None where the broker says it."""
+        value = member_kafka(self._options.kafka, "").get("session.timeout.ms")
+        return None if value is None else int(value)
+
+    def ghosts(self, run_id: str) -> Ghosts:
+        """What earlier runs have left in the group."""
+        return Ghosts(self._group, run_id, self._routes.topics, self._as_member)
+
+    def _as_member(self, instance_id: str) -> Connection:
+        """The clients of a member with this static id."""
+        options = self._options
+        return connect(
+            member_kafka(options.kafka, "weft"),
+            options.producer,
+            group=options.group,
+            buffer_records=options.buffer_records,
+            buffer_bytes=options.buffer_bytes,
+            delivery="at_least_once",
+            fleet_instance_id=instance_id or None,
+        )
 
     def check(self) -> list[str]:
         """The topics subscribed to now; raises ConfigError for what is missing."""
-        self._admin = self._connection.admin()
-        return check_cluster(self._connection, self._admin, self._routes, self._handlers)
+        self._admin = self.connection.admin()
+        reports = self._options.reports
+        return check_cluster(self.connection, self._admin, self._routes, self._handlers, reports)
 
     def drain(self, topics: list[str]) -> GroupDrain:
         """The way to the ends as they are now."""
         assert self._admin is not None
-        committed = self._connection.reads_committed()
+        committed = self.connection.reads_committed()
         try:
             starts = self._admin.starts(topics, timeout_s=ANSWER_S)
             ends = self._admin.ends(topics, committed=committed, timeout_s=ANSWER_S)
         except KafkaUnavailable as error:
-            raise ConfigError(f"no answer from {self._connection.described()}: {error}") from error
+            raise unanswered(self.connection, error) from error
         return GroupDrain(self._admin, self._group, starts, ends)
 
     def close(self) -> None:
@@ -82,7 +101,7 @@ def _check_clients(kafka: dict[str, object]) -> None:
         )
 
 
-def _check_ledgers(app: App) -> None:
+def _check_ledgers(app: Hosted) -> None:
     """A SQLite file is one machine's."""
     for handler in app.handlers:
         url = str(getattr(getattr(handler, "ledger", None), "url", ""))

@@ -1,18 +1,20 @@
 """The control channel's lines, and how both ends prove that they belong to the same run.
 
-JSON objects, one a line. The driver challenges, the member answers with an HMAC over both sides'
-nonces and its place in the fleet, and the driver proves itself in turn: the secret is made for
-the run and travels inside the task. Nothing is read beyond a cap.
+JSON objects, one a line. The driver challenges, and the member answers with an HMAC over both
+sides' nonces, its place in the fleet and what it says of itself: the secret is made for the run and
+travels inside the task. From then on every line of either side begins with an HMAC over its number
+and its text, under a key of this connection and this direction: what somebody on the path adds,
+leaves out, alters or says again ends the connection. Nothing is read beyond a cap.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -28,6 +30,33 @@ class WireError(Exception):
     """The other end is gone, or says what it may not say."""
 
 
+class Seal:
+    """Signs the lines of one direction of one connection, or checks them, in their order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._number = key, 0
+
+    def sign(self, line: bytes) -> bytes:
+        """The line with its signature before it."""
+        return self._signature(line) + b" " + line
+
+    def opened(self, line: bytes) -> bytes:
+        """The line without it; raises WireError unless it is the next one of the other end."""
+        if not hmac.compare_digest(line[:_SIGNATURE_BYTES], self._signature(line[_SEALED_BYTES:])):
+            raise WireError("a line that the other end has not said")
+        return line[_SEALED_BYTES:]
+
+    def _signature(self, line: bytes) -> bytes:
+        self._number += 1
+        text = self._number.to_bytes(8, "big") + line
+        return hmac.digest(self._key, text, "sha256").hex().encode()
+
+
+#: an HMAC in hexadecimal, and the space behind it
+_SIGNATURE_BYTES = 64
+_SEALED_BYTES = _SIGNATURE_BYTES + 1
+
+
 class Wire:
     """One connection: whole messages in, whole messages out; `send` from any thread."""
 
@@ -35,34 +64,60 @@ class Wire:
         self._socket = peer
         self._reader = peer.makefile("rb")
         self._sending = threading.Lock()
+        self._ours: Seal | None = None
+        self._theirs: Seal | None = None
         _keep_alive(peer)
+
+    def seal(self, key: bytes, *, driver: bool) -> None:
+        """Sign and check every line from now on; `key` is that of this connection."""
+        ours, theirs = ("driver", "member") if driver else ("member", "driver")
+        self._ours = Seal(hmac.digest(key, ours.encode(), "sha256"))
+        self._theirs = Seal(hmac.digest(key, theirs.encode(), "sha256"))
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message; raises WireError when the other end is gone."""
         line = json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n"
         try:
             with self._sending:
-                self._socket.sendall(line)
+                self._socket.sendall(line if self._ours is None else self._ours.sign(line))
         except OSError as error:
             raise WireError(f"cannot send: {error}") from error
 
-    def receive(self, size_max: int = LINE_BYTES_MAX) -> Message | None:
-        """The next message; None at the end. Raises WireError for what is no message."""
+    def receive(
+        self, size_max: int = LINE_BYTES_MAX, *, deadline: float | None = None
+    ) -> Message | None:
+        """The next message; None at the end. Raises WireError for what is no message.
+
+        `deadline` (of time.monotonic) is for the whole line, however it comes in.
+        """
+        sealed = 0 if self._theirs is None else _SEALED_BYTES
         try:
-            line = self._reader.readline(size_max + 1)
+            line = self._line(size_max + sealed + 1, deadline)
+        except TimeoutError:
+            raise WireError("nothing was said in time") from None
         except (OSError, ValueError):
             return None
-        if len(line) > size_max:
+        if len(line) > size_max + sealed:
             raise WireError(f"a line of more than {size_max} bytes")
         if not line.endswith(b"\n"):
             return None
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise WireError("a line that is not JSON") from error
-        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-            raise WireError("a line without a type")
-        return cast("Message", message)
+        return _message(line if self._theirs is None else self._theirs.opened(line))
+
+    def _line(self, size_max: int, deadline: float | None) -> bytes:
+        if deadline is None:
+            return self._reader.readline(size_max)
+        line = b""
+        while len(line) < size_max:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+            there = self._reader.peek()  # reads once at most
+            end = there.find(b"\n") + 1
+            line += self._reader.read(min(end or len(there), size_max - len(line)))
+            if end or not there:
+                break
+        return line
 
     def timeout(self, seconds: float | None) -> None:
         """Limit how long the next calls may block; None for no limit."""
@@ -75,13 +130,27 @@ class Wire:
         except OSError:
             return
 
-    def close(self) -> None:
-        """End the connection; a thread that reads it gets the end."""
+    def hang_up(self) -> None:
+        """End the connection; the thread that reads it gets the end, and closes it."""
         with suppress(OSError):  # it may be gone already
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and give the socket back."""
+        self.hang_up()
         with suppress(OSError, ValueError):
             self._reader.close()  # a thread inside it has just got the end
         self._socket.close()
+
+
+def _message(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError("a line that is not JSON") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise WireError("a line without a type")
+    return cast("Message", message)
 
 
 def _keep_alive(peer: socket.socket) -> None:
@@ -100,10 +169,11 @@ def _keep_alive(peer: socket.socket) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def proof(secret: bytes, role: str, theirs: str, ours: str, place: str) -> str:
-    """What only a holder of the secret can say: `theirs` is the other side's nonce."""
-    text = f"weft-fleet {role} {theirs} {ours} {place}"
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+def proof(secret: bytes, theirs: str, hello: Mapping[str, Any]) -> bytes:
+    """What only a holder of the secret can say of a hello; `theirs` is the driver's nonce."""
+    said = {name: value for name, value in hello.items() if name != "proof"}
+    text = json.dumps(["weft-fleet", theirs, said], sort_keys=True)
+    return hmac.digest(secret, text.encode(), "sha256")
 
 
 def nonce() -> str:
@@ -111,37 +181,53 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def admit(wire: Wire, secret: bytes) -> Message:
-    """The driver's side: challenge a stranger; its hello, once it has proved who it is."""
-    challenge = nonce()
+def admit(wire: Wire, secret: bytes, run: str) -> Message:
+    """The driver's side: challenge a stranger; its hello, once it has proved who it is.
+
+    The whole of it has HANDSHAKE_S. What is said after it is signed.
+    """
+    challenge, deadline = nonce(), time.monotonic() + HANDSHAKE_S
     wire.timeout(HANDSHAKE_S)
-    wire.send({"type": "challenge", "nonce": challenge})
-    hello = wire.receive(HELLO_BYTES_MAX)
+    wire.send({"type": "challenge", "nonce": challenge, "run": run})
+    hello = wire.receive(HELLO_BYTES_MAX, deadline=deadline)
     if hello is None or hello["type"] != "hello":
         raise WireError("no hello")
-    place, given = str(hello.get("place")), str(hello.get("nonce"))
-    expected = proof(secret, "member", challenge, given, place)
-    if not hmac.compare_digest(expected.encode(), str(hello.get("proof")).encode()):
+    expected = proof(secret, challenge, hello)
+    if not _same(expected.hex(), hello.get("proof")):
         raise WireError("a hello without the run's secret")
+    wire.seal(_connection_key(secret, expected), driver=True)
     wire.timeout(None)
-    return {**hello, "answer": proof(secret, "driver", given, challenge, place)}
+    return hello
+
+
+def _same(expected: str, given: object) -> bool:
+    # As bytes: text that is not ASCII makes compare_digest, and encode(), raise.
+    said = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+    return hmac.compare_digest(expected.encode(), said)
+
+
+def _connection_key(secret: bytes, shared: bytes) -> bytes:
+    """From the proof, which covers both nonces; whoever listened cannot make it."""
+    return hmac.digest(secret, b"lines " + shared, "sha256")
 
 
 def introduce(wire: Wire, secret: bytes, place: str, facts: Mapping[str, Any]) -> Message:
-    """The member's side: answer the challenge; the driver's welcome, once it is proved."""
+    """The member's side: answer the challenge; the driver's welcome, whose signature proves it."""
+    deadline = time.monotonic() + HANDSHAKE_S
     wire.timeout(HANDSHAKE_S)
-    challenge = wire.receive(HELLO_BYTES_MAX)
+    challenge = wire.receive(HELLO_BYTES_MAX, deadline=deadline)
     if challenge is None or challenge["type"] != "challenge":
         raise WireError("no challenge")
-    theirs, ours = str(challenge.get("nonce")), nonce()
-    said = proof(secret, "member", theirs, ours, place)
-    wire.send({**facts, "type": "hello", "nonce": ours, "proof": said, "place": place})
+    hello = {**facts, "type": "hello", "nonce": nonce(), "place": place}
+    shared = proof(secret, str(challenge.get("nonce")), hello)
+    wire.send({**hello, "proof": shared.hex()})
+    wire.seal(_connection_key(secret, shared), driver=False)
     # The driver holds its welcome back while an older attempt of this task leaves.
-    welcome = wire.receive()
+    try:
+        welcome = wire.receive(deadline=deadline)
+    except WireError as error:
+        raise WireError(f"this is not the driver of the run: {error}") from error
     if welcome is None or welcome["type"] != "welcome":
         raise WireError("no welcome")
-    expected = proof(secret, "driver", ours, theirs, place)
-    if not hmac.compare_digest(expected.encode(), str(welcome.get("proof")).encode()):
-        raise WireError("this is not the driver of the run")
     wire.timeout(None)
     return welcome

@@ -1,5 +1,6 @@
 """The operator: a handler over the records of a DataFrame, with the core of Weft in each task."""
 
 from weft.spark.processing.operator import process
+from weft.spark.processing.outcomes import once, replay
 
-__all__ = ["process"]
+__all__ = ["once", "process", "replay"]

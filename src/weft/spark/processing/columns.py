@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
 from pyspark.sql.types import (
     ArrayType,
@@ -17,6 +19,10 @@ from pyspark.sql.types import (
 )
 
 from weft.errors import ConfigError
+from weft.spark.processing.models import columns_of_model, is_model
+from weft.spark.processing.settings import name_of
+from weft.spark.processing.took import TOOK, TOOK_SCHEMA
+from weft.spark.processing.typed import ddl, typed_value
 
 #: Needed column -> (types it may have, what to call them, what the task gets).
 NEEDED: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
@@ -38,6 +44,10 @@ SPARK_SCHEMA = (
     "topic string, partition int, offset long, key binary, status string, attempts int,"
     " error string, outputs array<struct<topic: string, key: binary, value: binary,"
     f" headers: {_HEADERS}>>"
+)
+#: What `carry=` adds behind the value.
+CARRIED_SCHEMA = (
+    f", timestamp timestamp, headers {_HEADERS}, story array<struct<at: timestamp, what: string>>"
 )
 HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 HEADERS = pa.list_(pa.field("element", HEADER))
@@ -63,23 +73,84 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 
+MICROSECONDS = pa.timestamp("us", tz="UTC")
+STORY = pa.list_(
+    pa.field("element", pa.struct([pa.field("at", MICROSECONDS), pa.field("what", pa.string())]))
+)
+CARRIED = [
+    pa.field("timestamp", MICROSECONDS),
+    pa.field("headers", HEADERS),
+    pa.field("story", STORY),
+]
 
-def input_columns(df: DataFrame, where: str) -> list[Column]:
-    """The columns a task needs, cast; raises ConfigError that names what is missing or wrong."""
+
+def observed() -> list[Column]:
+    """What `metrics=` counts, and how long calls took."""
+    status = F.col("status")
+    return [
+        F.count_if(status == "done").alias("done"),
+        F.count_if(status == "failed").alias("failed"),
+        F.coalesce(F.sum("attempts"), F.lit(0)).alias("attempts"),
+        F.percentile("took_ms", 0.5, F.col("calls")).alias("p50_ms"),
+        F.percentile("took_ms", 0.99, F.col("calls")).alias("p99_ms"),
+    ]
+
+
+def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
+    """The records' rows, observed; those that only count calls are gone behind it."""
+    counted = rows.observe(metrics, *observed())
+    return counted.where(F.col("calls").isNull()).drop(*(field.name for field in TOOK))
+
+
+def result_schema(carry: str | None, value: DataType, *, timed: bool) -> str:
+    """The columns of a task's rows, as Spark writes a schema; `value`: of the value carried."""
+    carried = "" if carry is None else f", value {ddl(value)}{CARRIED_SCHEMA}"
+    return SPARK_SCHEMA + carried + (TOOK_SCHEMA if timed else "")
+
+
+def checked_schema(handler: Any, schema: object) -> StructType | str:
+    """The schema of outputs; ConfigError for what cannot be one."""
+    if is_model(schema):
+        return columns_of_model(schema)
+    if isinstance(schema, StructType) or (isinstance(schema, str) and schema.strip()):
+        return schema
+    raise ConfigError(
+        f"process({name_of(handler)}): schema={schema!r}: give the fields of the outputs' values,"
+        ' such as "ride long, cost double", a StructType or a pydantic model'
+    )
+
+
+def results_column(fields: StructType | str) -> Column:
+    """The outputs' values with these fields; null where the record is not done."""
+
+    def read(output: Column) -> Column:
+        text = output.getField("value").cast("string")
+        return F.from_json(text, fields, {"mode": "FAILFAST"})
+
+    return F.when(F.col("status") == "done", F.transform("outputs", read))
+
+
+def input_columns(df: DataFrame, kind: Any, where: str) -> list[Column]:
+    """The columns a task needs, cast; raises ConfigError that names what is missing or wrong.
+
+    `kind` is the option `value=`.
+    """
     if not isinstance(df, DataFrame):
         raise ConfigError(
             f"{where}: the first argument is {type(df).__name__}, not a DataFrame: pass what "
             'spark.read or spark.readStream with format("weft") loaded'
         )
-    names = df.columns
-    missing = [name for name in NEEDED if name not in names]
+    names, typed = df.columns, typed_value(df.schema, kind, where)
+    needed = {n: what for n, what in NEEDED.items() if n != "value" or typed is None}
+    missing = [name for name in needed if name not in names]
     if missing:
         raise ConfigError(
             f"{where}: the DataFrame has no column {' and no column '.join(missing)}: it needs "
             f"{', '.join(NEEDED)}, as Kafka sources give them"
         )
-    wanted = {**NEEDED, **{name: kind for name, kind in OPTIONAL.items() if name in names}}
-    return [_column(df.schema, name, *kind, where) for name, kind in wanted.items()]
+    wanted = {**needed, **{name: what for name, what in OPTIONAL.items() if name in names}}
+    columns = [_column(df.schema, name, *what, where) for name, what in wanted.items()]
+    return columns if typed is None else [*columns, typed]
 
 
 def _column(

@@ -15,28 +15,31 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
-from weft.core.endings import Ended
+from weft.core.endings import Ended, OutputsAnswer
 from weft.core.engine import Engine
 from weft.core.epochs import Assignment
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE
-from weft.core.work import Work
 from weft.errors import FatalError
+from weft.kafka.ports import OutMessage
 from weft.options import is_async
 from weft.policies import Commit
-from weft.runtime.aio import AsyncExecutor
+from weft.runtime.calls.aio import AsyncExecutor
+from weft.runtime.calls.prefetch import Prefetcher
+from weft.runtime.calls.threads import ThreadExecutor
 from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
-from weft.runtime.plan import HandlerPlan
-from weft.runtime.prefetch import Prefetcher
-from weft.runtime.threads import ThreadExecutor
+from weft.runtime.member.dead_letters import dead_letter
 from weft.spark.processing.intake import Group
 from weft.spark.processing.rows import Outputs, message_bytes
-from weft.types import ErrorInfo, Sent
+from weft.spark.processing.slow import SlowCalls
+from weft.spark.processing.typed import as_json
+from weft.types import ErrorInfo
 
 if TYPE_CHECKING:
-    from weft.runtime.member_config import Executor
+    from weft.runtime.handling import Executor
 
 _log = logging.getLogger("weft.spark")
 
@@ -47,8 +50,6 @@ NO_BOUNDS = Limits(
 #: outputs that Spark has not taken yet; above it no further record starts
 OUTPUT_BYTES_HELD_MAX = 32 * 2**20
 TICK_MAX_S = 3_600.0
-
-Settled = tuple[Work, tuple[Sent, ...], ErrorInfo | None]
 
 
 class TaskEngine(Engine):
@@ -71,10 +72,10 @@ class TaskEngine(Engine):
         if len(self.finished) >= self.wanted:
             self.enough.set()
 
-    def outputs_settled(self, now: float, settled: Sequence[Settled]) -> None:
+    def outputs_answered(self, now: float, answers: Sequence[OutputsAnswer]) -> None:
         """As in the core; these are finished with."""
-        super().outputs_settled(now, settled)
-        self.finished.extend([work for work, _, _ in settled])
+        super().outputs_answered(now, answers)
+        self.finished.extend([work for work, _, _ in answers])
         if len(self.finished) >= self.wanted:
             self.enough.set()
 
@@ -82,8 +83,14 @@ class TaskEngine(Engine):
 class Lanes:
     """Calls the handler for records and collects what became of them."""
 
-    def __init__(self, plan: HandlerPlan, loop: asyncio.AbstractEventLoop | None) -> None:
-        """`loop`: where async functions run; None where there are none."""
+    def __init__(
+        self, plan: HandlerPlan, loop: asyncio.AbstractEventLoop | None, group: str = ""
+    ) -> None:
+        """`loop`: where async functions run; None where there are none. `group`: of the app."""
+        self._name, self._group = plan.spec.name, group
+        #: how long calls take
+        self.latency = plan.latency
+        self._slow = SlowCalls()
         self._engine = TaskEngine(plan.spec)
         self._door = Door(self._engine, self._perform)
         self._executor = _executor(plan, self._door, loop)
@@ -119,12 +126,15 @@ class Lanes:
             engine.enough.wait(timeout_s)
         engine.enough.clear()
         self.check()
+        if self._slow.is_due():
+            self._door.call(lambda _, now: self._slow.look(self._partitions.values(), now))
+            self._slow.tell(self._name)
 
     def check(self) -> None:
         """Raise FatalError where the policy is Stop and a record is exhausted."""
         if self._fatal is not None:
             error = self._fatal.error
-            why = "" if error is None else f": {error.type}: {error.message}"
+            why = "" if error is None else f": {error.line}"
             raise FatalError(f"process: {self._fatal.reason}{why}")
 
     @property
@@ -162,15 +172,15 @@ class Lanes:
     # -- inside the door ---------------------------------------------------------------------------
 
     def _perform(self, effects: list[fx.Effect]) -> None:
-        settled: list[Settled] = []
+        answers: list[OutputsAnswer] = []
         for effect in effects:
             match effect:
                 case fx.Start(_, works):
                     self._executor.start(works)
                 case fx.Send(work, outputs):
-                    self._outputs[work] = outputs
-                    self._held_bytes += message_bytes(outputs)
-                    settled.append((work, (), None))
+                    answers.append(self._kept(work, outputs))
+                case fx.SendDeadLetter(work, topic, error):
+                    answers.append(self._kept(work, [self._letter(work, topic, error)]))
                 case fx.Cancel(_, work):
                     self._executor.cancel(work, expired=True)
                 case fx.Note(level, what, fields):
@@ -178,16 +188,28 @@ class Lanes:
                 case fx.Fatal():
                     self._fatal = effect
                     self._engine.enough.set()
-        if settled:
-            self._door.post(lambda engine, now: engine.outputs_settled(now, settled))
+        if answers:
+            self._door.post(lambda engine, now: engine.outputs_answered(now, answers))
         if self._held_bytes > OUTPUT_BYTES_HELD_MAX:
-            self._door.post(lambda engine, now: engine.hold(now, "rows", on=True))
+            self._door.post(lambda engine, now: engine.halt(now, "rows", on=True))
             self._engine.enough.set()
+
+    def _letter(self, work: Work, topic: str, error: ErrorInfo) -> OutMessage:
+        """What a topic takes: bytes, also of a value that came as fields."""
+        letter = dead_letter(work, topic, error, self._group)
+        value: object = letter.value
+        return letter._replace(value=as_json(value)) if isinstance(value, dict) else letter
+
+    def _kept(self, work: Work, outputs: Outputs) -> OutputsAnswer:
+        """Outputs wait for their row; as far as the core is concerned they are delivered."""
+        self._outputs[work] = outputs
+        self._held_bytes += message_bytes(outputs)
+        return work, (), None
 
     def _release(self, engine: Engine, now: float, size_bytes: int) -> None:
         self._held_bytes -= size_bytes
         if self._held_bytes <= OUTPUT_BYTES_HELD_MAX:
-            engine.hold(now, "rows", on=False)
+            engine.halt(now, "rows", on=False)
 
     # -- the clock's thread ------------------------------------------------------------------------
 

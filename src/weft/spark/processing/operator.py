@@ -5,26 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+from pyspark.sql.types import StructType
 
 from weft.app import app_of
 from weft.policies import OnExhausted, Retry
-from weft.spark.processing.columns import SPARK_SCHEMA, input_columns, lane_columns
+from weft.spark.processing.columns import (
+    checked_schema,
+    input_columns,
+    lane_columns,
+    observed_rows,
+    result_schema,
+    results_column,
+)
 from weft.spark.processing.payload import packed
 from weft.spark.processing.settings import (
     UNSET,
     LeftOut,
     TaskSettings,
+    checked_carry,
+    checked_metrics,
     checked_slots,
     handler_options,
     lifespan_of,
     name_of,
 )
-from weft.spark.processing.task import run_task
+
+#: As many cores are seen through Spark Connect.
+CORES_MAX = 100_000
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
 
 def process(
@@ -39,13 +51,29 @@ def process(
     value: Any = UNSET,
     slots: int | None = None,
     lifespan: Callable[..., Any] | None = None,
+    carry: str | None = None,
+    schema: Any = None,
+    metrics: str | Observation | None = None,
 ) -> DataFrame:
     """Call the handler for every record of a DataFrame; one row for each in the result.
 
     `df`: batch or streaming, with the columns topic, partition, offset, key, value (and timestamp
-    and headers where they are there). The options are those of `@app.consume`; what is left out is
-    as decorated, else as there by default. `concurrency` is that of one slot.
+    and headers where they are there). With `value=Model` (pydantic) the value may be a struct
+    column, or the model's fields may be columns of their own: then nothing is JSON.
+    The options are those of `@app.consume`; what is left out is as decorated, else as there by
+    default. `concurrency` is that of one slot.
     `slots`: tasks over which the lanes are spread; None is one for each core Spark has.
+
+    `carry`: "failed" or "all" adds value, timestamp, headers and story to those rows, for a table
+    of dead letters that `replay` can read.
+
+    `schema`: adds results, an array of the outputs' values of a record that is done, read as JSON
+    with these fields (a DDL text, a StructType or a pydantic model); a value that does not fit ends
+    the job.
+
+    `metrics`: observes done, failed, attempts, p50_ms and p99_ms (of the calls, sampled) under this
+    name, which a streaming query shows in its progress as observedMetrics; an Observation gives
+    them after a batch.
 
     The result: topic, partition, offset, key, status ("done" or "failed"), attempts, error and
     outputs.
@@ -62,26 +90,71 @@ def process(
     }
     options = handler_options(handler, given)
     checked_slots(handler, slots)
-    columns = input_columns(df, f"process({name_of(handler)})")
+    checked_carry(handler, carry)
+    fields = None if schema is None else checked_schema(handler, schema)
+    columns = input_columns(df, options.value, f"process({name_of(handler)})")
+    records = df.select(*columns)
+    checked_metrics(handler, metrics, streaming=df.isStreaming)
     settings = TaskSettings(
-        options, lifespan_of(handler, lifespan), app_of(handler), sort=df.isStreaming
+        options,
+        lifespan_of(handler, lifespan),
+        app_of(handler),
+        sort=df.isStreaming,
+        carry=carry,
+        timed=metrics is not None,
+        typed=isinstance(records.schema["value"].dataType, StructType),
     )
-    payload = packed(settings)
+    rows = _handled(records, settings, slots or default_slots(df.sparkSession))
+    if metrics is not None:
+        rows = observed_rows(rows, metrics)
+    return rows if fields is None else rows.withColumn("results", results_column(fields))
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+
+def _handled(records: DataFrame, settings: TaskSettings, slots: int) -> DataFrame:
+    """The rows of the tasks."""
+    options = settings.options
+    run = task_function(packed(settings), name_of(options.function))
+    lanes = records.repartition(slots, *lane_columns(options.ordering))
+    if not settings.sort:
+        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
+    value = records.schema["value"].dataType
+    return lanes.mapInArrow(run, result_schema(settings.carry, value, timed=settings.timed))
+
+
+def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What Spark calls in each task; `name` is how the plan and Spark's UI call it.
+
+    It travels by value and names nothing of Weft's: an executor without it must be able to say so.
+    """
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            from weft.spark.processing.task import run_task
+        except ModuleNotFoundError as error:
+            import sys
+
+            raise ImportError(
+                f"{sys.executable} on an executor has no module {error.name}: install weft[spark] "
+                "there (its image, PYSPARK_PYTHON, or the Connect server's environment)"
+            ) from None
         return run_task(payload, batches)
 
-    lanes = df.select(*columns).repartition(
-        slots or default_slots(df.sparkSession), *lane_columns(options.ordering)
-    )
-    if not df.isStreaming:
-        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
-    return lanes.mapInArrow(run, SPARK_SCHEMA)
+    run.__name__ = name
+    return run
 
 
 def default_slots(spark: SparkSession) -> int:
-    """One for each core; where the session cannot say (Spark Connect), the shuffle's partitions."""
+    """One for each core."""
     try:
         return max(1, spark.sparkContext.defaultParallelism)
     except (AttributeError, PySparkException):
-        return int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        return _cores_seen(spark)
+
+
+def _cores_seen(spark: SparkSession) -> int:
+    """The same through Spark Connect, which does not say: a range has a partition for each core.
+
+    A small job, once for each call of `process`.
+    """
+    pieces = spark.range(CORES_MAX).select(F.spark_partition_id().alias("piece"))
+    return max(1, pieces.distinct().count())

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter, itemgetter
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from weft.core.work import Work
+from weft.core.partition import Work
 from weft.kafka.ports import OutMessage
-from weft.spark.processing.columns import ARROW_SCHEMA, HEADERS, OUTPUT
+from weft.spark.processing.columns import (
+    ARROW_SCHEMA,
+    CARRIED,
+    HEADERS,
+    MICROSECONDS,
+    OUTPUT,
+    STORY,
+)
 
 ROWS_MAX = 10_000
 OUTPUT_BYTES_MAX = 8 * 2**20
 
 Outputs = Sequence[OutMessage]
-_record: Callable[[Work], tuple[object, ...]] = attrgetter("record")
+_record: Callable[[Work], tuple[Any, ...]] = attrgetter("record")
+_failure: Callable[[Work], object] = attrgetter("failure")
 _topic, _partition, _offset, _key = map(itemgetter, (0, 1, 2, 4))
 
 
@@ -25,11 +37,43 @@ def message_bytes(outputs: Outputs) -> int:
     return sum(64 + len(m.value or b"") + len(m.key or b"") for m in outputs)
 
 
-def row_batches(works: Sequence[Work], outputs: dict[Work, Outputs]) -> Iterator[pa.RecordBatch]:
-    """Rows for these records, in batches of bounded size."""
+def carried(
+    batches: Iterable[tuple[pa.RecordBatch, Sequence[Work]]], carry: str, value: pa.DataType
+) -> Iterator[pa.RecordBatch]:
+    """The batches with the columns that `carry=` adds; `value`: the type of the records' values."""
+    schema = pa.schema([*ARROW_SCHEMA, pa.field("value", value), *CARRIED])
+    now_s, now = time.time(), time.monotonic()
+    for batch, works in batches:
+        kept = [w if carry == "all" or _has_failed(w) else None for w in works]
+        records = [None if w is None else w.record for w in kept]
+        times = [None if r is None or r[3] < 0 else r[3] for r in records]
+        told = [
+            [{"at": int((now_s + at - now) * 1e6), "what": what} for at, what in w.story()]
+            if w is not None
+            else None
+            for w in kept
+        ]
+        columns = [
+            pa.array([None if r is None else r[5] for r in records], value),
+            pc.multiply(pa.array(times, pa.int64()), 1000).cast(MICROSECONDS),
+            pa.array([None if r is None else r[6] for r in records], HEADERS),
+            pa.array(told, STORY),
+        ]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+
+
+def _has_failed(work: Work) -> bool:
+    return work.failure is not None and work.failure.given_up is not None
+
+
+def row_batches(
+    works: Sequence[Work], outputs: dict[Work, Outputs]
+) -> Iterator[tuple[pa.RecordBatch, Sequence[Work]]]:
+    """Rows for these records, in batches of bounded size, each with its records."""
     if not outputs:
         for start in range(0, len(works), ROWS_MAX):
-            yield _batch(works[start : start + ROWS_MAX], [])
+            some_works = works[start : start + ROWS_MAX]
+            yield _batch(some_works, []), some_works
         return
     some: list[Work] = []
     sent: list[Outputs] = []
@@ -40,18 +84,19 @@ def row_batches(works: Sequence[Work], outputs: dict[Work, Outputs]) -> Iterator
         sent.append(messages)
         size_bytes += message_bytes(messages)
         if len(some) >= ROWS_MAX or size_bytes >= OUTPUT_BYTES_MAX:
-            yield _batch(some, sent)
+            yield _batch(some, sent), some
             some, sent, size_bytes = [], [], 0
     if some:
-        yield _batch(some, sent)
+        yield _batch(some, sent), some
 
 
 def _batch(works: Sequence[Work], sent: Sequence[Outputs]) -> pa.RecordBatch:
     records = list(map(_record, works))
     columns = [
         _topics(list(map(_topic, records))),
-        pa.array(list(map(_partition, records)), pa.int32()),
-        pa.array(list(map(_offset, records)), pa.int64()),
+        # By way of numpy: Arrow looks at each Python number for longer than this takes.
+        pa.array(np.fromiter(map(_partition, records), np.int32, len(records))),
+        pa.array(np.fromiter(map(_offset, records), np.int64, len(records))),
         pa.array(list(map(_key, records)), pa.binary()),
         *_outcomes(works),
         _outputs(sent) if any(sent) else _no_outputs(len(works)),
@@ -67,7 +112,7 @@ def _topics(topics: list[object]) -> pa.Array:
 
 def _outcomes(works: Sequence[Work]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Status, attempts and error; most records are done at their first attempt."""
-    if not any(work.failure for work in works):
+    if not any(map(_failure, works)):
         count = len(works)
         done = pa.repeat(pa.scalar("done", pa.string()), count)
         return done, pa.repeat(pa.scalar(1, pa.int32()), count), pa.nulls(count, pa.string())
@@ -87,7 +132,7 @@ def _outcome(work: Work) -> tuple[str, int, str | None]:
     if failure.given_up is None:
         return "done", failure.attempts + 1, None
     error = failure.error
-    return "failed", failure.attempts, None if error is None else f"{error.type}: {error.message}"
+    return "failed", failure.attempts, None if error is None else error.line
 
 
 def _no_outputs(count: int) -> pa.Array:
@@ -99,7 +144,7 @@ def _outputs(sent: Sequence[Outputs]) -> pa.Array:
     messages = [message for outputs in sent for message in outputs]
     structs = pa.StructArray.from_arrays(
         [
-            pa.array([m.topic for m in messages], pa.string()),
+            pa.array([m.topic or None for m in messages], pa.string()),
             pa.array([m.key for m in messages], pa.binary()),
             pa.array([m.value for m in messages], pa.binary()),
             pa.array([m.headers for m in messages], HEADERS),

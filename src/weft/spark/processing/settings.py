@@ -9,11 +9,15 @@ from typing import Any, Final, Literal
 
 from weft.app import App, app_of
 from weft.errors import ConfigError
+from weft.numeric import is_whole
 from weft.options import RETRY, HandlerOptions, checked
-from weft.policies import OnExhausted, Skip, Stop
-from weft.runtime.loops import takes_argument
+from weft.policies import DeadLetter, OnExhausted, Skip, Stop
+from weft.runtime.calls.loops import takes_argument
 
 SLOTS_MAX = 100_000
+#: The topic of outputs that name none: null in the row.
+NO_TOPIC = ""
+CARRY = (None, "failed", "all")
 
 
 class Unset(enum.Enum):
@@ -39,6 +43,12 @@ class TaskSettings:
     app: App | None
     #: a streaming task sorts its share itself; Spark refuses to there
     sort: bool
+    #: whose rows carry the record's value, timestamp, headers and story: "failed" or "all"
+    carry: str | None = None
+    #: rows that count calls by their duration come last
+    timed: bool = False
+    #: values come as fields, not as bytes
+    typed: bool = False
 
 
 def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
@@ -48,6 +58,8 @@ def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
         raise ConfigError(f"{where}: the handler is not callable: give a function")
     explicit = {name: value for name, value in given.items() if value is not UNSET}
     options = replace(_declared(handler), **explicit)
+    output = NO_TOPIC if options.output is None else options.output
+    options = replace(options, output=options.output or "rows")  # values become rows, topic or not
     _refuse(where, options)
     if "on_exhausted" in explicit:
         _check_policy(where, options.on_exhausted)
@@ -57,8 +69,9 @@ def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
         # The same rules as for the decorator; the reader has called `process`.
         told = str(error).removeprefix(f"@app.consume on {options.name}: ")
         raise ConfigError(f"{where}: {told}") from None
-    policy = options.on_exhausted if isinstance(options.on_exhausted, Stop) else Skip()
-    return replace(options, on_exhausted=policy, delivery="at_least_once")
+    kept = isinstance(options.on_exhausted, Stop | DeadLetter)
+    policy = options.on_exhausted if kept else Skip()
+    return replace(options, on_exhausted=policy, delivery="at_least_once", output=output)
 
 
 def name_of(handler: Any) -> str:
@@ -99,10 +112,11 @@ def _refuse(where: str, options: HandlerOptions) -> None:
 
 
 def _check_policy(where: str, policy: OnExhausted) -> None:
-    if not isinstance(policy, Skip | Stop):
+    if not isinstance(policy, Skip | Stop | DeadLetter):
         raise ConfigError(
             f"{where}: on_exhausted={policy!r}: give weft.Skip(), which makes the record a row "
-            "with status failed, or weft.Stop(), which ends the query"
+            "with status failed, weft.DeadLetter(topic), which gives that row an output for that "
+            "topic, or weft.Stop(), which ends the query"
         )
 
 
@@ -121,9 +135,32 @@ def lifespan_of(handler: Any, lifespan: Any) -> Callable[..., Any] | None:
     return lifespan  # type: ignore[no-any-return]  # callable, as just seen
 
 
+def checked_carry(handler: Any, carry: object) -> None:
+    """ConfigError unless `carry` is one of the three."""
+    if carry not in CARRY:
+        raise ConfigError(
+            f'process({name_of(handler)}): carry={carry!r}: give None, "failed" or "all": which '
+            "rows carry the record's value, timestamp, headers and story"
+        )
+
+
+def checked_metrics(handler: Any, metrics: object, *, streaming: bool) -> None:
+    """ConfigError unless it is a name or, in a batch, an Observation."""
+    where = f"process({name_of(handler)}): metrics={metrics!r:.80}"
+    if metrics is None or (isinstance(metrics, str) and metrics.strip()):
+        return
+    if type(metrics).__name__ != "Observation":
+        raise ConfigError(f"{where}: give a name, or a pyspark.sql.Observation in a batch")
+    if streaming:
+        raise ConfigError(
+            f"{where}: an Observation is for batches: give a name, under which the progress of the "
+            "query has them in observedMetrics"
+        )
+
+
 def checked_slots(handler: Any, slots: object) -> None:
     """ConfigError unless `slots` is None or a number of tasks."""
-    if slots is None or (type(slots) is int and 1 <= slots <= SLOTS_MAX):
+    if slots is None or is_whole(slots, 1, SLOTS_MAX):
         return
     raise ConfigError(
         f"process({name_of(handler)}): slots={slots!r}: give a whole number of tasks from 1 to "

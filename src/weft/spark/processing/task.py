@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 
 from weft.app import App, app_of
+from weft.core.partition import Work
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 from weft.options import is_async
-from weft.runtime import gc_pace
-from weft.runtime.invoke import decoder
-from weft.runtime.loops import HandlerLoop
-from weft.runtime.plan import HandlerPlan
+from weft.runtime.calls.invoke import decoder
+from weft.runtime.calls.loops import HandlerLoop
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.histogram import Latency
+from weft.runtime.run import gc_pace
 from weft.spark.processing.intake import Intake, chunks, groups, sorted_chunks
 from weft.spark.processing.lanes import Lanes
 from weft.spark.processing.payload import unpacked
-from weft.spark.processing.rows import message_bytes, row_batches
+from weft.spark.processing.rows import carried, message_bytes, row_batches
 from weft.spark.processing.settings import TaskSettings
+from weft.spark.processing.took import BOUNDS, with_call_times
+from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
 
 #: What a task holds of records that are no rows yet; a chunk of them is let in below that.
@@ -29,13 +35,28 @@ ROWS_AT_ONCE = 10_000
 ROWS_EVERY_S = 0.2
 CLOSE_S = 20.0
 
+Rows = Iterator[tuple[pa.RecordBatch, Sequence[Work]]]
+
 
 def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Runs in a worker of Spark's."""
     with one_line_errors():
         settings = unpacked(payload)
         with _opened(settings) as lanes:
-            yield from _rows(settings, lanes, batches)
+            value, batches = _value_type(batches)
+            found = _rows(settings, lanes, batches)
+            carry = settings.carry
+            rows = carried(found, carry, value) if carry else (batch for batch, _ in found)
+            yield from with_call_times(rows, lanes.latency) if settings.timed else rows
+
+
+def _value_type(batches: Iterator[pa.RecordBatch]) -> tuple[pa.DataType, Iterator[pa.RecordBatch]]:
+    """What the records' values are in Arrow: bytes, or fields; and all batches."""
+    for first in batches:
+        found = first.schema.field("value").type
+        kind = found if pa.types.is_struct(found) else pa.binary()
+        return kind, chain([first], batches)
+    return pa.binary(), batches
 
 
 @contextmanager
@@ -49,7 +70,8 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
         if settings.lifespan is not None or is_async(function) or is_async(prefetch):
             loop = HandlerLoop()
             _enter(loop, settings, app)
-        lanes = Lanes(plan_of(settings), loop.loop if loop is not None else None)
+        group = "" if app is None else app.options.group
+        lanes = Lanes(plan_of(settings), loop.loop if loop is not None else None, group)
         try:
             yield lanes
         finally:
@@ -81,13 +103,15 @@ def plan_of(settings: TaskSettings) -> HandlerPlan:
         timeout_s=options.timeout_s,
         rate_limit_per_s=ALL_STARTS_PER_S if rate is None else rate,
     )
-    decode = decoder(options.value)
-    return HandlerPlan(spec, options.function, decode, options.output, options.prefetch)
+    read = fields_decoder if settings.typed else decoder
+    decode: Callable[[Any], Any] | None = read(options.value)
+    plan = HandlerPlan(spec, options.function, decode, options.output, options.prefetch)
+    if settings.timed:
+        plan.latency = Latency(BOUNDS)
+    return plan
 
 
-def _rows(
-    settings: TaskSettings, lanes: Lanes, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _rows(settings: TaskSettings, lanes: Lanes, batches: Iterator[pa.RecordBatch]) -> Rows:
     intake = Intake()
     for chunk in sorted_chunks(batches) if settings.sort else chunks(batches):
         while _is_full(lanes):
@@ -103,7 +127,7 @@ def _is_full(lanes: Lanes) -> bool:
     return lanes.outstanding >= WAITING_RECORDS_MAX or lanes.waiting_bytes() >= WAITING_BYTES_MAX
 
 
-def _finished(lanes: Lanes) -> Iterator[pa.RecordBatch]:
+def _finished(lanes: Lanes) -> Rows:
     """Wait a little for finished records, and make them rows."""
     lanes.wait(ROWS_AT_ONCE, ROWS_EVERY_S)
     works, outputs = lanes.take_finished()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Message
 from pyspark.sql.types import (
     ArrayType,
@@ -46,6 +48,11 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "timestampType": pa.int32(),
     "headers": pa.list_(pa.field("element", HEADER)),
 }
+
+#: The largest whose microseconds are a 64-bit number.
+MILLISECONDS_MAX = (2**63 - 1) // 1000
+
+log = logging.getLogger("weft.spark.source")
 
 Messages = Sequence[Message]
 Times = Sequence[tuple[int, int]]
@@ -95,9 +102,18 @@ def column(name: str, messages: Messages, times: Times, span: OffsetRange) -> pa
 
 
 def timestamps(times: Times) -> pa.Array:
-    """Kafka's milliseconds as Spark's microseconds in UTC."""
+    """Kafka's milliseconds as Spark's microseconds in UTC; null where a microsecond overflows."""
     milliseconds = pa.array([ms for _, ms in times], pa.int64())
-    return milliseconds.cast(pa.timestamp("ms")).cast(pa.timestamp("us", tz="UTC"))
+    microseconds = pa.timestamp("us", tz="UTC")
+    try:
+        return milliseconds.cast(pa.timestamp("ms")).cast(microseconds)
+    except pa.ArrowInvalid:
+        # A producer may have written nanoseconds, or anything.
+        inside = pc.less_equal(pc.abs(milliseconds), MILLISECONDS_MAX)
+        log.warning("%d records have a timestamp that Spark cannot hold: it is null there",
+                    len(times) - (pc.sum(inside).as_py() or 0))  # fmt: skip
+        kept = pc.if_else(inside, milliseconds, pa.scalar(None, pa.int64()))
+        return kept.cast(pa.timestamp("ms")).cast(microseconds)
 
 
 def timestamp_types(times: Times) -> pa.Array:

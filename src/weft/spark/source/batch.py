@@ -59,8 +59,8 @@ class BatchReader(DataSourceReader):
             offsets = resolve(
                 bound, layout, cluster, starting=starting, on_no_timestamp=options.on_no_timestamp
             )
-            # Only offsets that the user wrote can be outside; others may just have moved on.
-            if bound.kind == "offsets":
+            # Only what was written down before can be outside; others may just have moved on.
+            if bound.kind in ("offsets", "group"):
                 offsets = inside_log(bound.option, offsets, low, high, report)
             ends.append(offsets)
         return ordered_ranges(*ends)

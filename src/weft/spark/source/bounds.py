@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weft.errors import ConfigError
+from weft.numeric import is_whole
+from weft.types import TopicPartition
 
-#: One partition of one topic; sorts by topic, then partition.
-TopicPartition = tuple[str, int]
 #: An offset (or a timestamp in ms) for each partition.
 PartitionMap = Mapping[TopicPartition, int]
 
@@ -32,10 +32,12 @@ class Bound:
     -2 earliest) or milliseconds (kind "timestamps"); `timestamp_ms` belongs to kind "timestamp".
     """
 
-    kind: Literal["earliest", "latest", "offsets", "timestamp", "timestamps"]
+    kind: Literal["earliest", "latest", "offsets", "timestamp", "timestamps", "group"]
     option: str
     by_partition: PartitionMap = field(default_factory=dict)
     timestamp_ms: int = 0
+    #: kind "group": whose committed offsets; a partition without one is read from its start
+    group: str = ""
 
 
 def offsets_bound(option: str, text: str) -> Bound:
@@ -73,7 +75,7 @@ def partition_map(option: str, text: str, lowest: int, example: str) -> Partitio
             raise ConfigError(f"{option}: topic {topic!r} needs an object: write {example}")
         for name, number in partitions.items():
             partition = partition_number(option, topic, name, example)
-            if not is_long(number) or number < lowest:
+            if not is_whole(number, lowest, LONG_MAX):
                 raise ConfigError(
                     f"{option}: {topic}-{name} has {shown(number)}, which is no whole number"
                     f" >= {lowest}: write {example}"
@@ -97,7 +99,7 @@ def assigned_partitions(text: str) -> tuple[TopicPartition, ...]:
 
 def listed_partition(topic: str, number: object, example: str) -> int:
     """One entry of a list of partitions, checked."""
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= PARTITION_MAX:
+    if not is_whole(number, 0, PARTITION_MAX):
         raise ConfigError(f"assign: {shown(number)} of {topic!r} is no partition: write {example}")
     return number
 
@@ -137,11 +139,6 @@ def partition_number(option: str, topic: str, name: str, example: str) -> int:
 def is_digits(text: str) -> bool:
     """Whether `text` is a whole number >= 0 of no more digits than a long has."""
     return text.isascii() and text.isdigit() and len(text) <= 19
-
-
-def is_long(number: object) -> bool:
-    """Whether a JSON value is a whole number that Kafka can hold."""
-    return isinstance(number, int) and not isinstance(number, bool) and number <= LONG_MAX
 
 
 def shown(value: object) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -19,21 +24,29 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
 from weft.errors import ConfigError
-from weft.spark.source.bounds import PartitionMap, TopicPartition
-from weft.spark.source.codes import MISSING, MISSING_TOPIC, UNREACHABLE
+from weft.kafka.clientlog import with_client_log
+from weft.spark.source.bounds import PartitionMap
+from weft.spark.source.codes import MISSING, MISSING_TOPIC, NOT_READY, OLD_EPOCH, UNREACHABLE
 from weft.spark.source.errors import SourceError
+from weft.spark.source.oauth import with_oauth
 from weft.spark.source.options import SourceOptions, Subscription
+from weft.types import TopicPartition
 
 #: How long one question to the brokers may take, unless the user set `request.timeout.ms`
 #: (librdkafka: `socket.timeout.ms`).
 REQUEST_TIMEOUT_S = 20.0
+#: A query that waits for its brokers says so this often.
+TELL_EVERY_S = 60.0
 #: librdkafka's level for errors: an admin client warns about every property of consumers.
 LOG_ERRORS = "3"
 LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
 LOG_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not annotated
 
+log = logging.getLogger("weft.spark.source")
+
 T = TypeVar("T")
 Properties = Mapping[str, str]
+OnCommit = Callable[[KafkaError | None, list[KafkaPartition]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,10 @@ class Cluster:
         self._subscription = options.subscription
         self._attempts = options.offset_attempts
         self._retry_s = options.offset_retry_s
+        self._reconnect_s = options.reconnect_s
+        self._answered = False
+        self._told_at = -TELL_EVERY_S
+        self._kafka = options.kafka
         self._servers = options.kafka["bootstrap.servers"]
         self._timeout_s = request_timeout_s(options.kafka)
         self._last_error = ""
@@ -78,6 +95,23 @@ class Cluster:
     def at_times(self, times_ms: PartitionMap) -> dict[TopicPartition, int]:
         """The first offset at or after a time for each partition; -1 where there is none."""
         return self._offsets({tp: OffsetSpec.for_timestamp(ms) for tp, ms in times_ms.items()})
+
+    def committed(
+        self, group: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The committed offsets of a group; a partition without one is left out."""
+        return self._asked(lambda: self._committed(group, frozenset(partitions)))
+
+    def group_consumer(self, group: str, on_commit: OnCommit | None = None) -> Consumer:
+        """A consumer that joins nothing and may read and write the group's offsets.
+
+        Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets
+        while the coordinator is not there yet.
+        """
+        config: dict[str, Any] = {**self._kafka, "group.id": group, "enable.auto.commit": False}
+        if on_commit is not None:
+            config["on_commit"] = on_commit
+        return accepted(Consumer, {"log_level": LOG_ERRORS, **with_client_log(config)}, self._kafka)
 
     def retry_pause(self) -> None:
         """Wait as long as `fetchOffset.retryIntervalMs` says."""
@@ -130,22 +164,66 @@ class Cluster:
         result: dict[TopicPartition, int] = {}
         for tp, future in futures.items():
             try:
-                result[tp.topic, tp.partition] = future.result(self._timeout_s + 5).offset
+                result[tp.topic, tp.partition] = offset_of(
+                    future.result(self._timeout_s + 5).offset
+                )
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:
                     raise
         return result
 
+    def _committed(
+        self, group: str, partitions: frozenset[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        consumer = self.group_consumer(group)
+        try:
+            asked = [KafkaPartition(*tp) for tp in sorted(partitions)]
+            found = consumer.committed(asked, self._timeout_s)
+        finally:
+            consumer.close()
+        return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
     def _asked(self, question: Callable[[], T]) -> T:
-        """The answer; a question that fails is asked `fetchOffset.numRetries` times in all."""
-        for attempt in range(1, self._attempts + 1):
+        """The answer; a question that fails is asked `fetchOffset.numRetries` times in all.
+
+        Brokers that have answered once may be away for `reconnectTimeout`.
+        """
+        began = time.monotonic()
+        for attempt in itertools.count(1):
             try:
-                return question()
+                answer = question()
             except (KafkaException, TimeoutError) as error:
-                if attempt == self._attempts or unreachable(error):
+                away_s = time.monotonic() - began
+                if self._gives_up(error, attempt, away_s):
                     raise self._failed(error) from None
+                self._tell(error, away_s)
+                if not unreachable(error) and error.args[0].code() in OLD_EPOCH:
+                    self._hear_again()
+            else:
+                self._answered = True
+                return answer
             self.retry_pause()
         raise AssertionError("the last attempt returns or raises")
+
+    def _hear_again(self) -> None:
+        with suppress(KafkaException):  # the question is asked again in any case
+            self._admin.list_topics(timeout=self._timeout_s)
+
+    def _gives_up(self, error: Exception, attempt: int, away_s: float) -> bool:
+        if self._answered and away_s < self._reconnect_s and may_come_back(error):
+            return False
+        return attempt >= self._attempts or unreachable(error)
+
+    def _tell(self, error: Exception, away_s: float) -> None:
+        """One line a minute: a query that waits looks like one that has nothing to do."""
+        now = time.monotonic()
+        if not may_come_back(error) or now - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at = now
+        log.warning(
+            "Kafka at %s does not answer (%s); the query waits %d s more for it (reconnectTimeout)",
+            self._servers, error_text(error), max(0, self._reconnect_s - away_s),
+        )  # fmt: skip
 
     def _failed(self, error: Exception) -> SourceError:
         """The error as one line: what librdkafka says, and what its connections said last."""
@@ -162,6 +240,13 @@ class Cluster:
         self._last_error = error.str()
 
 
+def offset_of(offset: int) -> int:
+    """The offset; TimeoutError for what the client says of a leader that did not answer in time."""
+    if offset == OFFSET_INVALID:
+        raise TimeoutError("the partition's leader did not answer")
+    return offset
+
+
 def request_timeout_s(kafka: Properties) -> float:
     """How long to wait for an answer; librdkafka has checked that it is a number."""
     given = kafka.get("socket.timeout.ms")
@@ -171,11 +256,12 @@ def request_timeout_s(kafka: Properties) -> float:
 def admin_client(kafka: Properties, on_error: Callable[[KafkaError], None]) -> AdminClient:
     """An admin client that takes the properties of consumers too."""
     config: dict[str, Any] = {"log_level": LOG_ERRORS, **kafka, "error_cb": on_error}
-    return accepted(AdminClient, config, kafka)
+    return accepted(AdminClient, with_client_log(config), kafka)
 
 
 def accepted(client: Callable[[dict[str, Any]], T], config: dict[str, Any], kafka: Properties) -> T:
     """A client of librdkafka; ConfigError where it refuses what the user set in `kafka`."""
+    config = with_oauth(config)
     try:
         return client(config)
     except (KafkaException, TypeError, ValueError) as error:
@@ -201,6 +287,11 @@ def unreachable(error: Exception) -> bool:
     if isinstance(error, TimeoutError):
         return True
     return bool(error.args[0].code() in UNREACHABLE)
+
+
+def may_come_back(error: Exception) -> bool:
+    """Whether waiting may help: nobody answered, or brokers that have just started did."""
+    return unreachable(error) or bool(error.args[0].code() in NOT_READY)
 
 
 def error_text(error: Exception) -> str:

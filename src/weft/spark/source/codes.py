@@ -19,6 +19,25 @@ OFFSET_OUT_OF_RANGE: int = KafkaError.OFFSET_OUT_OF_RANGE
 DISCONNECTED = frozenset({TRANSPORT, ALL_BROKERS_DOWN})
 #: Nobody answered, after librdkafka tried all the time: another attempt only adds to the wait.
 UNREACHABLE = DISCONNECTED | {TIMED_OUT}
+#: A broker that stood still was fenced meanwhile: its partitions have a new epoch now. librdkafka's
+#: admin client (2.16) asks with the old one until it hears of all topics again.
+OLD_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
+#: The brokers are there again and not quite ready.
+NOT_READY = OLD_EPOCH | frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
 #: The topic is not there.
 MISSING_TOPIC = frozenset({UNKNOWN_TOPIC_OR_PART, UNKNOWN_TOPIC})
 #: The topic or the partition is not there.

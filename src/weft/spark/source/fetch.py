@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +16,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from weft.spark.source.cluster import accepted, error_text
+from weft.kafka.clientlog import with_client_log
+from weft.spark.source.cluster import accepted, error_text, may_come_back
 from weft.spark.source.codes import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF
+from weft.spark.source.consumers import CONSUMERS, Held, Key, is_kept, key_of
 from weft.spark.source.errors import SourceError
 from weft.spark.source.plan import Report, reporter
 from weft.spark.source.ranges import OffsetRange
@@ -29,6 +31,8 @@ BATCH_BYTES_MAX = 8 * 2**20
 #: it never does, so its time-out is what such a range costs on top.
 CONSUME_TIMEOUT_S = 0.02
 WATERMARK_TIMEOUT_S = 10.0
+#: A kept consumer that gets nothing for so long is replaced.
+STALE_S = 10.0
 
 #: Used unless the user set them. `fetch.queue.backoff.ms` (librdkafka: 1000) is how long a
 #: partition's fetcher sleeps after its queue was full: 5 makes a bounded read 2.5 times faster.
@@ -64,15 +68,36 @@ class FetchSettings:
 
 @contextmanager
 def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetch]:
-    """A consumer on one range, closed at the end."""
+    """A consumer on one range; kept for the next range of its partition, or closed at the end."""
+    key = key_of(span.topic, span.partition, consumer_config(span, settings))
     fetching = RangeFetch(span, settings)
-    config = {**consumer_config(span, settings), "error_cb": fetching.on_client_error}
-    consumer = accepted(Consumer, config, settings.kafka)
+    held = (CONSUMERS.take(key) if is_kept() else None) or _made(key, span, settings)
+    held.on_error = fetching.on_client_error
+
+    def another() -> Consumer:
+        nonlocal held
+        held.consumer.close()
+        held = _made(key, span, settings)
+        held.on_error = fetching.on_client_error
+        return held.consumer
+
     try:
-        fetching.start(consumer)
+        fetching.start(held.consumer, another if held.used else None)
         yield fetching
-    finally:
-        consumer.close()
+    except BaseException:
+        held.consumer.close()
+        raise
+    if is_kept():
+        CONSUMERS.put(held)
+    else:
+        held.consumer.close()
+
+
+def _made(key: Key, span: OffsetRange, settings: FetchSettings) -> Held:
+    held = Held(key)
+    config = {**consumer_config(span, settings), "error_cb": held.heard}
+    held.consumer = accepted(Consumer, with_client_log(config), settings.kafka)
+    return held
 
 
 def check_consumer(settings: FetchSettings) -> None:
@@ -83,8 +108,10 @@ def check_consumer(settings: FetchSettings) -> None:
 
 def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any]:
     """The configuration for one range: the user's, with what the source decides."""
-    # No more than the range is worth fetching ahead.
-    defaults = {**DEFAULTS, "queued.min.messages": min(100_000, span.size)}
+    # Not much more than the range is worth fetching ahead. A power of four, so that the next
+    # batch, which is about as large, can have the same consumer.
+    ahead = 4 ** (((max(1, span.size) - 1).bit_length() + 1) // 2)
+    defaults = {**DEFAULTS, "queued.min.messages": min(100_000, ahead)}
     config: dict[str, Any] = {**defaults, **settings.kafka, **OWNED}
     config.setdefault("group.id", settings.group_id)
     return config
@@ -94,6 +121,10 @@ class RangeFetch:
     """Reads one range with one consumer."""
 
     _consumer: Consumer
+    #: makes a new consumer in the place of a kept one, whose troubles may be old; None: it is new
+    _another: Callable[[], Consumer] | None = None
+    #: the kept one had trouble
+    _is_stale = False
 
     def __init__(self, span: OffsetRange, settings: FetchSettings) -> None:
         self._span = span
@@ -105,9 +136,9 @@ class RangeFetch:
         #: What librdkafka said last about its connections.
         self._last_error = ""
 
-    def start(self, consumer: Consumer) -> None:
-        """Begin to fetch."""
-        self._consumer = consumer
+    def start(self, consumer: Consumer, another: Callable[[], Consumer] | None = None) -> None:
+        """Begin to fetch; `another` where the consumer has read something before."""
+        self._consumer, self._another = consumer, another
         self._assign(self._span.start)
 
     def on_client_error(self, error: KafkaError) -> None:
@@ -129,6 +160,9 @@ class RangeFetch:
 
     def _poll(self) -> list[Message]:
         """The messages that are there, of this range; moves `_next`."""
+        if self._is_stale and self._another is not None:
+            self._consumer, self._another = self._another(), None
+            self._assign(self._next)
         wanted = min(self._settings.poll_records, self._span.end - self._next)
         messages = self._consumer.consume(wanted, CONSUME_TIMEOUT_S)
         if any(map(Message.error, messages)):
@@ -150,6 +184,8 @@ class RangeFetch:
         position = self._consumer.position([self._kafka_partition()])[0].offset
         if position > self._next:
             self._moved_to(position)
+        elif self._another is not None and time.monotonic() > self._deadline:
+            self._is_stale = True
         elif time.monotonic() > self._deadline:
             raise SourceError(
                 f"no record of {self._span} came for {self._settings.poll_timeout_s:g} s, at offset"
@@ -172,6 +208,9 @@ class RangeFetch:
         code = error.code()
         if code == PARTITION_EOF:
             self._on_log_end(message.offset() or 0)
+        elif self._another is not None:
+            # It may be of what was: a topic made again, partitions that came since, an old leader.
+            self._is_stale = True
         elif code in OUT_OF_RANGE:
             self._on_out_of_range()
         elif code in MISSING:
@@ -208,12 +247,14 @@ class RangeFetch:
             self._assign(low)
 
     def _watermarks(self) -> tuple[int, int]:
-        try:
-            return self._consumer.get_watermark_offsets(
-                self._kafka_partition(), timeout=WATERMARK_TIMEOUT_S, cached=False
-            )
-        except KafkaException as error:
-            raise SourceError(f"reading {self._span} failed: {error_text(error)}") from None
+        while True:
+            try:
+                return self._consumer.get_watermark_offsets(
+                    self._kafka_partition(), timeout=WATERMARK_TIMEOUT_S, cached=False
+                )
+            except KafkaException as error:
+                if time.monotonic() > self._deadline or not may_come_back(error):
+                    raise SourceError(f"reading {self._span} failed: {error_text(error)}") from None
 
     def _assign(self, offset: int) -> None:
         self._consumer.assign([TopicPartition(self._span.topic, self._span.partition, offset)])
@@ -224,7 +265,10 @@ class RangeFetch:
         self._touch()
 
     def _touch(self) -> None:
-        self._deadline = time.monotonic() + self._settings.poll_timeout_s
+        patience_s = self._settings.poll_timeout_s
+        if self._another is not None:
+            patience_s = min(patience_s, STALE_S)
+        self._deadline = time.monotonic() + patience_s
 
     def _kafka_partition(self) -> TopicPartition:
         return TopicPartition(self._span.topic, self._span.partition)

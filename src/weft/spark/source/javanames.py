@@ -32,7 +32,10 @@ RENAMED_VALUES: dict[str, tuple[str, str, str]] = {
 
 NO_GROUP = "the source assigns partitions itself and joins no consumer group: remove it"
 JAVA_ONLY = "it is of the Java client alone: remove it"
-OAUTH = "use kafka.sasl.oauthbearer.method=oidc and its sasl.oauthbearer.* properties"
+OAUTH = (
+    "use kafka.sasl.oauthbearer.method=oidc and its sasl.oauthbearer.* properties, or"
+    " kafka.oauth_cb=package.module.factory"
+)
 LIBRDKAFKA_TLS = "it names a Java class or algorithm; librdkafka uses OpenSSL: remove it"
 PEM = "librdkafka reads PEM files"
 PYTHON_OBJECT = "it takes a Python object, which an option cannot be: remove it"
@@ -85,7 +88,6 @@ REFUSED: dict[str, str] = {
     "default.topic.config": PYTHON_OBJECT,
     "error_cb": PYTHON_OBJECT,
     "logger": PYTHON_OBJECT,
-    "oauth_cb": PYTHON_OBJECT,
     "on_commit": PYTHON_OBJECT,
     "on_delivery": PYTHON_OBJECT,
     "stats_cb": PYTHON_OBJECT,

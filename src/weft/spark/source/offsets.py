@@ -19,10 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.spark.source.bounds import PartitionMap, TopicPartition, is_long
+from weft.numeric import is_whole
+from weft.spark.source.bounds import LONG_MAX, PartitionMap
 from weft.spark.source.errors import SourceError
+from weft.types import TopicPartition
 
-FIRST, TOPIC_IDS = "$first", "$topicIds"
+FIRST, TOPIC_IDS, LAG = "$first", "$topicIds", "$lag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,18 @@ def stream_offset(stored: Mapping[str, Any]) -> StreamOffset:
         ) from None
 
 
+def with_lag(latest: PartitionMap, end: PartitionMap) -> dict[str, Any]:
+    """The ends of the logs, and for each topic how many offsets the batch leaves behind them.
+
+    For people: Spark shows it as `latestOffset` in a query's progress, and reads it nowhere.
+    """
+    lag: dict[str, int] = {}
+    for (topic, number), offset in sorted(latest.items()):
+        left = max(0, offset - end.get((topic, number), offset))
+        lag[topic] = lag.get(topic, 0) + left
+    return {**nested(latest), LAG: lag}
+
+
 def nested(offsets: PartitionMap) -> dict[str, Any]:
     """`{(topic, partition): n}` as `{"topic": {"partition": n}}`, in order."""
     result: dict[str, Any] = {}
@@ -76,7 +90,7 @@ def flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     result: dict[TopicPartition, int] = {}
     for topic, partitions in topics.items():
         for partition, offset in partitions.items():
-            if not is_long(offset) or offset < 0:
+            if not is_whole(offset, 0, LONG_MAX):
                 raise ValueError(f"{topic}-{partition} has {offset!r}")
             result[topic, int(partition)] = offset
     return result

@@ -19,7 +19,6 @@ from weft.spark.source.bounds import (
     LATEST,
     LONG_MAX,
     Bound,
-    TopicPartition,
     assigned_partitions,
     is_digits,
     offsets_bound,
@@ -28,14 +27,22 @@ from weft.spark.source.bounds import (
     timestamps_bound,
 )
 from weft.spark.source.javanames import librdkafka_properties
+from weft.spark.source.secrets import resolved
+from weft.types import TopicPartition
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS = "headers"
 
 TOPICS = ("subscribe", "subscribePattern", "assign")
-STARTING = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+STARTING = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingGroup")
 ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "reconnectTimeout",
+    "commitGroup",
+)
 OTHERS = (
     "startingOffsetsByTimestampStrategy",
     "minPartitions",
@@ -55,6 +62,7 @@ SPELLED = {name.lower(): name for name in KNOWN}
 BATCH_GROUP_PREFIX, STREAM_GROUP_PREFIX = "spark-kafka-relation", "spark-kafka-source"
 DEFAULT_TRIGGER_DELAY_S = 15 * 60.0
 DEFAULT_POLL_TIMEOUT_S = 120.0
+DEFAULT_RECONNECT_S = 10 * 60.0
 POLL_RECORDS_MAX = 100_000
 
 
@@ -79,6 +87,10 @@ class SourceOptions:
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
+    #: The group whose offsets show how far a stream is; None where no group does.
+    commit_group: str | None = None
+    #: How long brokers that have answered once may be away; 0 in a batch.
+    reconnect_s: float = 0.0
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
@@ -113,7 +125,12 @@ class SourceOptions:
                     f"option {name} is for batch reads: a stream has no end (to stop at the"
                     " present end use trigger(availableNow=True))"
                 )
-        return replace(self, starting=self.starting or Bound("latest", "startingOffsets"))
+        starting = self.starting or Bound("latest", "startingOffsets")
+        reconnect_s = self.reconnect_s if "reconnectTimeout" in self.given else DEFAULT_RECONNECT_S
+        poll_s = self.poll_timeout_s
+        if "kafkaConsumer.pollTimeoutMs" not in self.given:
+            poll_s = max(poll_s, reconnect_s)
+        return replace(self, starting=starting, reconnect_s=reconnect_s, poll_timeout_s=poll_s)
 
 
 def source_options(raw: Mapping[str, str]) -> SourceOptions:
@@ -129,7 +146,7 @@ def source_options(raw: Mapping[str, str]) -> SourceOptions:
         subscription=subscription(given),
         poll_records=poll_records(kafka),
         kafka=kafka_properties(kafka),
-        starting=bound(given, STARTING),
+        starting=starting_bound(given),
         ending=bound(given, ENDING),
         given=frozenset(given),
         **numbers_and_flags(given),  # type: ignore[arg-type]  # each entry has its field's type
@@ -143,10 +160,12 @@ def numbers_and_flags(given: Mapping[str, str]) -> dict[str, object]:
         "max_offsets": ("maxOffsetsPerTrigger", positive),
         "min_offsets": ("minOffsetsPerTrigger", positive),
         "max_trigger_delay_s": ("maxTriggerDelay", duration_s),
+        "reconnect_s": ("reconnectTimeout", duration_s),
         "min_partitions": ("minPartitions", positive),
         "max_records_per_partition": ("maxRecordsPerPartition", positive),
         "fail_on_data_loss": ("failOnDataLoss", flag),
         "group_prefix": ("groupIdPrefix", not_empty),
+        "commit_group": ("commitGroup", not_empty),
         "poll_timeout_s": ("kafkaConsumer.pollTimeoutMs", milliseconds_s),
         "offset_attempts": ("fetchOffset.numRetries", positive),
         "offset_retry_s": ("fetchOffset.retryIntervalMs", milliseconds_s),
@@ -165,6 +184,11 @@ def unknown_option(name: str) -> ConfigError:
         return ConfigError("weft reads no path: call load() without one and set subscribe")
     if name == "bootstrap.servers":
         return ConfigError("unknown option bootstrap.servers: write kafka.bootstrap.servers")
+    if name == "maxbytespertrigger":
+        return ConfigError(
+            "option maxBytesPerTrigger cannot be kept: brokers tell no sizes before records are"
+            " read: use maxOffsetsPerTrigger"
+        )
     near = difflib.get_close_matches(name, SPELLED, n=1)
     cure = f"did you mean {SPELLED[near[0]]}?" if near else f"there are {', '.join(KNOWN)}, kafka.*"
     return ConfigError(f"unknown option {shown(name)}: {cure}")
@@ -185,7 +209,7 @@ def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
             "options groupIdPrefix and kafka.group.id contradict each other: give one"
         )
     needs(given, "maxTriggerDelay", ("minOffsetsPerTrigger",))
-    needs(given, "startingOffsetsByTimestampStrategy", STARTING[1:])
+    needs(given, "startingOffsetsByTimestampStrategy", STARTING[1:3])
     check_limits(given)
 
 
@@ -238,6 +262,14 @@ def bound(given: Mapping[str, str], names: tuple[str, str, str]) -> Bound | None
     if by_partition in given:
         return timestamps_bound(by_partition, given[by_partition])
     return offsets_bound(offsets, given[offsets]) if offsets in given else None
+
+
+def starting_bound(given: Mapping[str, str]) -> Bound | None:
+    """Where to start, from whichever of its four options was given."""
+    if "startingGroup" in given:
+        name = not_empty("startingGroup", given["startingGroup"])
+        return Bound("group", "startingGroup", group=name)
+    return bound(given, STARTING[:3])
 
 
 def refuse_bound(bound: Bound, word: str, sentinel: int, why: str) -> None:
@@ -297,7 +329,8 @@ def columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 def kafka_properties(kafka: Mapping[str, str]) -> Mapping[str, str]:
     """The properties for librdkafka; `max.poll.records` is the source's own (`poll_records`)."""
-    return librdkafka_properties({n: v for n, v in kafka.items() if n != "max.poll.records"})
+    own = {name: value for name, value in kafka.items() if name != "max.poll.records"}
+    return librdkafka_properties(resolved(own))
 
 
 def poll_records(kafka: Mapping[str, str]) -> int:

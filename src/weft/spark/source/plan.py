@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Iterable
 
 from weft.errors import ConfigError
-from weft.spark.source.bounds import EARLIEST, LATEST, Bound, PartitionMap, TopicPartition
+from weft.spark.source.bounds import EARLIEST, LATEST, Bound, PartitionMap
 from weft.spark.source.cluster import Cluster, Layout
 from weft.spark.source.errors import DataLoss
 from weft.spark.source.offsets import StreamOffset
 from weft.spark.source.ranges import OffsetRange
+from weft.types import TopicPartition
 
 log = logging.getLogger("weft.spark.source")
 
@@ -46,6 +47,8 @@ def resolve(
         return cluster.earliest(partitions)
     if bound.kind == "latest":
         return cluster.latest(partitions)
+    if bound.kind == "group":
+        return {**cluster.earliest(partitions), **cluster.committed(bound.group, partitions)}
     if bound.kind == "timestamp":
         return found_at(dict.fromkeys(partitions, bound.timestamp_ms))
     check_all_named(bound, partitions)

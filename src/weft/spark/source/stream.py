@@ -28,9 +28,10 @@ from weft.spark.source.bounds import PartitionMap
 from weft.spark.source.cluster import Cluster, Layout, missing_topics, require_topics
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings
-from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset
+from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset, with_lag
 from weft.spark.source.options import SourceOptions
 from weft.spark.source.plan import batch_ranges, go_on, inside_log, reporter, resolve
+from weft.spark.source.progress import GroupProgress
 from weft.spark.source.ranges import split_ranges
 
 #: Spark asks again 10 ms after an answer without news; waiting here instead spares the brokers
@@ -47,13 +48,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster: Cluster | None = None
         self._initial: StreamOffset | None = None
         self._latest: StreamOffset | None = None
+        #: where the batch ends that was let through last
+        self._ended: PartitionMap = {}
         self._available_now = False
         #: When a batch was last let through; `minOffsetsPerTrigger` holds back from there.
         self._triggered_at: float | None = None
+        self._group: GroupProgress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need; connections and what the driver has learned stay behind."""
-        return {**self.__dict__, "_cluster": None, "_initial": None, "_latest": None}
+        return {
+            **self.__dict__,
+            "_cluster": None,
+            "_initial": None,
+            "_latest": None,
+            "_group": None,
+        }
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where a new query starts; decided once in this process (see `offsets`)."""
@@ -77,11 +87,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the next batch ends; equal to `start` when nothing has come."""
         with one_line_errors():
-            return self._next_end(stream_offset(start), limit).to_json()
+            return self._next_end(self._own(start), limit).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         """Where the logs end: `latestOffset` in the query's progress."""
-        return StreamOffset(self._latest.positions).to_json() if self._latest else None
+        if self._latest is None:
+            return None
+        return with_lag(self._latest.positions, self._ended)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges of one batch; the same for a batch that is repeated after a crash."""
@@ -89,7 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options, cluster = self._options, self._connected()
             ranges = batch_ranges(
                 stream_offset(start),
-                stream_offset(end),
+                self._own(end),
                 cluster.layout(),
                 cluster.earliest,
                 reporter(fail_on_data_loss=options.fail_on_data_loss),
@@ -114,6 +126,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster = Cluster(self._options)
         return self._cluster
 
+    def _own(self, stored: dict[str, Any]) -> StreamOffset:
+        """An offset of the checkpoint; ConfigError where it is of a query on other topics."""
+        offset, subscription = stream_offset(stored), self._options.subscription
+        known = {topic for topic, _ in offset.positions}
+        wanted = {*subscription.topics, *(topic for topic, _ in subscription.assigned)}
+        if self._options.fail_on_data_loss and known and wanted and not known & wanted:
+            raise ConfigError(
+                f"the checkpoint is of another query, which read {', '.join(sorted(known))} and not"
+                f" {', '.join(sorted(wanted))}: give this query a checkpointLocation of its own"
+            )
+        return offset
+
     def _starting_offset(self) -> StreamOffset:
         options, cluster = self._options, self._connected()
         layout = cluster.layout()
@@ -123,24 +147,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = resolve(
             bound, layout, cluster, starting=True, on_no_timestamp=options.on_no_timestamp
         )
-        if bound.kind == "offsets":
+        if bound.kind in ("offsets", "group"):
             low, high = cluster.earliest(layout.partitions), cluster.latest(layout.partitions)
             report = reporter(fail_on_data_loss=options.fail_on_data_loss)
             offsets = inside_log(bound.option, offsets, low, high, report)
         return StreamOffset(offsets, topic_ids=layout.topic_ids)
 
     def _next_end(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        self._tell_group(start)
         latest = self._log_ends(start)
         if latest.positions == start.positions and start.first is not None:
             # With this trigger Spark ends the query at such an answer: no reason to wait.
+            self._ended = start.positions
             if self._available_now:
                 return start
             time.sleep(IDLE_WAIT_S)
             latest = self._log_ends(start)
         report = reporter(fail_on_data_loss=self._options.fail_on_data_loss)
         begin, first = go_on(start, latest, self._connected().earliest, report)
-        end = self._admitted(begin, latest.positions, limit)
+        end = self._ended = self._admitted(begin, latest.positions, limit)
         return StreamOffset(end, first, latest.topic_ids)
+
+    def _tell_group(self, done: StreamOffset) -> None:
+        """Spark asks for the end of a batch once the one before it is in its commit log."""
+        name = self._options.commit_group
+        if name is None:
+            return
+        if self._group is None:
+            self._group = GroupProgress(self._connected(), name)
+        # With this trigger the process may be killed right after the last question.
+        self._group.reached(done.positions, wait=self._available_now)
 
     def _admitted(self, begin: PartitionMap, end: PartitionMap, limit: ReadLimit) -> PartitionMap:
         """How far this batch may go, by `minOffsetsPerTrigger` and `maxOffsetsPerTrigger`."""

@@ -8,6 +8,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from weft.errors import ConfigError
+from weft.spark.sink.plain import check_brokers
+from weft.spark.sink.writers import BatchWriter, StreamWriter, checked_options, refuse_overwrite
 from weft.spark.source.arrow import spark_schema
 from weft.spark.source.batch import BatchReader
 from weft.spark.source.errors import one_line_errors
@@ -22,12 +24,13 @@ from weft.spark.source.stream import RefusedStream, StreamReader
 
 
 class KafkaSource(DataSource):
-    """Reads Kafka into DataFrames, batch and streaming, without a jar.
+    """Reads Kafka into DataFrames and writes them to it, batch and streaming, without a jar.
 
     Options and columns are those of Spark's own connector.
 
         spark.dataSource.register(KafkaSource)
         spark.readStream.format("weft").option("kafka.bootstrap.servers", "…")...
+        df.writeStream.format("weft").option("topic", "alerts")...
     """
 
     @classmethod
@@ -59,6 +62,19 @@ class KafkaSource(DataSource):
         except ConfigError as error:
             return RefusedStream(error)
         return StreamReader(options, fetch_settings(options, STREAM_GROUP_PREFIX))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001  # Spark's signature
+        """The writer of a batch query."""
+        with one_line_errors():
+            refuse_overwrite(overwrite=overwrite)
+            options = checked_options(self.options, schema)
+            check_brokers(options)
+            return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802  # Spark names it so
+        """The writer of a micro-batch."""
+        with one_line_errors():
+            return StreamWriter(checked_options(self.options, schema))
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:

@@ -1,0 +1,166 @@
+"""Members of runs whose driver is dead: pushed out of the group, instead of waited for.
+
+Kafka's admin call for it, `removeMembersFromConsumerGroup`, is in no librdkafka. What it has is
+the protocol itself: who joins with a static id takes that member's place, and may leave from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.errors import WeftError
+from weft.kafka.admin import KafkaAdmin, StaticMember
+from weft.kafka.connect import Connection, RealConnection
+from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.logs import event
+from weft.spark.fleet.limits import HELLO_BYTES_MAX
+from weft.spark.fleet.membership import DriverPlace, driver_of, run_of
+from weft.spark.fleet.wire import Wire, WireError
+from weft.types import TopicPartition
+
+_log = logging.getLogger("weft")
+
+#: Orphans of a dead driver get so long to finish what runs, commit and leave by themselves.
+GRACE_S = 3.0
+#: A run looks for what earlier ones left for so long: after that a session has passed.
+LOOK_FOR_S = 60.0
+_LOOK_EVERY_S = 0.5
+_ANSWER_S = 5.0
+_DIAL_S = 1.0
+_PUSH_S = 6.0
+
+
+class Ghosts:
+    """What earlier runs left in the group; looked for on a thread of its own."""
+
+    def __init__(
+        self, group: str, run: str, topics: Sequence[str], connect: Callable[[str], Connection]
+    ) -> None:
+        """`connect` makes the clients of a member with this static id."""
+        self._group, self._run, self._topics, self._connect = group, run, topics, connect
+        self._over = threading.Event()
+        self._since: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Begin; returns at once."""
+        threading.Thread(target=self._look, name="weft-ghosts", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def push_out_own(self) -> list[str]:
+        """After this run has ended: whoever of it is still in the group; who could not be."""
+        try:
+            with self._admin() as admin:
+                ours = [
+                    one.instance_id
+                    for one in admin.static_members(self._group, _ANSWER_S)
+                    if run_of(one.instance_id, self._group) == self._run
+                ]
+                self._push_out(ours)
+                left = admin.static_members(self._group, _ANSWER_S) if ours else []
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+            return []
+        return [one.instance_id for one in left if one.instance_id in ours]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _admin(self) -> KafkaAdmin:
+        connection = self._connect("")
+        assert isinstance(connection, RealConnection)
+        return KafkaAdmin(connection.settings)
+
+    def _look(self) -> None:
+        until = time.monotonic() + LOOK_FOR_S
+        try:
+            with self._admin() as admin:
+                while time.monotonic() < until and self._look_once(admin):
+                    if self._over.wait(_LOOK_EVERY_S):
+                        return
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+
+    def _look_once(self, admin: KafkaAdmin) -> bool:
+        """Push out whose time is over; whether there is anybody to look at again."""
+        others = [
+            one
+            for one in admin.static_members(self._group, _ANSWER_S)
+            if run_of(one.instance_id, self._group) not in (None, self._run)
+        ]
+        dead = [one.instance_id for one in others if driver_is_dead(one)]
+        now = time.monotonic()
+        self._since = {name: self._since.get(name, now) for name in dead}
+        due = [name for name, since in self._since.items() if now - since >= GRACE_S]
+        if due:
+            self._push_out(due)
+            event(
+                _log,
+                "warning",
+                "pushed out what an earlier run left in the group",
+                members=",".join(sorted(due)),
+            )
+        return bool(others)
+
+    def _push_out(self, names: Sequence[str]) -> None:
+        threads = [threading.Thread(target=self._take_and_leave, args=(one,)) for one in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_PUSH_S * 2)
+
+    def _take_and_leave(self, name: str) -> None:
+        try:
+            consumer = self._connect(name).consumer()
+            consumer.subscribe(self._topics, _Nobody())
+            consumer.leave(_PUSH_S)  # which waits for the end of the join
+        except Exception as error:
+            _log.debug("%s could not be pushed out: %s", name, error)
+
+
+class _Nobody:
+    """Takes its partitions and begins none."""
+
+    def on_assigned(self, _partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Nothing is read."""
+        return {}
+
+    def on_revoked(self, _partitions: Sequence[TopicPartition]) -> None:
+        """Nothing to finish."""
+
+    def on_lost(self, _partitions: Sequence[TopicPartition]) -> None:
+        """Nothing to drop."""
+
+
+def driver_is_dead(member: StaticMember) -> bool:
+    """Whether the driver of a member's run is known to be gone. False where one cannot know."""
+    place = driver_of(member.client_id)
+    return place is not None and _is_dead(place)
+
+
+def _is_dead(place: DriverPlace) -> bool:
+    """Its port refuses on its own machine, or another run's channel answers there.
+
+    A port that only does not answer may be behind a firewall; then the session time-out decides.
+    """
+    try:
+        peer = socket.create_connection((place.host, place.port), _DIAL_S)
+    except ConnectionRefusedError:
+        return place.machine == socket.gethostname()
+    except OSError:
+        return False
+    wire = Wire(peer)
+    try:
+        challenge = wire.receive(HELLO_BYTES_MAX, deadline=time.monotonic() + _DIAL_S)
+    except WireError:
+        return False
+    finally:
+        wire.close()
+    run: Any = None if challenge is None else challenge.get("run")
+    return isinstance(run, str) and run != place.run

@@ -1,0 +1,80 @@
+"""A fleet as seen from outside: the driver's socket and HTTP answer for all members.
+
+What the driver does not know itself (single records, a partition's offset map) it asks the members.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from weft.observe.asking import Source
+
+
+class Asks(Protocol):
+    """The members, as the driver reaches them."""
+
+    def members(self) -> list[dict[str, Any]]:
+        """Each one's snapshot."""
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """What each one answers, by its name."""
+
+
+class FleetSource:
+    """All members as one."""
+
+    def __init__(self, snapshot: Callable[[], dict[str, Any]], fleet: Asks) -> None:
+        """`snapshot` is the fleet's, merged."""
+        self.snapshot = self.measures = self.report = snapshot
+        self._fleet = fleet
+
+    def members(self) -> list[dict[str, Any]]:
+        """Each member; who is not on its line has `silent_s`."""
+        return self._fleet.members()
+
+    sums = members  # they are here already
+
+    def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
+        """One partition's offset map and worst records, from the member that has it."""
+        asked = {"ask": "picture", "topic": topic, "partition": partition}
+        drawn = (told for told in self._fleet.ask(asked).values() if told is not None)
+        return next(drawn, None)
+
+    def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
+        """Where one record is, from the member that has its partition."""
+        where = {"topic": topic, "partition": partition, "offset": offset}
+        for name, told in self._fleet.ask({"ask": "find", **where}).items():
+            if told is not None and told["place"] != "elsewhere":
+                return {**told, "member": name}
+        return {**where, "place": "elsewhere"}
+
+    def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
+        """Where the first records of one key are, in all members."""
+        asked = {"ask": "find_key", "key": base64.b64encode(key).decode(), "topic": topic}
+        told = self._fleet.ask(asked).items()
+        return [{**row, "member": name} for name, rows in told for row in rows or ()]
+
+    def live(self) -> tuple[bool, str]:
+        """The driver answers; a member that dies is Spark's to bring back."""
+        state = self.snapshot()["state"]
+        return state != "failed", state
+
+    def ready(self) -> tuple[bool, str]:
+        """Some member has partitions, and no stop was asked for."""
+        shot = self.snapshot()
+        if shot["state"] == "running" and shot["partitions"]:
+            return True, "ok"
+        return False, f"the fleet is {shot['state']}, with {len(shot['partitions'])} partitions"
+
+
+def answered(source: Source, question: Mapping[str, Any]) -> Any:
+    """A member's answer to what the driver asks; None for what it does not know."""
+    what, topic = question["ask"], question["topic"]
+    if what == "find_key":
+        return source.find_key(base64.b64decode(question["key"]), topic)
+    where = topic, int(question["partition"])
+    if what == "picture":
+        return source.picture(*where)
+    return source.find(*where, int(question["offset"])) if what == "find" else None

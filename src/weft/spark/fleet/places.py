@@ -1,0 +1,40 @@
+"""How far a member is in each partition, so that what a killed one did not tell is counted.
+
+Members tell their counts a few times a second. What a life finished after its last word is in the
+group's commit, with which its successor begins: the offsets between the two are what it did not
+tell, or, where it told what it had not committed, what is handled and counted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from weft.core.partition import Partition
+from weft.core.starting import Found, OffsetLost, OnLost, resolve
+from weft.types import TopicPartition
+
+
+def place_of(partition: Partition) -> int:
+    """How many offsets of a partition are finished with, or were never records."""
+    offsets = partition.offsets
+    return max(offsets.position, offsets.restored_top + 1) - len(offsets.incomplete)
+
+
+def places_at_start(found: Mapping[TopicPartition, Found], on_lost: OnLost) -> list[list[Any]]:
+    """[topic, partition, place] as the group's commits say it."""
+    starts = {where: resolve(one, on_lost) for where, one in found.items()}
+    return [
+        [*where, max(start.offset, _top(start.restored_top) + 1) - len(start.restored_not_done)]
+        for where, start in starts.items()
+        if not isinstance(start, OffsetLost)
+    ]
+
+
+def _top(restored: int | None) -> int:
+    return -1 if restored is None else restored
+
+
+def read(rows: Iterable[Any]) -> dict[TopicPartition, int]:
+    """[topic, partition, place] as they come over the line."""
+    return {(str(topic), int(number)): int(place) for topic, number, place in rows}

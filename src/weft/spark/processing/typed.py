@@ -1,0 +1,161 @@
+"""Values that are columns already: no bytes, no JSON on the way to the handler.
+
+A struct column `value` is the value, with `value=Model` (pydantic) or `value="json"` (a dict). A
+DataFrame without a column `value` gives a model its fields as columns of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    LongType,
+    MapType,
+    NullType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from weft.errors import ConfigError
+from weft.spark.processing.models import columns_read, is_model
+
+#: Columns that are the record's own: a model's field of such a name must stand in a struct.
+RECORD = frozenset({"topic", "partition", "offset", "key", "timestamp", "headers"})
+
+#: Column that a model asks for -> others that hold nothing it could not take.
+_WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
+    LongType: (IntegralType,),
+    DoubleType: (FloatType, IntegralType, DecimalType),
+    DecimalType: (IntegralType,),
+    TimestampType: (TimestampNTZType,),
+}
+
+
+# -- on the driver ---------------------------------------------------------------------------------
+
+
+def typed_value(schema: StructType, kind: Any, where: str) -> Column | None:
+    """The value as one struct; None where it is bytes or text. ConfigError for what does not fit.
+
+    `kind` is the option `value=`.
+    """
+    found = next((field.dataType for field in schema.fields if field.name == "value"), None)
+    if found is None and is_model(kind):
+        return _from_columns(schema, kind, where)
+    if not isinstance(found, StructType):
+        return None
+    if kind == "json":
+        return F.col("value")
+    if not is_model(kind):
+        raise ConfigError(
+            f"{where}: column value is a struct and value={kind!r:.40}: give value=Model (pydantic)"
+            ' for an object of it, or value="json" for a dict'
+        )
+    names = _fitting(kind, found, "value.", where)
+    if names == found.names:
+        return F.col("value")
+    fields = F.struct(*(F.col("value").getField(name).alias(name) for name in names))
+    return F.when(F.col("value").isNotNull(), fields).alias("value")
+
+
+def _from_columns(schema: StructType, model: Any, where: str) -> Column:
+    if own := sorted(RECORD.intersection(columns_read(model).names)):
+        raise ConfigError(
+            f"{where}: value={model.__name__} has the field {own[0]}, which is a column of the"
+            " record too: put the model's fields into a struct column value,"
+            ' df.withColumn("value", struct(…))'
+        )
+    names = _fitting(model, schema, "", where)
+    return F.struct(*(F.col(_quoted(name)).alias(name) for name in names)).alias("value")
+
+
+def _fitting(model: Any, found: StructType, prefix: str, where: str) -> list[str]:
+    """The names of the model's fields that are there; ConfigError where one is missing or wrong."""
+    wanted = columns_read(model)
+    if wrong := _misfit_inside(wanted, found, prefix):
+        raise ConfigError(f"{where}: value={model.__name__} {wrong}")
+    there = set(found.names)
+    names = [name for name in wanted.names if name in there]
+    if not names:
+        raise ConfigError(f"{where}: no column is a field of value={model.__name__}")
+    return names
+
+
+def _misfit_inside(wanted: StructType, found: StructType, prefix: str) -> str:
+    """What is missing among these fields, or cannot become what the model wants; "" if nothing."""
+    there = {field.name: field.dataType for field in found.fields}
+    for field in wanted.fields:
+        column = f"{prefix}{field.name}"
+        if field.name in there:
+            if wrong := _misfit(field.dataType, there[field.name], column):
+                return wrong
+        elif not field.nullable:
+            return f"needs column {column}, which is not there: add it, or give the field a default"
+    return ""
+
+
+def _misfit(wanted: DataType, found: DataType, column: str) -> str:
+    match wanted, found:
+        case StructType(), StructType():
+            return _misfit_inside(wanted, found, f"{column}.")
+        case ArrayType(), ArrayType():
+            return _misfit(wanted.elementType, found.elementType, f"{column}[]")
+        case MapType(), MapType():
+            return _misfit(wanted.valueType, found.valueType, f"{column}[]")
+        case NullType(), _:
+            return ""
+    if isinstance(found, (type(wanted), *_WIDER.get(type(wanted), ()))):
+        return ""
+    said = found.simpleString()
+    return f"wants column {column} as {wanted.simpleString()}, and it is {said}: cast it"
+
+
+def ddl(kind: DataType) -> str:
+    """A type as a schema's text has it, whatever its fields are called."""
+    match kind:
+        case StructType():
+            fields = (f"{_quoted(field.name)}: {ddl(field.dataType)}" for field in kind.fields)
+            return f"struct<{', '.join(fields)}>"
+        case ArrayType():
+            return f"array<{ddl(kind.elementType)}>"
+        case MapType():
+            return f"map<{ddl(kind.keyType)}, {ddl(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+# -- in a task -------------------------------------------------------------------------------------
+
+
+def fields_decoder(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """From the fields of a row to what the handler gets."""
+    return kind.model_validate if is_model(kind) else dict  # a copy: the handler may change it
+
+
+def as_json(value: dict[str, Any] | None) -> bytes | None:
+    """Fields on their way into a topic: of a dead letter, say."""
+    if value is None:
+        return None
+    return json.dumps(value, separators=(",", ":"), default=_plain).encode()
+
+
+def _plain(value: Any) -> str:
+    """What JSON has no word for: times, decimals, bytes."""
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

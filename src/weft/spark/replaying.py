@@ -1,0 +1,130 @@
+"""A stretch of time of one topic through its handler again, as one bounded Spark job.
+
+No group's offsets are touched. Outputs, and dead letters where that is the handler's policy, go to
+their topics; each record is handled once, as far as Spark runs no task twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+
+from weft.errors import ConfigError
+from weft.options import HandlerOptions
+from weft.routing import Routes
+from weft.spark.datasource import KafkaSource
+from weft.spark.fleet.settings import check_java
+from weft.spark.processing import process
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from weft.app import App
+
+FAILURES_SHOWN = 10
+#: What a client needs to reach a cluster; the rest of an app's properties is its consumer's.
+CONNECTION = (
+    "bootstrap.servers", "security.", "sasl.", "ssl.", "socket.", "client.id", "client.rack",
+    "broker.", "enable.ssl.", "enable.sasl.", "api.version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Which records: from (with) and to (without) in milliseconds; of one key or of all."""
+
+    topic: str
+    from_ms: int
+    to_ms: int
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of them."""
+
+    records: int
+    failed: int
+    outputs: int
+    #: the first failures, as lines
+    failures: tuple[str, ...]
+
+
+def handler_for(app: App, topic: str) -> HandlerOptions:
+    """The handler that consumes the topic; ConfigError where none does."""
+    routes = Routes(app.handlers)
+    matches = any(re.match(pattern, topic) for pattern in routes.patterns)
+    if topic not in routes.literal and not matches:
+        raise ConfigError(
+            f"no handler of the app consumes {topic}: there are {', '.join(routes.topics)}"
+        )
+    return app.handlers[routes.handler_of(topic)]
+
+
+def source_properties(kafka: Mapping[str, Any]) -> dict[str, str]:
+    """The app's connection as options; values by reference, so that no plan shows them.
+
+    Raises ConfigError for a callback, which cannot travel to the executors.
+    """
+    options: dict[str, str] = {}
+    for number, (name, value) in enumerate(sorted(kafka.items())):
+        if not name.startswith(CONNECTION):
+            if name == "oauth_cb":
+                raise ConfigError("an app with oauth_cb cannot be replayed on Spark: use OIDC")
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        os.environ[f"WEFT_REPLAY_{number}"] = text
+        options[f"kafka.{name}"] = f"${{env:WEFT_REPLAY_{number}}}"
+    return options
+
+
+def session(master: str | None, conf: Mapping[str, str], topic: str) -> SparkSession:
+    """A session for one job; raises ConfigError without a Java."""
+    from pyspark.sql import SparkSession
+
+    check_java()
+    quiet = {"spark.log.level": "OFF"}
+    builder = SparkSession.builder.appName(f"weft replay {topic}").master(master or "local[*]")
+    for name, value in {**quiet, **conf}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(KafkaSource)
+    return spark
+
+
+def records_of(spark: SparkSession, kafka: Mapping[str, str], stretch: Stretch) -> DataFrame:
+    """The records of the stretch, as a batch."""
+    reader = spark.read.format("weft").options(**kafka).option("subscribe", stretch.topic)
+    reader = reader.option("includeHeaders", "true")
+    reader = reader.option("startingTimestamp", str(stretch.from_ms))
+    reader = reader.option("endingTimestamp", str(stretch.to_ms))
+    df = reader.option("startingOffsetsByTimestampStrategy", "latest").load()
+    return df if stretch.key is None else df.where(F.col("key") == F.lit(bytearray(stretch.key)))
+
+
+def replay_stretch(
+    spark: SparkSession, app: App, stretch: Stretch, kafka: Mapping[str, str]
+) -> Replayed:
+    """Handle the records and write what they give to its topics.
+
+    `kafka`: what `source_properties` made before the session was.
+    """
+    handler = handler_for(app, stretch.topic)
+    rows = process(records_of(spark, kafka, stretch), handler.function)
+    # Handled here, once; what is lost with an executor ends the job, and nothing is called twice.
+    rows = rows.localCheckpoint(eager=True)
+    outputs = rows.selectExpr("inline(outputs)").where("topic is not null")
+    count = outputs.count()
+    if count:
+        outputs.write.format("weft").mode("append").options(**kafka).save()
+    failed = rows.where("status = 'failed'")
+    lines = [
+        f"{row.topic}[{row.partition}]@{row.offset} ({row.attempts} attempts): {row.error}"
+        for row in failed.orderBy("partition", "offset").limit(FAILURES_SHOWN).collect()
+    ]
+    return Replayed(rows.count(), failed.count(), count, tuple(lines))

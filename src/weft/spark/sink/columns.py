@@ -1,0 +1,122 @@
+"""The columns of the rows that are written, and how they become arguments of `produce`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+)
+
+from weft.errors import ConfigError
+
+#: Column -> the types it may have; other columns are left out, as Spark's connector does.
+TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
+    "key": ((BinaryType, StringType), "binary or string"),
+    "value": ((BinaryType, StringType), "binary or string"),
+    "topic": ((StringType,), "string"),
+    "partition": ((IntegerType,), "int"),
+    "headers": ((ArrayType,), "array<struct<key: string, value: binary>>"),
+}
+#: librdkafka's "let the partitioner choose".
+ANY_PARTITION = -1
+
+
+class Rows(NamedTuple):
+    """What is written of one Arrow batch, column by column."""
+
+    topics: Sequence[str]
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    partitions: list[int] | None
+    headers: list[Any] | None
+
+    def calls(self) -> Iterator[tuple[Any, ...]]:
+        """The arguments of `produce` for each row, by position."""
+        start = (self.topics, self.values, self.keys)
+        count = len(self.topics)
+        if self.headers is None:
+            more = [] if self.partitions is None else [self.partitions]
+            return zip(*start, *more, strict=True)
+        partitions = self.partitions or [ANY_PARTITION] * count
+        no_call, now = [None] * count, [0] * count
+        return zip(*start, partitions, no_call, no_call, now, self.headers, strict=True)
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    """ConfigError where the rows cannot be written: no value, no topic, a column's type."""
+    found = {field.name: field.dataType for field in schema.fields}
+    if "value" not in found:
+        raise ConfigError(
+            "the sink needs a column value (binary or string), and may take key, topic, partition"
+            f" and headers; the rows have {', '.join(found) or 'no columns'}:"
+            " selectExpr(...) them under these names"
+        )
+    for name, (types, wanted) in TYPES.items():
+        if name in found and not (
+            isinstance(found[name], types) and (name != "headers" or _are_headers(found[name]))
+        ):
+            raise ConfigError(
+                f"the sink's column {name} is {found[name].simpleString()}, not {wanted}: cast it,"
+                " for values of structs with to_json"
+            )
+    if topic is None and "topic" not in found:
+        raise ConfigError("the sink has no topic: give option topic, or a column topic")
+
+
+def _are_headers(kind: DataType) -> bool:
+    element = kind.elementType if isinstance(kind, ArrayType) else None
+    if not isinstance(element, StructType):
+        return False
+    names = [field.name for field in element.fields]
+    types = [type(field.dataType) for field in element.fields]
+    return names == ["key", "value"] and types == [StringType, BinaryType]
+
+
+def rows_of(batch: pa.RecordBatch, topic: str | None) -> Rows:
+    """The columns of a batch as `produce` takes them; `topic` wins over the column."""
+    names = set(batch.schema.names)
+    count = batch.num_rows
+    keys: list[bytes | None] = [None] * count
+    if "key" in names:
+        keys = _bytes(batch.column("key"))
+    partitions = None
+    if "partition" in names:
+        column = pc.fill_null(batch.column("partition"), ANY_PARTITION)
+        partitions = column.to_pylist()
+        if pc.min(column).as_py() < ANY_PARTITION:
+            raise ConfigError("a row's partition is below 0: null lets the key decide")
+    headers = _headers(batch.column("headers")) if "headers" in names else None
+    topics = [topic] * count if topic is not None else _topics(batch.column("topic"))
+    return Rows(topics, _bytes(batch.column("value")), keys, partitions, headers)
+
+
+def _bytes(column: pa.Array) -> list[bytes | None]:
+    if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
+        column = column.cast(pa.binary())
+    return list(column.to_pylist())
+
+
+def _topics(column: pa.Array) -> list[str]:
+    if column.null_count:
+        raise ConfigError(
+            "a row's topic is null: filter such rows out, or give option topic for all of them"
+        )
+    return list(column.to_pylist())
+
+
+def _headers(column: pa.Array) -> list[Any] | None:
+    if column.null_count == len(column):
+        return None
+    return [
+        None if pairs is None else [(pair["key"] or "", pair["value"]) for pair in pairs if pair]
+        for pairs in column.to_pylist()
+    ]

@@ -1,0 +1,122 @@
+"""The options of the sink, read and checked; named as in Spark's own connector."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import Producer
+
+from weft.errors import ConfigError
+from weft.kafka.clientlog import with_client_log
+from weft.spark.source.bounds import shown
+from weft.spark.source.cluster import accepted
+from weft.spark.source.javanames import librdkafka_properties
+from weft.spark.source.options import flag
+from weft.spark.source.secrets import resolved
+
+KNOWN = ("topic", "transactional", "transactionalIdPrefix")
+SPELLED = {name.lower(): name for name in KNOWN}
+#: Options of Spark's own that come along.
+SPARKS = frozenset({"checkpointlocation", "includeheaders"})
+ID_PREFIX = "weft-sink"
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+PREFIX_CHARS_MAX = 200
+
+REFUSED = {
+    "transactional.id": "use transactional=true, which makes one for each task",
+    "enable.gapless.guarantee": "it is of no use here: remove it",
+    "delivery.report.only.error": "the sink sets it itself: remove it",
+    "partitioner.class": "it names a Java class: use kafka.partitioner or the column partition",
+    "max.block.ms": "the sink waits for room by itself: remove it",
+    "value.serializer": "values are binary: cast the column value",
+    "key.serializer": "keys are binary: cast the column key",
+}
+#: Used unless the user set them. Java's partitioner, so that a key goes where Spark's own
+#: connector and every Java producer send it. A task flushes at its end, so lingering costs nothing.
+DEFAULTS: dict[str, str | int | bool] = {
+    "partitioner": "murmur2_random",
+    "enable.idempotence": True,
+    "linger.ms": 50,
+    "queue.buffering.max.kbytes": 65_536,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """All options, checked. `kafka` may hold secrets, so it is left out of the repr."""
+
+    kafka: Mapping[str, str] = field(repr=False)
+    topic: str | None = None
+    transactional: bool = False
+    id_prefix: str = ID_PREFIX
+
+    def producer_config(self) -> dict[str, object]:
+        """What a producer is made with: the user's properties over the defaults."""
+        return {**DEFAULTS, **self.kafka, "delivery.report.only.error": True}
+
+
+def sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
+    options = {name.lower(): str(value) for name, value in raw.items()}
+    kafka = {n.removeprefix("kafka."): options.pop(n) for n in list(options) if n[:6] == "kafka."}
+    for name in options:
+        if name not in SPELLED and name not in SPARKS:
+            raise _unknown(name)
+    given = {SPELLED[name]: value for name, value in options.items() if name in SPELLED}
+    if not kafka.get("bootstrap.servers", "").strip():
+        raise ConfigError("no broker: give option kafka.bootstrap.servers, such as localhost:9092")
+    for name in sorted(REFUSED.keys() & kafka.keys()):
+        raise ConfigError(f"option kafka.{name} is not supported: {REFUSED[name]}")
+    transactional = flag("transactional", given.get("transactional", "false"))
+    if "transactionalIdPrefix" in given and not transactional:
+        raise ConfigError("option transactionalIdPrefix does nothing without transactional=true")
+    found = SinkOptions(
+        librdkafka_properties(resolved(kafka)),
+        _topic(given.get("topic")),
+        transactional,
+        _prefix(given.get("transactionalIdPrefix", ID_PREFIX)),
+    )
+    _check_delivery(found)
+    return found
+
+
+def _unknown(name: str) -> ConfigError:
+    if name == "path":
+        return ConfigError("weft writes to no path: call save() or start() without, and set topic")
+    if name == "bootstrap.servers":
+        return ConfigError("unknown option bootstrap.servers: write kafka.bootstrap.servers")
+    near = difflib.get_close_matches(name, SPELLED, n=1)
+    cure = f"did you mean {SPELLED[near[0]]}?" if near else f"there are {', '.join(KNOWN)}, kafka.*"
+    return ConfigError(f"unknown option {shown(name)} of the sink: {cure}")
+
+
+def _topic(name: str | None) -> str | None:
+    if name is not None and TOPIC_NAME.fullmatch(name.strip()) is None:
+        raise ConfigError(f"option topic={shown(name)}: it cannot be a topic of Kafka: give one")
+    return None if name is None else name.strip()
+
+
+def _prefix(text: str) -> str:
+    if not 0 < len(text.strip()) <= PREFIX_CHARS_MAX:
+        raise ConfigError(
+            f"option transactionalIdPrefix={shown(text)}: give 1 to {PREFIX_CHARS_MAX} characters"
+        )
+    return text.strip()
+
+
+def _check_delivery(options: SinkOptions) -> None:
+    idempotent = str(options.kafka.get("enable.idempotence", "true")).strip().lower()
+    if options.transactional and idempotent != "true":
+        raise ConfigError(
+            "options transactional=true and kafka.enable.idempotence=false contradict each other:"
+            " remove one"
+        )
+
+
+def check_producer(options: SinkOptions) -> None:
+    """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
+    config = {**options.producer_config(), "log_level": 0}
+    accepted(Producer, with_client_log(config), options.kafka)

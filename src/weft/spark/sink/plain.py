@@ -1,0 +1,153 @@
+"""At least once: an idempotent producer, and a task ends when all its rows are acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from weft.kafka.clientlog import with_client_log
+from weft.spark.sink.columns import Rows, rows_of
+from weft.spark.sink.options import SinkOptions
+from weft.spark.source.cluster import accepted, admin_client, error_text, request_timeout_s
+from weft.spark.source.errors import SourceError
+
+ROOM_WAIT_S = 0.1
+FLUSH_LOOK_S = 1.0
+
+
+class SinkError(SourceError):
+    """Rows could not be written; the message names the topic and what Kafka said."""
+
+
+class Sending:
+    """One producer at work; remembers the first row that was not delivered."""
+
+    def __init__(self, options: SinkOptions, **more: Any) -> None:
+        self._servers = options.kafka["bootstrap.servers"]
+        self._first_error = ""
+        self._last_said = ""
+        #: no row can be written with it any more
+        self.broken = False
+        config = {
+            **options.producer_config(),
+            **more,
+            "on_delivery": self._on_delivery,
+            "error_cb": self._on_error,
+        }
+        self.producer: Producer = accepted(Producer, with_client_log(config), options.kafka)
+
+    def send(self, rows: Rows) -> None:
+        """Queue the rows of a batch; waits while the queue is full."""
+        produce = self.producer.produce
+        for call in rows.calls():
+            try:
+                produce(*call)
+            except BufferError:
+                self._make_room(call)
+            except (KafkaException, TypeError, ValueError) as error:
+                raise self._failed(f"topic {call[0]}: {error_text(error)}") from None
+        self.producer.poll(0)
+        self.check()
+
+    def flush(self) -> None:
+        """Wait until every row is acknowledged, or has failed for good."""
+        while self.producer.flush(FLUSH_LOOK_S):
+            self.check()
+        self.check()
+
+    def check(self) -> None:
+        """Raise SinkError where a row was not delivered."""
+        if self._first_error:
+            raise self._failed(self._first_error)
+
+    def give_up(self) -> None:
+        """Forget what is queued: the producer is of no more use."""
+        self.producer.purge()
+
+    def _make_room(self, call: tuple[Any, ...]) -> None:
+        while True:
+            self.producer.poll(ROOM_WAIT_S)
+            self.check()
+            try:
+                self.producer.produce(*call)
+            except BufferError:
+                continue
+            return
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and not self._first_error:
+            self._first_error = f"topic {message.topic()}: {error.str()}"
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._last_said = error.str()
+        self.broken = self.broken or error.fatal()
+
+    def _failed(self, why: str) -> SinkError:
+        said = f"; last: {self._last_said}" if self._last_said not in why else ""
+        text = " ".join(f"{why}{said}".split())
+        return SinkError(f"rows could not be written to Kafka at {self._servers}: {text}")
+
+
+class Kept:
+    """The producer of this worker process, kept for the next batch, of any topic.
+
+    Only with all the same properties: others may be another user's.
+    """
+
+    def __init__(self) -> None:
+        self._kafka: Mapping[str, str] = {}
+        self._sending: Sending | None = None
+
+    def take(self, options: SinkOptions) -> Sending:
+        """The kept one if its properties are these, else a new one; it is not kept meanwhile."""
+        sending, self._sending = self._sending, None
+        if sending is not None and options.kafka == self._kafka:
+            sending.producer.poll(0)  # what happened to it since its last batch
+            if not sending.broken:
+                return sending
+        return Sending(options)
+
+    def put(self, options: SinkOptions, sending: Sending) -> None:
+        """Keep one that has delivered everything."""
+        self._kafka, self._sending = options.kafka, sending
+
+
+KEPT = Kept()
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> int:
+    """Write all rows; returns their number when the brokers have acknowledged them."""
+    sending, count = KEPT.take(options), 0
+    try:
+        for batch in batches:
+            sending.send(rows_of(batch, options.topic))
+            count += batch.num_rows
+        sending.flush()
+    except BaseException:
+        sending.give_up()
+        raise
+    KEPT.put(options, sending)
+    return count
+
+
+def check_brokers(options: SinkOptions) -> None:
+    """Raise SinkError where nobody answers: a row would wait for its time-out, minutes, first."""
+    said: list[str] = []
+    admin = admin_client(options.kafka, lambda error: said.append(error.str()))
+    try:
+        admin.list_topics(timeout=request_timeout_s(options.kafka))
+    except KafkaException as error:
+        why = error_text(error) + (f"; last: {said[-1]}" if said else "")
+        raise SinkError(
+            f"Kafka at {options.kafka['bootstrap.servers']} did not answer: {why}:"
+            " check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"
+        ) from None
+
+
+def until(deadline: float) -> float:
+    """Seconds left, at least a moment."""
+    return max(0.1, deadline - time.monotonic())

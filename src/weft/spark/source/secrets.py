@@ -1,0 +1,67 @@
+"""Secrets in options: by reference, so that no plan and no event log shows them.
+
+Spark writes the options of a source into plans and event logs (`createOrReplaceTempView` does).
+It masks those whose name or value looks like a secret to `spark.redaction.regex` and
+`spark.sql.redaction.options.regex`: passwords, tokens, client secrets. What these do not know is
+refused here where it stands in clear.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from weft.errors import ConfigError
+
+REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
+#: Properties that hold a secret which Spark's default redaction does not see.
+NOT_REDACTED = frozenset(
+    {
+        "ssl.key.pem",
+        "ssl.keystore.key",
+        "sasl.oauthbearer.config",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+    }
+)
+
+
+def resolved(kafka: Mapping[str, str]) -> dict[str, str]:
+    """The properties with their references replaced. Runs on the driver.
+
+    Raises ConfigError for a secret that stands in clear where Spark would show it, and for a
+    reference that leads nowhere; no value appears in an error.
+    """
+    for name in sorted(NOT_REDACTED.intersection(kafka)):
+        if not REFERENCE.fullmatch(kafka[name].strip()):
+            raise ConfigError(
+                f"option kafka.{name} holds a secret in clear, which Spark writes into plans and"
+                " event logs: write ${file:/path/on/the/driver} or ${env:NAME} instead"
+            )
+    return {name: _value(name, text) for name, text in kafka.items()}
+
+
+def _value(name: str, text: str) -> str:
+    whole = text.strip() if REFERENCE.fullmatch(text.strip()) else text
+    return REFERENCE.sub(lambda found: _looked_up(name, *found.groups()), whole)
+
+
+def _looked_up(name: str, kind: str, place: str) -> str:
+    if kind == "env":
+        value = os.environ.get(place)
+        if value is None:
+            raise ConfigError(
+                f"option kafka.{name}: the environment of the driver has no {place or 'name'}:"
+                " set it before Spark starts"
+            )
+        return value
+    try:
+        return Path(place).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"option kafka.{name}: the driver cannot read {place or 'the file'}: {why}:"
+            " correct the path, or its rights"
+        ) from None

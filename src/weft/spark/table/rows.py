@@ -1,0 +1,150 @@
+"""From what handlers returned to rows: JSON values read by Arrow into the table's columns."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+from weft.errors import ConfigError
+from weft.kafka.ports import OutMessage
+from weft.types import ErrorInfo, Record
+
+REFUSED = "NotARow"
+_PLACE = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("key", pa.binary()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+class Row(OutMessage):
+    """An output on its way to the table, with the record that it came from."""
+
+    record: Record
+
+
+def row_of(message: OutMessage, record: Record) -> Row:
+    """The output as a row."""
+    row = Row(*message)
+    row.record = record
+    return row
+
+
+def columns_of(fields: pa.Schema) -> pa.Schema:
+    """All columns of the table; ConfigError for what cannot be one, or has a record's name."""
+    names = [*_PLACE.names, *fields.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"sink: schema= has {', '.join(twice)} twice, or as a column that every table has "
+            f"({', '.join(_PLACE.names)}): name it otherwise"
+        )
+    try:
+        _read([b"{}"], fields)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"sink: schema= cannot be read from JSON: {error}: give arrays or structs instead"
+        ) from error
+    return pa.schema([*_PLACE, *(field.with_nullable(True) for field in fields)])
+
+
+def values_of(columns: pa.Schema) -> pa.Schema:
+    """The columns that are read from values."""
+    return pa.schema(list(columns)[len(_PLACE) :])
+
+
+def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, dict[int, str]]:
+    """The rows; or by place what is wrong with those that cannot be any, and no rows."""
+    if not rows:
+        return columns.empty_table(), {}
+    fields = values_of(columns)
+    try:
+        values = _read([row.value for row in rows], fields)
+    except (pa.ArrowException, ValueError, TypeError):
+        alone, bad = _one_by_one(rows, fields)
+        if bad:
+            return None, bad
+        values = pa.concat_tables(alone)
+    places = list(_places(rows).columns)
+    return pa.table([*places, *values.columns], schema=columns), {}
+
+
+def _places(rows: Sequence[Row]) -> pa.Table:
+    records = [row.record for row in rows]
+    times = [None if r.timestamp_ms < 0 else r.timestamp_ms * 1_000 for r in records]
+    return pa.table(
+        [
+            pa.array([r.topic for r in records], pa.string()),
+            pa.array([r.partition for r in records], pa.int32()),
+            pa.array([r.offset for r in records], pa.int64()),
+            pa.array([row.key for row in rows], pa.binary()),
+            pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        ],
+        schema=_PLACE,
+    )
+
+
+def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
+    """One row for each value; raises where that is not so."""
+    if any(value is None for value in values):
+        raise ValueError("null is no row: return a JSON object")
+    text = b"\n".join(values)  # type: ignore[arg-type]  # as just seen
+    found = pj.read_json(
+        io.BytesIO(text),
+        # One block: a value that lies across two could not be read.
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=pa.schema([pa.field(f.name, _read_as(f.type)) for f in fields]),
+            newlines_in_values=True,
+            unexpected_field_behavior="error",
+        ),
+    )
+    if found.num_rows != len(values):
+        raise ValueError("not one JSON object")
+    return found.select(fields.names).cast(fields)
+
+
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    """Arrow reads dates of JSON as numbers: read as times they may be text."""
+    if pa.types.is_date(kind):
+        return pa.timestamp("s")
+    if pa.types.is_list(kind):
+        return pa.list_(_read_as(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _read_as(one.type)) for one in kind])
+    return kind
+
+
+def _one_by_one(rows: Sequence[Row], fields: pa.Schema) -> tuple[list[pa.Table], dict[int, str]]:
+    """Each read alone, and by place what is wrong with those that cannot be."""
+    good, bad = [], {}
+    for index, row in enumerate(rows):
+        try:
+            good.append(_read([row.value], fields))
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            bad[index] = _said(error)
+    return good, bad
+
+
+def _said(error: Exception) -> str:
+    """What is wrong with a value, without the value."""
+    text = " ".join(str(error).split())[:300]
+    if text.startswith("Failed to convert"):
+        text = text.split(": ")[0].split(", couldn't")[0]
+    return text
+
+
+def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorInfo:
+    """What the record's attempt fails with."""
+    return ErrorInfo(
+        REFUSED,
+        f"what the handler returned is no row of the table ({reason}): return a dict or model with "
+        f"its columns, {', '.join(fields)}",
+    )
