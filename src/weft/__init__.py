@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from weft.ledger.policy import SqlLedger
     from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip, Stop
-    from weft.runtime.record_batch import RecordBatch
+    from weft.runtime.calls.record_batch import RecordBatch
     from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
 
 __all__ = [
@@ -64,7 +64,7 @@ _HOMES = {
     ),
     "weft.ledger.policy": ("SqlLedger",),
     "weft.policies": ("Batch", "Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
-    "weft.runtime.record_batch": ("RecordBatch",),
+    "weft.runtime.calls.record_batch": ("RecordBatch",),
     "weft.types": ("Committed", "ErrorInfo", "Produce", "Record", "Result", "RunReport", "Sent"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

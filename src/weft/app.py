@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, get_args
 
 from weft.app_options import AppOptions, checked_app
+from weft.core.engine import StopMode
+from weft.core.starting import OnLost
 from weft.errors import ConfigError, NotStarted
+from weft.handler_types import ExecutorName, Topics, as_consume
 from weft.ledger.policy import SqlLedger
 from weft.options import COMMIT, PARK, RETRY, HandlerOptions, checked, topics_of
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
-from weft.runtime.as_handled import as_handled
-from weft.runtime.handle import RunHandle
+from weft.runtime.calls.as_handled import as_handled
 from weft.runtime.hosted import belongs, owner_of
-from weft.runtime.reports import ResultStream
-from weft.runtime.run import Run
-from weft.types import RunReport
-
-F = TypeVar("F", bound=Callable[..., Any])
-StopMode = Literal["in_flight", "buffered", "now"]
-OnOffsetLost = Literal["stop", "earliest", "latest"]
-_STOP_MODES = ("in_flight", "buffered", "now")
+from weft.runtime.run.handle import RunHandle
+from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.run import Run
+from weft.runtime.run.script import ends_script, may_end_script
+from weft.types import DeliveryName, Ordering, RunReport
 
 
 class App:
@@ -42,11 +43,14 @@ class App:
         revoke_timeout_s: float = 5.0,
         buffer_records: int = 50_000,
         buffer_bytes: int = 128 * 2**20,
-        on_offset_lost: OnOffsetLost = "stop",
+        on_offset_lost: OnLost = "stop",
         on_result: Callable[..., Any] | None = None,
         on_commit: Callable[..., Any] | None = None,
         on_assign: Callable[..., Any] | None = None,
         on_revoke: Callable[..., Any] | None = None,
+        http: str | None = None,
+        http_token_file: str | None = None,
+        reports: str | None = None,
     ) -> None:
         self._options = checked_app(
             AppOptions(
@@ -63,12 +67,17 @@ class App:
                 on_commit=on_commit,
                 on_assign=on_assign,
                 on_revoke=on_revoke,
+                http=http,
+                http_token_file=http_token_file,
+                reports=reports,
             )
         )
         self._handlers: list[HandlerOptions] = []
         self._run: RunHandle | None = None
         self._stream: ResultStream | None = None
         self._paused: set[str | None] = set()
+        #: who asks for results gets them of the run before, or of the one that is being made
+        self._handing_over = threading.RLock()
         #: the value of the lifespan while the app runs
         self.state: Any = None
 
@@ -79,35 +88,37 @@ class App:
 
     # -- declaring ---------------------------------------------------------------------------------
 
+    @as_consume
     def consume(
         self,
-        topics: str | Sequence[str],
+        topics: Topics,
         *,
-        ordering: str = "key",
+        ordering: Ordering = "key",
         concurrency: int = 100,
-        executor: str = "auto",
+        executor: ExecutorName = "auto",
         retry: Retry = RETRY,
         timeout_s: float | None = None,
         on_exhausted: OnExhausted = PARK,
         output: str | None = None,
         value: Any = "bytes",
-        delivery: str = "at_least_once",
+        delivery: DeliveryName = "at_least_once",
         commit: Commit = COMMIT,
         ledger: SqlLedger | None = None,
         batch: Batch | None = None,
         prefetch: Callable[..., Any] | None = None,
         rate_limit_per_s: float | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[Any], Any]:
         """Handle the records of these topics with the decorated function, returned as it is.
 
         A name that starts with ^ is a pattern; a literal name beats a pattern.
         """
+        names = topics_of("@app.consume", topics)
 
-        def decorate(function: F) -> F:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             options = checked(
                 HandlerOptions(
                     function,
-                    topics_of("@app.consume", topics),
+                    names,
                     ordering=ordering,
                     concurrency=concurrency,
                     executor=executor,
@@ -141,51 +152,66 @@ class App:
         """What the app was made with."""
         return self._options
 
+    def serve_at(self, **served: str) -> None:
+        """`http`, `http_token_file` as the command line has them, before the app runs."""
+        self._options = checked_app(replace(self._options, **served))  # type: ignore[arg-type]  # all of them are text
+
     # -- running -----------------------------------------------------------------------------------
 
     def run(
         self,
         *,
-        engine: str = "local",
-        until: str | None = None,
+        engine: Literal["local", "spark"] = "local",
+        until: Literal["drained"] | None = None,
         members: int | None = None,
         master: str | None = None,
         spark: Any = None,
         conf: Mapping[str, str] | None = None,
+        sink: Any = None,
     ) -> RunReport:
         """Run until stopped, or `until="drained"`.
 
-        SIGINT and SIGTERM stop it when this is the main thread. Raises ConfigError for bad
+        SIGINT and SIGTERM stop it when this is the main thread. A script that calls it and ends
+        without reading the report's `exit_code` or `ok` exits with that code, and one that does not
+        catch what it raises ends with one line and the same codes. `sink`, on a fleet,
+        is a `weft.spark.ParquetTable` that results go into as rows. Raises ConfigError for bad
         configuration, before anything is consumed.
         """
-        run = self._prepare(engine, until, members, master, spark, conf)
-        run.install_signals()
+        caller = sys._getframe(1)  # noqa: SLF001  # who called us
         try:
-            run.start()
-            return run.wait()
-        finally:
-            run.restore_signals()
+            run = self._prepare(engine, until, members, master, spark, conf, sink)
+            run.install_signals()
+            try:
+                run.start()
+                return ends_script(run.wait(), caller)
+            finally:
+                run.restore_signals()
+        except Exception as error:
+            may_end_script(error, caller)
+            raise
 
     def start(
         self,
         *,
-        engine: str = "local",
-        until: str | None = None,
+        engine: Literal["local", "spark"] = "local",
+        until: Literal["drained"] | None = None,
         members: int | None = None,
         master: str | None = None,
         spark: Any = None,
         conf: Mapping[str, str] | None = None,
+        sink: Any = None,
     ) -> RunHandle:
         """Run in the background; the handle has `stop()`, `wait()` and `snapshot()`."""
-        run = self._prepare(engine, until, members, master, spark, conf)
+        run = self._prepare(engine, until, members, master, spark, conf, sink)
         run.start()
         return run
 
-    async def serve(self, *, until: str | None = None) -> RunReport:
+    async def serve(self, *, until: Literal["drained"] | None = None) -> RunReport:
         """Run on the caller's event loop, without signal handlers; cancelling it drains."""
-        self._check_startable(until)
-        self._run = run = Run(self, until=until, stream=self._stream)
-        self._taken_over(run)
+        with self._handing_over:
+            self._check_startable(until)
+            run = Run(self, until=until, stream=self._stream)
+            self._taken_over(run)
         return await run.serve()
 
     def _prepare(
@@ -196,27 +222,38 @@ class App:
         master: str | None,
         spark: Any,
         conf: Mapping[str, str] | None,
+        sink: Any,
     ) -> RunHandle:
         if engine not in ("local", "spark"):
             raise ConfigError(f'engine={engine!r} is not known: choose "local" or "spark"')
-        self._check_startable(until)
-        run: RunHandle
+        with self._handing_over:
+            self._check_startable(until)
+            run = self._made(engine, until, members, master, spark, conf, sink)
+            self._taken_over(run)
+        return run
+
+    def _made(
+        self,
+        engine: str,
+        until: str | None,
+        members: int | None,
+        master: str | None,
+        spark: Any,
+        conf: Mapping[str, str] | None,
+        sink: Any,
+    ) -> RunHandle:
         if engine == "spark":
             from weft.spark.fleet.settings import fleet_settings
 
-            settings = fleet_settings(members, master, spark, conf)
+            settings = fleet_settings(members, master, spark, conf, sink)
             from weft.spark.fleet.run import FleetRun
 
-            run = FleetRun(self, settings, until=until, stream=self._stream)
-        else:
-            given = {"members": members, "master": master, "spark": spark, "conf": conf}
-            for name, value in given.items():
-                if value is not None:
-                    raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
-            run = Run(self, until=until, stream=self._stream)
-        self._run = run
-        self._taken_over(run)
-        return run
+            return FleetRun(self, settings, until=until, stream=self._stream)
+        given = {"members": members, "master": master, "spark": spark, "conf": conf, "sink": sink}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
+        return Run(self, until=until, stream=self._stream)
 
     def _check_startable(self, until: str | None) -> None:
         if until not in (None, "drained"):
@@ -230,6 +267,7 @@ class App:
 
     def _taken_over(self, run: RunHandle) -> None:
         """The run has the results' stream now, and learns what was paused before it."""
+        self._run = run
         if self._stream is not None:
             self._stream.as_handled = as_handled(self._handlers)
         self._stream = None
@@ -248,6 +286,7 @@ class App:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options, self._handlers = state["options"], state["handlers"]
         self._run, self._stream, self._paused, self.state = None, None, set(), None
+        self._handing_over = threading.RLock()
         for handler in self._handlers:
             if owner_of(handler.function) is None:
                 belongs(handler.function, self)
@@ -263,7 +302,7 @@ class App:
 
         "in_flight" finishes what runs, "buffered" also what is buffered, "now" only commits.
         """
-        if mode not in _STOP_MODES:
+        if mode not in get_args(StopMode):
             raise ConfigError(f'stop({mode!r}): choose "in_flight", "buffered" or "now"')
         if self._run is not None:
             self._run.stop(mode)
@@ -284,14 +323,15 @@ class App:
 
     def results(self) -> ResultStream:
         """The result of every record from now on, for one reader; ends when the app ends."""
-        if self._run is not None and not self._run.over:
-            stream = self._run.open_results()
-            stream.as_handled = as_handled(self._handlers)
-            return stream
-        if self._stream is not None and not self._stream.closed:
-            raise ConfigError("app.results() has one reader, and somebody has it already")
-        self._stream = ResultStream()
-        return self._stream
+        with self._handing_over:
+            if self._run is not None and not self._run.over:
+                stream = self._run.open_results()
+                stream.as_handled = as_handled(self._handlers)
+                return stream
+            if self._stream is not None and not self._stream.closed:
+                raise ConfigError("app.results() has one reader, and somebody has it already")
+            self._stream = ResultStream()
+            return self._stream
 
     def snapshot(self) -> dict[str, Any]:
         """What goes on now, as JSON-able data; docs/snapshot.md names every field."""

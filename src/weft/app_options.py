@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
+from weft.numeric import is_seconds, is_whole
 
 BUFFER_BYTES_MIN = 2**20
 GROUP_CHARS_MAX = 249
+TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -30,6 +33,9 @@ class AppOptions:
     on_commit: Callable[..., Any] | None
     on_assign: Callable[..., Any] | None
     on_revoke: Callable[..., Any] | None
+    http: str | None = None
+    http_token_file: str | None = None
+    reports: str | None = None
 
     def shown(self) -> dict[str, Any]:
         """The options as a log line may show them."""
@@ -61,11 +67,23 @@ def checked_app(options: AppOptions) -> AppOptions:
             f"App(on_offset_lost={options.on_offset_lost!r}) is not known: choose one of "
             '"stop", "earliest", "latest"'
         )
+    _check_seen(options)
     for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke"):
         value = getattr(options, name)
         if value is not None and not callable(value):
             raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
     return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
+
+
+def _check_seen(options: AppOptions) -> None:
+    """What is shown outside: where, and to whom."""
+    if options.http is not None:
+        check_http(options.http, options.http_token_file)
+    elif options.http_token_file is not None:
+        raise ConfigError('App(http_token_file=...) is for App(http="HOST:PORT"): give that, too')
+    topic: object = options.reports
+    if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
+        raise ConfigError(f"App(reports={topic!r:.80}) cannot be a topic: give its name")
 
 
 def _check_group(group: object) -> None:
@@ -77,11 +95,40 @@ def _check_group(group: object) -> None:
 
 
 def _check_seconds(name: str, value: object) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]  # `number` says so
+    if not is_seconds(value):
         raise ConfigError(f"App({name}={value!r}): give a number of seconds, 0 or more")
 
 
 def _check_count(name: str, value: object, low: int) -> None:
-    if type(value) is not int or value < low:
+    if not is_whole(value, low):
         raise ConfigError(f"App({name}={value!r}): give a whole number, {low} or more")
+
+
+def check_http(http: object, token_file: object) -> tuple[str, int]:
+    """The address to listen on; ConfigError unless it is loopback or there is a token."""
+    where = address("http", http)
+    if token_file is None and not is_loopback(where[0]):
+        raise ConfigError(
+            f"http={http!r:.80} is open to others: give http_token_file (a file with a token), or "
+            "listen on 127.0.0.1"
+        )
+    return where
+
+
+def address(option: str, given: object) -> tuple[str, int]:
+    """`HOST:PORT`, or `[::1]:PORT`, as a pair; ConfigError for anything else."""
+    host, colon, port = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    bad = not host or set(host) & set("[]/@ ")
+    if not colon or bad or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"{option}={given!r:.80}: write HOST:PORT, such as 127.0.0.1:8080")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

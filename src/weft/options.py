@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,10 @@ from typing import Any
 
 from weft.errors import ConfigError
 from weft.ledger.policy import SqlLedger
+from weft.numeric import is_positive, is_whole
 from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
+from weft.signatures import Returns, check_signature
+from weft.types import DeliveryName, Ordering
 
 CONCURRENCY_MAX = 10_000
 THREADS_MAX = 1_000
@@ -35,7 +37,7 @@ class HandlerOptions:
 
     function: Callable[..., Any]
     topics: tuple[str, ...]
-    ordering: str = "key"
+    ordering: Ordering = "key"
     concurrency: int = 100
     executor: str = "auto"
     retry: Retry = RETRY
@@ -43,7 +45,7 @@ class HandlerOptions:
     on_exhausted: OnExhausted = PARK
     output: str | None = None
     value: Any = "bytes"
-    delivery: str = "at_least_once"
+    delivery: DeliveryName = "at_least_once"
     commit: Commit = COMMIT
     ledger: SqlLedger | None = None
     batch: Batch | None = None
@@ -106,15 +108,14 @@ def _check_function(where: str, options: HandlerOptions) -> None:
     wanted: tuple[str, ...] = ("batch",) if options.batch is not None else ("record",)
     if options.ledger is not None:
         wanted = (*wanted, "tx")
-    try:
-        inspect.signature(function).bind(*wanted)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
-            f"def {options.name}({', '.join(wanted)}) ({error})"
-        ) from None
-    except ValueError:
-        return  # a builtin without a signature: its first call will tell
+    check_signature(where, function, wanted, _returns(options))
+
+
+def _returns(options: HandlerOptions) -> Returns:
+    explicit = isinstance(options.batch, Batch) and options.batch.ack == "explicit"
+    if explicit or options.ledger is not None:
+        return "nothing"
+    return "outputs" if options.output is None else "values"
 
 
 def _check_topics(where: str, topics: Sequence[str]) -> None:
@@ -163,7 +164,7 @@ def _check_numbers(where: str, options: HandlerOptions) -> None:
     limits = {"threads": THREADS_MAX, "processes": PROCESSES_MAX}
     limit = limits.get(options.kind, CONCURRENCY_MAX)
     count = options.concurrency
-    if type(count) is not int or not 1 <= count <= limit:
+    if not is_whole(count, 1, limit):
         why = ": it is the number of worker processes" if options.kind == "processes" else ""
         raise ConfigError(
             f"{where}: concurrency={count!r}: give a whole number from 1 to {limit} for "
@@ -174,10 +175,7 @@ def _check_numbers(where: str, options: HandlerOptions) -> None:
 
 
 def _positive(where: str, name: str, value: object) -> None:
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]  # `number` says so
+    if value is not None and not is_positive(value):
         raise ConfigError(f"{where}: {name}={value!r}: give a number above 0, or None")
 
 
@@ -296,6 +294,9 @@ def topics_of(where: str, topics: Any) -> tuple[str, ...]:
         return (topics,)
     if isinstance(topics, list | tuple | set | frozenset):
         return tuple(topics)
+    if callable(topics):
+        name = getattr(topics, "__name__", "the function")
+        raise ConfigError(f'{where} needs a topic: write {where}("TOPIC") above {name}')
     raise ConfigError(
         f"{where}: {topics!r} is not a topic: write @app.consume(TOPIC) with a name, a list of "
         "names, or a pattern that starts with ^"

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from weft.errors import ConfigError
+from weft.numeric import is_between, is_positive, is_seconds, is_whole
 
 Delay = float | Callable[[int, BaseException], float]
 
 
 # The checks take `object`: at run time a user's value may be of any type, whatever its annotation.
 def _seconds(owner: str, name: str, value: object, *, zero: bool = True) -> None:
-    if not _is_seconds(value) or (value == 0 and not zero):
+    if not (is_seconds(value) if zero else is_positive(value)):
         floor = ">= 0" if zero else "> 0"
         raise ConfigError(f"{owner}({name}={value!r}): give a number of seconds {floor}")
-
-
-def _is_seconds(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and value >= 0
-
-
-def _between(value: object, least: float, most: float) -> bool:
-    return isinstance(value, int | float) and least <= value <= most
-
-
-def _one_or_more(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_exception_type(value: object) -> bool:
@@ -63,18 +50,18 @@ class Retry:
     final: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.attempts is not None and not _one_or_more(self.attempts):
+        if self.attempts is not None and not is_whole(self.attempts, 1):
             raise ConfigError(
                 f"Retry(attempts={self.attempts!r}): give 1 or more, or None for ever"
             )
         if not callable(self.delay_s):
             _seconds("Retry", "delay_s", self.delay_s)
         _seconds("Retry", "delay_max_s", self.delay_max_s)
-        if not _between(self.multiplier, 1, 1000):
+        if not is_between(self.multiplier, 1, 1000):
             raise ConfigError(
                 f"Retry(multiplier={self.multiplier!r}): give a number from 1 to 1000"
             )
-        if not _between(self.jitter, 0, 1):
+        if not is_between(self.jitter, 0, 1):
             raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
         self._check_final()
 
@@ -99,7 +86,7 @@ class DeadLetter:
     """
 
     topic: str
-    on_missing: str = "error"
+    on_missing: Literal["error", "create"] = "error"
 
     def __post_init__(self) -> None:
         if not _is_name(self.topic):
@@ -141,7 +128,7 @@ class Commit:
     def __post_init__(self) -> None:
         _seconds("Commit", "interval_s", self.interval_s, zero=False)
         limit = self.max_records
-        if limit is not None and not _one_or_more(limit):
+        if limit is not None and not is_whole(limit, 1):
             raise ConfigError(f"Commit(max_records={limit!r}): give 1 or more, or None")
         if not _is_bool(self.each):
             raise ConfigError(f"Commit(each={self.each!r}): give True or False")
@@ -161,12 +148,12 @@ class Batch:
 
     max_records: int = 100
     linger_s: float = 0.05
-    ack: str = "all"
-    by: str | None = None
+    ack: Literal["all", "explicit"] = "all"
+    by: Literal["partition", "key"] | None = None
 
     def __post_init__(self) -> None:
         count = self.max_records
-        if type(count) is not int or not 1 <= count <= BATCH_RECORDS_MAX:
+        if not is_whole(count, 1, BATCH_RECORDS_MAX):
             raise ConfigError(
                 f"Batch(max_records={count!r}): give a whole number from 1 to {BATCH_RECORDS_MAX}"
             )

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:  # the default is for type checkers: plain `Record` is a record of anything
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 Headers = tuple[tuple[str, bytes | None], ...]
+#: a topic and the number of one of its partitions
+TopicPartition = tuple[str, int]
+Ordering = Literal["key", "partition", "unordered"]
+DeliveryName = Literal["at_least_once", "at_most_once", "exactly_once"]
 OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "superseded"]
 
 
@@ -17,9 +30,14 @@ class ErrorInfo(NamedTuple):
     message: str
     traceback: str = ""
 
+    @property
+    def line(self) -> str:
+        """`type: message`, or the type alone where there is no message."""
+        return f"{self.type}: {self.message}" if self.message else self.type
 
-class Record(NamedTuple):
-    """One Kafka message, as the handler sees it.
+
+class Record(NamedTuple, Generic[T]):
+    """One Kafka message, as the handler sees it; `Record[Position]` says what its value is.
 
     `value` is what the app's `value=` option made of the bytes; a tombstone stays None.
     `attempt` counts the calls for this record since this member got it; the first is 1.
@@ -33,7 +51,7 @@ class Record(NamedTuple):
     offset: int
     timestamp_ms: int
     key: bytes | None
-    value: Any
+    value: T
     headers: Headers = ()
     attempt: int = 1
     last_error: ErrorInfo | None = None

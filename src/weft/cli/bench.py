@@ -32,6 +32,11 @@ def bench(
 
     Example: weft bench --only headline --scale 0.1
     """
+    if not there():
+        raise ConfigError(
+            "the benchmarks are in Weft's repository, not in the installed package: in a checkout "
+            "run `make bench`"
+        )
     sys.path.insert(0, str(ROOT))
     from benchmarks.run import Options, OptionsError, run
 

@@ -79,7 +79,8 @@ def _missing(name: str, error: ModuleNotFoundError) -> str:
 def _where(error: BaseException) -> str:
     """The last place in the user's own code, for a message of one line."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename]
+    # `<frozen os>`, which raises the KeyError of os.environ["X"], is nobody's own.
+    own = [f for f in frames if "importlib" not in f.filename and not f.filename.startswith("<")]
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 

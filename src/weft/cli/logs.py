@@ -13,6 +13,11 @@ from weft.errors import ConfigError
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
+LEVEL = "info"
+
+
+#: what every log record has; the rest came with `extra=`
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"weft", "message", "asctime", "taskName"}
 
 
 class TextLines(logging.Formatter):
@@ -22,11 +27,8 @@ class TextLines(logging.Formatter):
         """One line, and a traceback below it where there is one."""
         source = "" if record.name == "weft" else f"{record.name}: "
         line = f"{_time(record)} {record.levelname} {source}{_one_line(record.getMessage())}"
-        return f"{line}\n{self._trace(record)}" if record.exc_info else line
-
-    def _trace(self, record: logging.LogRecord) -> str:
-        assert record.exc_info is not None
-        return self.formatException(record.exc_info)
+        trace = _trace(self, record)
+        return f"{line}\n{trace}" if trace else line
 
 
 class JsonLines(logging.Formatter):
@@ -40,8 +42,10 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
         }
         fields |= getattr(record, "weft", None) or {"event": record.getMessage()}
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+        extra = vars(record).items()
+        fields |= {name: value for name, value in extra if name not in _STANDARD}
+        if trace := _trace(self, record):
+            fields["traceback"] = trace
         return json.dumps(fields, default=str)
 
 
@@ -61,20 +65,44 @@ class _OnConsole(logging.Handler):
             self.handleError(record)
 
 
-def set_up(console: Console, style: str, level: str) -> None:
-    """Send the log to stderr, by way of `console`; raises ConfigError for unknown words."""
+def check(style: str, level: str | None) -> None:
+    """Raise ConfigError for unknown words."""
     for option, value, known in (
         ("--log-format", style, FORMATS),
-        ("--log-level", level, LEVELS),
+        ("--log-level", level or LEVEL, LEVELS),
     ):
         if value not in known:
             raise ConfigError(f"{option} {value}: choose one of {', '.join(known)}")
-    # A pipe gets plain lines of any length; a terminal's go above the progress line.
+
+
+def set_up(console: Console, style: str, level: str | None) -> bool:
+    """Send the log to stderr, by way of `console`; False where the user has set up logging.
+
+    His handlers and levels stay as they are then; only a level that was asked for on the command
+    line is set, for Weft's own logger.
+    """
+    check(style, level)
+    root = logging.getLogger()
+    if root.handlers or logging.getLogger("weft").handlers:
+        if level is not None:
+            logging.getLogger("weft").setLevel(level.upper())
+        return False
+    # A terminal's lines go above the progress line. A pipe, and JSON, gets plain ones of any
+    # length: no terminal codes in what a machine reads.
     handler: logging.Handler = (
-        _OnConsole(console) if console.is_terminal else logging.StreamHandler()
+        _OnConsole(console) if console.is_terminal and style == "text" else logging.StreamHandler()
     )
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    root.addHandler(handler)
+    root.setLevel((level or LEVEL).upper())
+    return True
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The traceback: of an exception, or the text that Weft has of one."""
+    if record.exc_info:
+        return formatter.formatException(record.exc_info)
+    return record.exc_text or ""
 
 
 def _time(record: logging.LogRecord) -> str:

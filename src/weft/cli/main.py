@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from weft._version import __version__
-from weft.cli import bench, broker, demo, offsets, simulate
+from weft.cli import bench, broker, demo, lag, offsets, produce, replay, seen, simulate, top, topics
 from weft.cli.run import run as run_command
 from weft.errors import ConfigError, WeftError
+from weft.kafka.failures import told_by_kafka
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -24,6 +25,8 @@ app = typer.Typer(
     name="weft",
     no_args_is_help=True,
     add_completion=False,
+    # A traceback with local variables would print passwords.
+    pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -31,9 +34,15 @@ app.command("run")(run_command)
 app.command("demo")(demo.demo)
 app.add_typer(broker.app, name="broker")
 app.add_typer(offsets.app, name="offsets")
+app.add_typer(topics.app, name="topics")
+app.command("produce")(produce.produce)
+app.command("status")(seen.status)
+app.command("why")(seen.why)
+app.command("top")(top.top)
+app.command("lag")(lag.lag)
+app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
-if bench.there():
-    app.command("bench")(bench.bench)
+app.command("bench")(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -94,6 +103,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
+        if (refused := told_by_kafka(error)) is not None:
+            return _fail(refused, EXIT_FAILED)
         # Typer's usage errors have no public base class in all versions; they have this method.
         usage = getattr(error, "format_message", None)
         if usage is None:

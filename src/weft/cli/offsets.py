@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.cli import cluster
 from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
@@ -27,31 +27,13 @@ app = typer.Typer(
 _RUNS_SHOWN = 8
 
 _Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
-_Bootstrap = Annotated[
-    str, typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="Where the brokers are.")
-]
-_Properties = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-X", metavar="KEY=VALUE", help="A librdkafka property, such as security.protocol=SSL."
-    ),
-]
-_Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="File of librdkafka properties, one key=value a line: keeps secrets out of `ps`.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def decode(
     metadata: Annotated[str, typer.Argument(help='The text committed with the offset; may be "".')],
     offset: Annotated[int, typer.Option(min=0, help="The committed offset.")],
-    as_json: _Json = False,
+    as_json: cluster.Json = False,
 ) -> None:
     """Decode the metadata of a commit: which offsets at and beyond the frontier are done.
 
@@ -73,16 +55,16 @@ def decode(
 @app.command()
 def show(
     group: _Group,
-    bootstrap_servers: _Bootstrap,
-    x: _Properties = None,
-    config: _Config = None,
-    as_json: _Json = False,
+    bootstrap_servers: cluster.Bootstrap,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
 ) -> None:
     """Show what a group has committed: frontier, what is done beyond it, and the lag.
 
     Example: weft offsets show --group geofence --bootstrap-servers localhost:9092 --json
     """
-    with GroupOffsets(bootstrap_servers, group, _properties(x, config)) as offsets:
+    with GroupOffsets(bootstrap_servers, group, cluster.properties_of(x, config)) as offsets:
         found = offsets.progress(offsets.partitions())
         if not found and offsets.members() is None:
             raise _no_group(offsets)
@@ -102,7 +84,7 @@ def show(
 @app.command("set")
 def set_(
     group: _Group,
-    bootstrap_servers: _Bootstrap,
+    bootstrap_servers: cluster.Bootstrap,
     topic: Annotated[str, typer.Option(help="The topic.")],
     partition: Annotated[
         int | None, typer.Option(min=0, help="The partition; without it all of the topic.")
@@ -125,9 +107,9 @@ def set_(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it does.")] = (
         False
     ),
-    x: _Properties = None,
-    config: _Config = None,
-    as_json: _Json = False,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
 ) -> None:
     """Move a group that has no members to other offsets; without --yes only say what it does.
 
@@ -142,7 +124,7 @@ def set_(
         raise ConfigError("give one of --offset, --to-earliest, --to-latest, --to-timestamp")
     if offset is not None and partition is None:
         raise ConfigError("--offset is one partition's: give --partition too")
-    with GroupOffsets(bootstrap_servers, group, _properties(x, config)) as offsets:
+    with GroupOffsets(bootstrap_servers, group, cluster.properties_of(x, config)) as offsets:
         where = _partitions_of(offsets, topic, partition)
         _refuse_members(offsets)
         moves = _moves(offsets, where, offset, to_latest, timestamp_ms)
@@ -218,23 +200,6 @@ def _tell(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:
         )
     if not is_done:
         typer.echo("Nothing was changed: add --yes to do it.", err=True)
-
-
-def _properties(pairs: Sequence[str] | None, config: Path | None) -> dict[str, str]:
-    """Properties of the file, then of the -X options; a value is never printed."""
-    properties: dict[str, str] = {}
-    if config is not None:
-        try:
-            lines = [line.strip() for line in config.expanduser().read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {config} cannot be read: {error}") from None
-        pairs = [line for line in lines if line and line[0] not in "#!"] + list(pairs or ())
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"property {name.strip()[:40]!r} has no value: write key=value")
-        properties[name.strip()] = value.strip()
-    return properties
 
 
 def _timestamp_ms(text: str | None) -> int | None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from weft.cli.load import load_app
-from weft.cli.logs import set_up
+from weft.cli.logs import check, set_up
 from weft.errors import ConfigError
-from weft.runtime.progress import ProgressLine
+from weft.runtime.run.outside import SOCKET_VARIABLE
+from weft.runtime.run.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from weft.spark.table import ParquetTable
+
+#: Formats that people ask for and no released runtime of which works on this PySpark.
+NOT_YET = {"delta": "Delta", "iceberg": "Iceberg"}
+EXAMPLE = '--sink parquet:/shared/checked --sink-schema "inside boolean, zone string"'
 
 
 def run(
@@ -38,8 +48,28 @@ def run(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="spark: a Spark property; may be repeated."),
     ] = None,
+    sink: Annotated[
+        str | None,
+        typer.Option(metavar="parquet:PATH", help="spark: a table for results, each row once."),
+    ] = None,
+    sink_schema: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMNS", help='spark: its columns: "inside boolean, zone string".'),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = "text",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info (if not said otherwise), warning or error.")
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve a page, probes and metrics here."),
+    ] = None,
+    http_token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A token for --http beyond this machine.")
+    ] = None,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="No progress line, also not one a minute.")
+    ] = False,
 ) -> int:
     """Run an app, here or as a fleet on Spark. The current folder is importable.
 
@@ -50,8 +80,18 @@ def run(
 
     Example: weft run geofence:app --until drained
     """
+    served = {"http": http, "http_token_file": http_token_file}
     how: dict[str, Any] = {"engine": engine, "until": until, "members": members, "master": master}
-    return run_app(target, log_format, log_level, **how, conf=properties_of(conf))
+    return run_app(
+        target,
+        log_format,
+        log_level,
+        served,
+        progress=not no_progress,
+        **how,
+        conf=properties_of(conf),
+        sink=table_of(sink, sink_schema),
+    )
 
 
 def properties_of(given: list[str] | None) -> dict[str, str] | None:
@@ -67,12 +107,49 @@ def properties_of(given: list[str] | None) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs}
 
 
-def run_app(target: str, log_format: str, log_level: str, **how: Any) -> int:
+def table_of(sink: str | None, schema: str | None) -> ParquetTable | None:
+    """The table that `--sink` and `--sink-schema` name; ConfigError for what cannot be one."""
+    if sink is None:
+        if schema is not None:
+            raise ConfigError(f"--sink-schema has no meaning without --sink: write {EXAMPLE}")
+        return None
+    kind, _, path = sink.partition(":")
+    if kind.lower() in NOT_YET:
+        raise ConfigError(
+            f"--sink {sink}: no released {NOT_YET[kind.lower()]} runtime works on PySpark 4.3: "
+            "write parquet:PATH, or put a topic between (docs/results-to-tables.md)"
+        )
+    if kind != "parquet" or not path:
+        raise ConfigError(f"--sink {sink!r} is no table: write {EXAMPLE}")
+    if schema is None:
+        raise ConfigError(
+            f"--sink {sink}: give the columns of what handlers return, "
+            '--sink-schema "inside boolean, zone string"'
+        )
+    from weft.spark.table import ParquetTable
+
+    return ParquetTable(path, schema)
+
+
+def run_app(
+    target: str,
+    log_format: str,
+    log_level: str | None,
+    served: dict[str, str | None],
+    *,
+    progress: bool = True,
+    **how: Any,
+) -> int:
     """Load the app and call `app.run(**how)` on it; the exit code."""
     console = Console(stderr=True)
-    set_up(console, log_format, log_level)
+    check(log_format, log_level)
+    # First the app: what it does about logging itself is left alone.
     application = load_app(target)
-    with ProgressLine(application.snapshot, console):
+    set_up(console, log_format, log_level)
+    os.environ.setdefault(SOCKET_VARIABLE, "1")
+    application.serve_at(**{name: value for name, value in served.items() if value is not None})
+    shown = ProgressLine(application.snapshot, console) if log_format == "text" else None
+    with shown if shown is not None and progress else nullcontext():
         report = application.run(**how)
     if report.exit_code:
         typer.echo(f"weft: {' '.join(report.reason.split())}", err=True)

@@ -1,7 +1,9 @@
-"""`weft simulate`: prove the core against random faults."""
+"""`weft simulate`: prove the core, or the runtime, against random faults."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -18,23 +20,44 @@ def simulate(
     trace: Annotated[
         bool, typer.Option("--trace", help="With --seed: print every step and effect.")
     ] = False,
+    runtime: Annotated[
+        bool,
+        typer.Option("--runtime", help="Run whole apps: the real runtime, not the core alone."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Run the core through random faults and check every promise.
 
     Each seed is one life of a group on an in-memory broker: crashes, rebalances, lost and doubtful
     commits, failing handlers. The same seed is the same life. Exit code 1 when a promise breaks.
+    With --runtime it is the real runtime that lives it, on threads and loops whose turns the seed
+    decides; a seed is then a whole life, and --steps has no meaning.
 
     Example: weft simulate --seeds 10000 --jobs 2
     """
     _check("--seeds", seeds)
     _check("--jobs", jobs)
     _check("--steps", steps)
-    if seed is not None:
-        return _one(seed, steps, trace=trace, as_json=as_json)
-    if trace:
+    if trace and seed is None:
         raise ConfigError("--trace prints one seed: add --seed with its number")
-    return _many(first, seeds, jobs, steps, as_json=as_json)
+    runner = _runner(runtime=runtime)
+    options = {} if runtime else {"steps": steps}
+    if seed is not None:
+        return _one(runner, seed, options, trace=trace, as_json=as_json)
+    return _many(runner, first, seeds, jobs, options, as_json=as_json)
+
+
+def _runner(*, runtime: bool) -> ModuleType:
+    """The module that runs seeds: of the core, or of whole apps."""
+    if not runtime:
+        from weft.testing.sim import runner as of_the_core
+
+        return of_the_core
+    if find_spec("greenlet") is None:
+        raise ConfigError("--runtime needs greenlet: pip install 'weft[simulate]'")
+    from weft.testing.runtime_sim import runner as of_the_runtime
+
+    return of_the_runtime
 
 
 def _check(name: str, value: int) -> None:
@@ -42,11 +65,11 @@ def _check(name: str, value: int) -> None:
         raise ConfigError(f"{name} {value}: give 1 or more")
 
 
-def _one(seed: int, steps: int, *, trace: bool, as_json: bool) -> int:
-    from weft.testing.sim.runner import run_seed
-
+def _one(
+    runner: ModuleType, seed: int, options: dict[str, int], *, trace: bool, as_json: bool
+) -> int:
     lines: list[str] | None = [] if trace else None
-    totals = run_seed(seed, steps, trace=lines)
+    totals = runner.run_seed(seed, trace=lines, **options)
     for line in lines or ():
         typer.echo(line)
     if as_json:
@@ -58,16 +81,16 @@ def _one(seed: int, steps: int, *, trace: bool, as_json: bool) -> int:
     return 1 if totals.broken else 0
 
 
-def _many(first: int, seeds: int, jobs: int, steps: int, *, as_json: bool) -> int:
+def _many(
+    runner: ModuleType, first: int, seeds: int, jobs: int, options: dict[str, int], *, as_json: bool
+) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from weft.testing.sim.runner import Totals, run_seeds
-
-    totals = Totals()
+    totals = runner.Totals()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("seeds", total=seeds)
-        for totals in run_seeds(first, seeds, jobs=jobs, steps=steps):
+        for totals in runner.run_seeds(first, seeds, jobs=jobs, **options):
             progress.update(task, completed=totals.seeds)
     if as_json:
         typer.echo(totals.as_json())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import ConfigError
+from weft.numeric import is_positive
 from weft.types import Record
 
 BACKENDS = {
@@ -40,7 +40,7 @@ class SqlLedger:
         if self.id is not None and not callable(self.id):
             raise ConfigError(f"SqlLedger(id={self.id!r}): give a function record -> id, or None")
         keep = self.keep_s
-        if type(keep) not in (int, float) or not math.isfinite(keep) or keep <= 0:
+        if not is_positive(keep):
             raise ConfigError(f"SqlLedger(keep_s={keep!r}): give a number of seconds above 0")
 
     @property

@@ -1,0 +1,141 @@
+"""`weft lag`: what a group has really left to do, from Kafka alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Column, Table
+from rich.text import Text
+
+from weft.cli import cluster
+from weft.errors import ConfigError
+from weft.kafka.group_lag import GroupLag, PartitionLag
+
+WATCH_EVERY_S = 2.0
+ROWS_MAX = 40
+WIDTH_MAX = 10_000
+
+
+def lag(
+    group: Annotated[str, typer.Option("--group", help="The consumer group.")],
+    bootstrap_servers: cluster.Bootstrap,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds.")] = False,
+    as_json: cluster.Json = False,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus and /lag for KEDA."),
+    ] = None,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+) -> None:
+    """Show what a group has really left: what is done beyond its commits does not count.
+
+    Any group with offset maps, the Java Parallel Consumer's too. It does not join the group.
+
+    Example: weft lag --group geofence --bootstrap-servers localhost:9092 --json
+    """
+    with GroupLag(bootstrap_servers, group, cluster.properties_of(x, config)) as measured:
+        if listen is not None:
+            from weft.observe.lag_server import serve_lag
+
+            serve_lag(measured, listen, lambda where: typer.echo(f"weft: {where}", err=True))
+        elif watch:
+            _watch(measured, as_json=as_json)
+        else:
+            rows = _measured(measured)
+            if as_json:
+                typer.echo(json.dumps(lag_json(group, rows)))
+            else:
+                Console().print(LagTable(group, rows))
+
+
+def _measured(measured: GroupLag) -> list[PartitionLag]:
+    """One measurement; ConfigError for a group that has committed nothing."""
+    rows = measured.measure()
+    if not rows:
+        group, bootstrap = measured.group, measured.bootstrap
+        if measured.members() is None:
+            raise ConfigError(f"group {group} does not exist at {bootstrap}")
+        raise ConfigError(f"group {group} has committed nothing yet at {bootstrap}")
+    return rows
+
+
+def _watch(measured: GroupLag, *, as_json: bool) -> None:
+    """Until Ctrl-C; JSON is one line a look."""
+    rows = _measured(measured)
+    if as_json:
+        while True:
+            typer.echo(json.dumps(lag_json(measured.group, rows)))
+            time.sleep(WATCH_EVERY_S)
+            rows = measured.measure()
+    with Live(LagTable(measured.group, rows), auto_refresh=False, screen=False) as live:
+        while True:
+            time.sleep(WATCH_EVERY_S)
+            live.update(LagTable(measured.group, measured.measure()), refresh=True)
+
+
+def lag_json(group: str, rows: Sequence[PartitionLag]) -> dict[str, Any]:
+    """As the contract has it."""
+    remaining = sum(row.remaining or 0 for row in rows)
+    return {"group": group, "remaining": remaining, "partitions": [row.row() for row in rows]}
+
+
+class LagTable:
+    """The partitions with most left first; those beyond what fits are counted.
+
+    Nothing is ever cut: on a narrow screen a topic, and what is wrong with it, has a line for
+    itself above its numbers.
+    """
+
+    def __init__(self, group: str, rows: Sequence[PartitionLag]) -> None:
+        ordered = sorted(rows, key=lambda row: (row.problem is None, -(row.remaining or 0)))
+        self._rows, self._left_out = ordered[:ROWS_MAX], ordered[ROWS_MAX:]
+        total = sum(row.remaining or 0 for row in rows)
+        self._title = f"group {group}: {total:,} remaining in {len(rows):,} partitions"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What the screen has room for."""
+        table = _table(self._rows, Column("topic"), Column("problem"))
+        yield Text(self._title)
+        wished = Measurement.get(console, options.update(width=WIDTH_MAX), table).maximum
+        if wished <= options.max_width:
+            yield table
+        else:
+            yield from self._narrow()
+        if self._left_out:
+            yield Text(f"and {len(self._left_out):,} more partitions: see --json")
+
+    def _narrow(self) -> Iterator[RenderableType]:
+        for (topic, problem), rows in groupby(self._rows, lambda row: (row.topic, row.problem)):
+            said = f"{topic}: {problem}" if problem else topic
+            yield Text(said, overflow="fold")
+            yield _table(list(rows))
+
+
+def _table(rows: Sequence[PartitionLag], *named: Column) -> Table:
+    """The numbers, between the topic and its problem where these have columns."""
+    names = "partition", "end", "committed", "done beyond", "remaining", "oldest", "age", "map"
+    numbers = [Column(name, justify="right", overflow="fold") for name in names]
+    table = Table(*named[:1], *numbers, *named[1:], box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        age = None if row.oldest_age_s is None else f"{row.oldest_age_s:,.0f} s"
+        cells = (
+            row.partition, row.end, row.committed, row.done_beyond, row.remaining,
+            row.oldest_not_done,
+        )  # fmt: skip
+        shown = ["-" if cell is None else f"{cell:,}" for cell in cells]
+        shown += [age or "-", f"{row.map_chars:,}"]
+        if named:
+            shown = [escape(row.topic), *shown, escape(row.problem or "")]
+        table.add_row(*shown)
+    return table

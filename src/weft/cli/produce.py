@@ -1,0 +1,149 @@
+"""`weft produce`: send the lines of a file, enough to try an example."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from weft.cli import cluster
+from weft.cli.topics import check_topic, counted
+from weft.errors import ConfigError, FatalError
+from weft.kafka.admin import KafkaAdmin
+from weft.kafka.clientlog import with_client_log
+from weft.kafka.ports import Delivery, OutMessage
+from weft.kafka.producer import KafkaProducer
+from weft.kafka.settings import ClientSettings
+
+LINE_BYTES_MAX = 8 * 2**20  # no broker takes a record of that size unless it was told to
+DELIVERY_S = 30.0
+QUEUE_WAIT_S = 0.01
+SHOW_AFTER_S = 2.0
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(help="The topic; `weft topics create` makes one.")],
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="A record a line. Default: stdin.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The key of every record. Default: none.")] = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+) -> None:
+    """Send each line of a file, or of stdin, as a record; empty lines are left out.
+
+    Example: echo '{"speed_kmh": 150}' | weft produce gps.positions --key car-7
+    """
+    check_topic(topic)
+    settings = cluster.settings_of(bootstrap_servers, x, config)
+    with _opened(file) as (lines, size):
+        with cluster.answering(), KafkaAdmin(settings) as admin:
+            if topic not in admin.describe([topic], cluster.ANSWER_S):
+                raise ConfigError(
+                    f"topic {topic} does not exist at {bootstrap_servers}: "
+                    f"weft topics create {topic}{_where(bootstrap_servers)}"
+                )
+        _Sending(settings, topic, None if key is None else _bytes(key)).send(lines, size)
+
+
+def _where(bootstrap: str) -> str:
+    return "" if bootstrap == cluster.LOCAL_BROKER else f" --bootstrap-servers {bootstrap}"
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode(errors="surrogateescape")  # as it was typed
+
+
+@contextmanager
+def _opened(file: str | None) -> Iterator[tuple[BinaryIO, int | None]]:
+    """What is read, and its size where it has one."""
+    if file is None or file == "-":
+        if sys.stdin.isatty():
+            typer.echo("A record a line; Ctrl-D ends.", err=True)
+        yield sys.stdin.buffer, None
+        return
+    path = Path(file).expanduser()
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    with opened:
+        yield opened, path.stat().st_size if path.is_file() else None
+
+
+class _Sending:
+    """The records of one command on their way."""
+
+    def __init__(self, settings: ClientSettings, topic: str, key: bytes | None) -> None:
+        # What goes wrong is said at the end, once.
+        quiet = {"log_level": 2, "message.timeout.ms": int(DELIVERY_S * 1000)}
+        config = {**quiet, **settings.producer}
+        self._producer = KafkaProducer(with_client_log(config))
+        self._topic = topic
+        self._key = key
+        self._sent = 0
+        self._empty = 0
+        self._error = ""
+
+    def send(self, lines: BinaryIO, size: int | None) -> None:
+        """Send all lines, wait for the broker, and say how many it has."""
+        console = Console(stderr=True)
+        began, progress = time.monotonic(), Progress(console=console, transient=True)
+        task = progress.add_task("sending", total=size)
+        try:
+            for number, line in enumerate(_lines(lines), 1):
+                self._one(line)
+                if number % 1000 == 0 and time.monotonic() - began > SHOW_AFTER_S:
+                    progress.start()
+                    progress.update(task, completed=lines.tell() if size else number)
+                if self._error:
+                    break
+            self._producer.flush(DELIVERY_S)
+        finally:
+            if progress.live.is_started:
+                progress.stop()
+            self._producer.close(QUEUE_WAIT_S)
+            self._say()
+        if self._error:
+            raise FatalError(self._error)
+
+    def _one(self, line: bytes) -> None:
+        if not line:
+            self._empty += 1
+            return
+        message = OutMessage(self._topic, line, self._key, (), None)
+        while True:
+            try:
+                self._producer.send(message, self._delivered)
+            except BufferError:
+                time.sleep(QUEUE_WAIT_S)  # its queue is full: the broker is slower than the file
+            else:
+                return
+
+    def _delivered(self, delivery: Delivery) -> None:
+        if delivery.error is None:
+            self._sent += 1
+        else:
+            self._error = self._error or f"{delivery.error.message} ({delivery.error.type})"
+
+    def _say(self) -> None:
+        empty = f" ({counted(self._empty, 'empty line')} left out)" if self._empty else ""
+        typer.echo(f"{counted(self._sent, 'record')} sent to {self._topic}{empty}")
+
+
+def _lines(opened: BinaryIO) -> Iterator[bytes]:
+    while line := opened.readline(LINE_BYTES_MAX + 2):
+        text = line.removesuffix(b"\n").removesuffix(b"\r")
+        if len(text) > LINE_BYTES_MAX:
+            raise ConfigError(
+                f"a line is longer than {LINE_BYTES_MAX} bytes: a record a line, please"
+            )
+        yield text

@@ -1,0 +1,135 @@
+"""`weft replay module:app`: a stretch of time of a topic through its handler again, on Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli.load import load_app
+from weft.cli.run import properties_of
+from weft.errors import ConfigError, FatalError, WeftError
+
+EXIT_FAILURES_REMAIN = 3
+TIME_MS_MAX = 2**53
+
+
+def replay(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
+        ),
+    ],
+    topic: Annotated[str, typer.Option(help="The topic; its handler in the app is called.")],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="The first record's time: 2026-03-01T10:00 (UTC unless it says) or milliseconds.",
+        ),
+    ],
+    end: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="The first time that is left out.")
+    ],
+    key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Such as spark://HOST:PORT; without it, all cores here.")
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A Spark property; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="No progress bar, which only a terminal gets.")
+    ] = False,
+) -> int:
+    """Handle the records of a stretch of time again, and write what they give to its topics.
+
+    No group's offsets are touched; what ran before ran before: side effects happen again.
+
+    Exit codes: 0 all are done; 1 the job failed; 2 bad input; 3 some records failed.
+
+    Example: weft replay geofence:app --topic gps.positions --from 2026-03-01T10:00
+    --to 2026-03-01T11:00
+    """
+    from_ms, to_ms = time_ms("--from", start), time_ms("--to", end)
+    if from_ms >= to_ms:
+        raise ConfigError(f"--from {start} is not before --to {end}: swap them")
+    app = load_app(target)
+    bar = str(sys.stderr.isatty() and not no_progress).lower()
+    properties = {"spark.ui.showConsoleProgress": bar, **(properties_of(conf) or {})}
+    return _replay(app, (topic, from_ms, to_ms, key), master, properties, as_json)
+
+
+def _replay(
+    app: Any,
+    stretch: tuple[str, int, int, str | None],
+    master: str | None,
+    conf: dict[str, str],
+    as_json: bool,
+) -> int:
+    from weft.spark.requirements import check_spark_packages, use_this_python
+
+    check_spark_packages()
+    use_this_python()
+    from weft.spark import replaying
+    from weft.spark.fleet.session import one_line
+
+    topic, from_ms, to_ms, key = stretch
+    replaying.handler_for(app, topic)
+    # Before Spark's Java starts, which takes the environment as it is then.
+    kafka = replaying.source_properties(app.options.kafka)
+    spark = replaying.session(master, conf, topic)
+    try:
+        found = replaying.replay_stretch(
+            spark,
+            app,
+            replaying.Stretch(topic, from_ms, to_ms, None if key is None else key.encode()),
+            kafka,
+        )
+    except WeftError:
+        raise
+    except Exception as error:
+        raise FatalError(f"the replay failed: {one_line(error)}") from error
+    finally:
+        spark.stop()
+    _print(found, as_json)
+    return EXIT_FAILURES_REMAIN if found.failed else 0
+
+
+def _print(found: Any, as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "records": found.records, "done": found.records - found.failed,
+            "failed": found.failed, "outputs": found.outputs, "failures": list(found.failures),
+        }  # fmt: skip
+        typer.echo(json.dumps(facts))
+        return
+    done = found.records - found.failed
+    typer.echo(
+        f"{found.records} records: {done} done, {found.failed} failed; {found.outputs} outputs"
+    )
+    for line in found.failures:
+        typer.echo(f"failed: {line}", err=True)
+
+
+def time_ms(option: str, text: str) -> int:
+    """A time of the command line as milliseconds."""
+    if text.isascii() and text.isdigit():
+        if int(text) > TIME_MS_MAX:
+            raise ConfigError(f"{option} {text}: that is no time in milliseconds")
+        return int(text)
+    try:
+        when = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text!r}: write a time such as 2026-03-01T10:00, or milliseconds"
+        ) from None
+    when = when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)
+    return round(when.timestamp() * 1000)

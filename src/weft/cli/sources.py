@@ -1,0 +1,171 @@
+"""Where `weft status`, `why` and `top` look: runs on this machine, a URL, or a group's reports."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.errors import ConfigError, FatalError
+from weft.kafka.last_words import words_of
+from weft.observe import local
+from weft.observe.asking import Question, is_answer, question
+from weft.observe.reports import of_group
+from weft.observe.sentences import record_sentence, why
+
+URL_ANSWER_S = 10.0
+URL_BYTES_MAX = 256 * 2**20
+
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A run's HTTP address, such as http://127.0.0.1:8080."),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="For --url: the file with its token.")
+]
+
+
+class Shown:
+    """One run that can be asked."""
+
+    def __init__(self, name: str, ask: Any) -> None:
+        self.name = name
+        #: `{"ask": "snapshot"}` or `{"ask": "why", "where": …, "key": …}` -> the answer
+        self.ask = ask
+
+
+Group = Annotated[
+    str | None, typer.Option("--group", help="The whole group, by its reports (App(reports=…)).")
+]
+Servers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="For --group: the brokers."),
+]
+Reports = Annotated[
+    str, typer.Option("--reports", metavar="TOPIC", help="For --group: the topic of the reports.")
+]
+REPORTS = "weft.reports"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Whom a command asks."""
+
+    url: str | None = None
+    token_file: Path | None = None
+    group: str | None = None
+    servers: str | None = None
+    reports: str = REPORTS
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def runs(self) -> list[Shown]:
+        """Whoever can be asked; ConfigError when there is nobody."""
+        if self.group is None:
+            if self.servers is not None:
+                raise ConfigError("--bootstrap-servers is for --group: give that, too")
+            return runs_of(self.url, self.token_file)
+        if self.servers is None or self.url is not None:
+            raise ConfigError("--group goes with --bootstrap-servers, and not with --url")
+        words = words_of(self.servers, self.properties, self.reports)
+        shots = of_group(words, self.group, time.time())
+        if not shots:
+            raise ConfigError(
+                f"no member of group {self.group} has reported to {self.reports} within the last "
+                f"hour: it needs App(reports={self.reports!r})"
+            )
+        return [Shown(str(shot["app"]["member"]), partial(_reported, shot)) for shot in shots]
+
+
+def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a member's last report says; a record that is no blocker is not in it."""
+    if asked["ask"] == "snapshot":
+        return shot
+    about = question(asked.get("where"), asked.get("key"))
+    rows = [row for row in shot["blockers"] if _meant(row, about)]
+    if about.key is not None or about.offset is not None:
+        told = [record_sentence(row, shot["app"]["member"]) for row in rows]
+    elif about.topic is None or any(_meant_part(row, about) for row in shot["partitions"]):
+        parts = [{**row, "silent": bool(shot["silent_s"])} for row in shot["partitions"]]
+        told = why({**shot, "partitions": parts}, about.topic, about.partition)
+    else:
+        told = []
+    silent = {"silent_s": shot["silent_s"]} if shot["silent_s"] else {}
+    return {"sentences": [one.row() for one in told], "found": rows if told else [], **silent}
+
+
+def _meant_part(row: Mapping[str, Any], about: Question) -> bool:
+    return about.topic == row["topic"] and about.partition in (None, row["partition"])
+
+
+def _meant(row: Mapping[str, Any], about: Question) -> bool:
+    return (
+        about.topic in (None, row["topic"])
+        and about.partition in (None, row["partition"])
+        and about.offset in (None, row["offset"])
+        and about.key in (None, row["key"])
+    )
+
+
+def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
+    """Whoever can be asked; ConfigError when there is nobody."""
+    if url is not None:
+        return [Shown(url, lambda question: _by_url(url, token_file, question))]
+    found = local.runs()
+    if not found:
+        raise ConfigError(
+            "no run of yours on this machine: start one with `weft run` (or WEFT_SOCKET=1), or "
+            "give --url, or --group and --bootstrap-servers"
+        )
+    return [Shown(path.stem, partial(local.ask, path)) for path in found]
+
+
+def _by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask over HTTP."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--url {url!r:.80}: write http://HOST:PORT")
+    given = {name: value for name, value in question.items() if name != "ask" and value is not None}
+    query = f"?{urllib.parse.urlencode(given)}" if given else ""
+    request = urllib.request.Request(f"{url.rstrip('/')}/{question['ask']}{query}")  # noqa: S310  # checked above
+    if token_file is not None:
+        try:
+            token = token_file.expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from None
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=URL_ANSWER_S) as answer:  # noqa: S310  # checked above
+            body = answer.read(URL_BYTES_MAX)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConfigError(f"{url}: {_reason(error)}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise FatalError(f"{url}: no answer: {reason}") from None
+    try:
+        told: dict[str, Any] = json.loads(body)
+    except ValueError:
+        told = {}
+    if not is_answer(question["ask"], told):
+        raise ConfigError(f"{url}: what answers there is no run of Weft")
+    return told
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Why not, in Weft's words; of what is not Weft's the status alone."""
+    text = error.read(500).decode(errors="replace").strip()
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        ours = error.code in (401, 403) and len(text.splitlines()) == 1
+    return text if ours else f"HTTP {error.code}: what answers there is no run of Weft"

@@ -1,0 +1,262 @@
+"""`weft top` on the terminal; what its lines say is in top_lines.py."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widgets import DataTable, Footer, Input, Sparkline, Static
+
+from weft.cli.top_lines import COLUMNS, PARTITIONS_MAX, Line, Wanted, cut, lines, number
+from weft.errors import WeftError
+from weft.observe.overview import ORDERS, overview
+from weft.observe.sentences import why
+
+HISTORY_MAX = 120
+HELP = (
+    "Enter open or close · / filter · > next order · [ ] page · Space hold still\n"
+    "b what holds up · f failures · q quit.  left: really left (end - frontier - done beyond)\n"
+    "beyond: done past the frontier · run, retry, park: records there now"
+)
+
+
+class Top(App[None]):
+    """A live view of one or several members."""
+
+    TITLE = "weft top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: $background; }
+    #head { height: 1; text-style: bold; }
+    #lines { height: 1fr; }
+    #below { height: 7; border-top: solid $panel; padding: 0 1; }
+    #text { display: none; height: 1; border: none; padding: 0 1; }
+    #text.shown { display: block; }
+    #spark { height: 2; }
+    #spark > Horizontal { width: 1fr; height: 2; padding: 0 1; }
+    #spark Static { width: 19; }
+    #spark Sparkline { width: 1fr; height: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,f10", "quit", "Quit"),
+        Binding("enter", "open", "Open", show=False),
+        Binding("slash,f4", "filter", "Filter", key_display="/"),
+        Binding("greater_than_sign,f6", "order", "Order", key_display=">"),
+        Binding("right_square_bracket,n", "page(1)", "Next", key_display="]"),
+        Binding("left_square_bracket,p", "page(-1)", "Back", key_display="["),
+        Binding("b", "below('blockers')", "Held up"),
+        Binding("f", "below('failures')", "Failures"),
+        Binding("space", "hold", "Hold"),
+        Binding("question_mark,h,f1", "below('help')", "Help", key_display="?"),
+        Binding("escape", "clear", "Clear", show=False),
+    ]
+
+    def __init__(
+        self, ask: Callable[[], Sequence[Mapping[str, Any]]], every_s: float = 2.0
+    ) -> None:
+        super().__init__()
+        self._ask, self._every_s = ask, every_s
+        self._view: dict[str, Any] | None = None
+        self._state = ""
+        self._failed = ""
+        self._heard_at = 0.0
+        self._held = False
+        self._below = "blockers"
+        self._wanted = Wanted()
+        self._of = 0
+        self._history: dict[str, deque[float]] = {
+            name: deque(maxlen=HISTORY_MAX) for name in ("rate", "left", "p99")
+        }
+
+    def compose(self) -> ComposeResult:
+        """The screen from top to bottom."""
+        yield Static("asking…", id="head")
+        with Horizontal(id="spark"):
+            for name in self._history:
+                with Horizontal():
+                    yield Static(name, id=f"{name}-now")
+                    yield Sparkline([], id=f"{name}-line")
+        yield DataTable(id="lines", cursor_type="row", zebra_stripes=False, cell_padding=0)
+        yield Static("", id="below")
+        yield Input(id="text", placeholder="topic, topic:3 or member; Enter", compact=True)
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        table = self._table()
+        for name in COLUMNS:
+            table.add_column(f" {name}", key=name)
+        table.focus()
+        self._look_soon()
+        self.set_interval(self._every_s, self._look_soon)
+
+    def _table(self) -> DataTable[Text]:
+        return self.query_one("#lines", DataTable)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        self.run_worker(self._look, thread=True, exclusive=True, group="look")
+
+    def _look(self) -> None:
+        """On a thread: whoever is asked may take seconds to answer."""
+        try:
+            shots = self._ask()
+        except WeftError as error:
+            self.call_from_thread(self._heard, None, str(error))
+        else:
+            self.call_from_thread(self._heard, shots, "")
+
+    def _heard(self, shots: Sequence[Mapping[str, Any]] | None, failed: str) -> None:
+        if not self.query("#head"):
+            return  # an answer that came while the screen was closed
+        self._failed = failed
+        if shots is not None and not self._held:
+            self._view = view = overview(shots)
+            self._state = ", ".join(sorted({str(shot["state"]) for shot in shots}))
+            self._heard_at = time.monotonic()
+            sums = view["totals"]
+            p99 = [row["latency_ms"].get("p99") or 0.0 for row in view["handlers"]]
+            told = (sums["rate_per_s"], sums["remaining"], max(p99, default=0.0))
+            for kept, value in zip(self._history.values(), told, strict=True):
+                kept.append(float(value))
+        self._show()
+
+    # -- showing -----------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        if self._view is None:
+            self._show_head()
+            return
+        found, self._of = lines(self._view, self._wanted)
+        self._show_head()
+        self._show_lines(found)
+        self._show_history()
+        self.query_one("#below", Static).update(self._told())
+
+    def _show_head(self) -> None:
+        view, head = self._view, Text(no_wrap=True, overflow="ellipsis")
+        if view is not None:
+            sums, wanted = view["totals"], self._wanted
+            last = min(wanted.start + PARTITIONS_MAX, self._of)
+            shown = f"{wanted.start + 1}-{last} of {self._of:,}" if self._of else "none"
+            head.append(f" {cut(view['group'])} ", "reverse")
+            head.append(f" {sums['members']} member(s), {self._state} · partitions {shown}")
+            head.append(f" by {wanted.order}" + (f", with {wanted.text}" if wanted.text else ""))
+            silent = [one["member"] for one in view["members"] if one["silent_s"]]
+            if silent:
+                head.append(f" · silent: {', '.join(silent)}", "bold red")
+        if self._held:
+            head.append(" · held still", "bold yellow")
+        if self._failed:
+            for_s = f" for {time.monotonic() - self._heard_at:.0f} s" if self._heard_at else ""
+            head = Text(f" no answer{for_s}: {self._failed}", "bold red", overflow="ellipsis")
+        self.query_one("#head", Static).update(head)
+
+    def _show_lines(self, found: Sequence[Line]) -> None:
+        table = self._table()
+        at, keys = table.cursor_row, [line.key for line in found]
+        known = [str(key.value) for key in table.rows]
+        before = known[at] if 0 <= at < len(known) else None
+        if known != keys:
+            table.clear()
+            for line in found:
+                table.add_row(*_cells(line), key=line.key)
+            if keys:
+                table.move_cursor(
+                    row=keys.index(before) if before in keys else min(at, len(keys) - 1)
+                )
+            return
+        for line in found:
+            for name, cell in zip(COLUMNS, _cells(line), strict=True):
+                table.update_cell(line.key, name, cell)
+
+    def _show_history(self) -> None:
+        units = {"rate": "a second", "left": "left", "p99": "ms p99"}
+        for name, kept in self._history.items():
+            now = f"{number(kept[-1]):>9}\n{units[name]:>9}"
+            self.query_one(f"#{name}-now", Static).update(Text(now))
+            self.query_one(f"#{name}-line", Sparkline).data = list(kept)
+
+    def _told(self) -> Text:
+        assert self._view is not None
+        if self._below == "help":
+            return Text(HELP)
+        told = Text()
+        if self._below == "failures":
+            for row in self._view["failures"][:5]:
+                told.append(f"{row['attempts']:>6,} × {row['type']}", "bold")
+                example = row["example"]
+                where = f"{example['topic']}[{example['partition']}] {example['offset']}"
+                told.append(f" {row['handler']}, last {where}: {example['message']}\n")
+            return told or Text("No attempt has failed.")
+        for one in why({**self._view, "state": self._state}):
+            told.append(f"{one.text}\n")
+        return told
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def _want(self, **changed: Any) -> None:
+        self._wanted = self._wanted._replace(**changed)
+        self._show()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter: open or close what the cursor is on."""
+        key = str(event.row_key.value)
+        self._want(opened=self._wanted.opened ^ {key})
+
+    def action_order(self) -> None:
+        """The next order of the partitions."""
+        names = list(ORDERS)
+        self._want(order=names[(names.index(self._wanted.order) + 1) % len(names)], start=0)
+
+    def action_page(self, by: int) -> None:
+        """The next or previous partitions."""
+        start = self._wanted.start + by * PARTITIONS_MAX
+        if 0 <= start < max(1, self._of):
+            self._want(start=start)
+
+    def action_below(self, what: str) -> None:
+        """What stands below the table."""
+        self._below = "blockers" if self._below == what else what
+        self._show()
+
+    def action_hold(self) -> None:
+        """Hold still, and go on."""
+        self._held = not self._held
+        self._show()
+
+    def action_filter(self) -> None:
+        """Ask for a text that partitions must have in their name."""
+        field = self.query_one("#text", Input)
+        field.add_class("shown")
+        field.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """The text is there."""
+        self._close_filter()
+        self._want(text=event.value.strip(), start=0)
+
+    def action_clear(self) -> None:
+        """Forget the text."""
+        self.query_one("#text", Input).value = ""
+        self._close_filter()
+        self._want(text="", start=0)
+
+    def _close_filter(self) -> None:
+        self.query_one("#text", Input).remove_class("shown")
+        self._table().focus()
+
+
+def _cells(line: Line) -> list[Text]:
+    style = (
+        "bold red" if line.bad else "bold" if line.depth == 0 else "dim" if line.depth > 1 else ""
+    )
+    name, *numbers = line.cells
+    return [Text(f" {name}", style), *(Text(f" {one}", style, justify="right") for one in numbers)]

@@ -1,0 +1,86 @@
+"""`weft topics`: make the topics that an example needs. Not a Kafka admin tool."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+import typer
+
+from weft.cli import cluster
+from weft.errors import ConfigError
+from weft.kafka.admin import KafkaAdmin
+
+PARTITIONS_MAX = 10_000
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def _topics() -> None:
+    """Make the topics that an example needs.
+
+    Example: weft topics create orders
+    """
+
+
+@app.command()
+def create(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="The topics.")],
+    partitions: Annotated[
+        int | None, typer.Option(help="Partitions of each. Default: what the broker is set to.")
+    ] = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """Create topics, with the cluster's own default replication; those that exist stay as they are.
+
+    Example: weft topics create gps.positions gps.alerts --partitions 4
+    """
+    _check(names, partitions)
+    settings = cluster.settings_of(bootstrap_servers, x, config)
+    made = []
+    with cluster.answering(), KafkaAdmin(settings) as admin:
+        for name in dict.fromkeys(names):
+            is_new = admin.create_topic(name, partitions or -1, timeout_s=cluster.ANSWER_S)
+            count = admin.describe([name], cluster.ANSWER_S)[name].partitions
+            _check_same(name, partitions, count)
+            made.append({"topic": name, "partitions": count, "created": is_new})
+            if not as_json:
+                what = "created" if is_new else "exists already"
+                typer.echo(f"{name}: {what}, {counted(count, 'partition')}")
+    if as_json:
+        typer.echo(json.dumps(made))
+
+
+def _check(names: list[str], partitions: int | None) -> None:
+    for name in names:
+        check_topic(name)
+    if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
+        raise ConfigError(f"--partitions {partitions}: give a number from 1 to {PARTITIONS_MAX}")
+
+
+def check_topic(name: str) -> None:
+    """ConfigError for what cannot be the name of a topic."""
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise ConfigError(
+            f"{name!r:.80} cannot be a topic: Kafka allows letters, digits, '.', '_' and '-', at "
+            "most 249"
+        )
+
+
+def _check_same(name: str, wanted: int | None, count: int) -> None:
+    if wanted is not None and wanted != count:
+        raise ConfigError(
+            f"topic {name} exists already, with {counted(count, 'partition')}, not {wanted}: "
+            "leave out --partitions, or choose another name"
+        )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 record`, `2 records`."""
+    return f"{number} {noun}{'s' * (number != 1)}"

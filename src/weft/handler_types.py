@@ -1,0 +1,116 @@
+"""What `@app.consume` takes, for type checkers: a wrong handler is underlined while it is written.
+
+What a handler is called with and may return follows from `batch=`, `ledger=` and `output=`; each
+combination is an overload of `Consume` with one of the variables below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+
+from weft.ledger.policy import SqlLedger
+from weft.policies import Batch, Commit, OnExhausted, Retry
+from weft.runtime.calls.record_batch import RecordBatch
+from weft.types import DeliveryName, Ordering, Produce, Record
+
+Topics = str | Sequence[str]
+ExecutorName = Literal["auto", "async", "threads", "processes"]
+Value = Literal["bytes", "str", "json"] | type[Any] | Callable[[bytes], Any]
+
+
+class _Model(Protocol):
+    """A pydantic model: sent as its JSON."""
+
+    def model_dump_json(self) -> str: ...
+
+
+Outputs = None | Produce | list[Produce] | tuple[Produce, ...]
+Values = Outputs | str | float | _Model | Mapping[str, Any] | Sequence[Any]
+
+Called = Outputs | Awaitable[Outputs] | Iterator[Produce]
+CalledForValues = Values | Awaitable[Values] | Iterator[Produce]
+CalledForNothing = None | Awaitable[None]
+
+#: handlers of records: without `output=`, with it, and with a ledger
+F = TypeVar("F", bound=Callable[[Record[Any]], Called])
+FV = TypeVar("FV", bound=Callable[[Record[Any]], CalledForValues])
+FL = TypeVar("FL", bound=Callable[[Record[Any], Any], CalledForNothing])
+#: the same of batches
+B = TypeVar("B", bound=Callable[[RecordBatch[Any]], Called])
+BV = TypeVar("BV", bound=Callable[[RecordBatch[Any]], CalledForValues])
+BL = TypeVar("BL", bound=Callable[[RecordBatch[Any], Any], CalledForNothing])
+
+
+class Options(TypedDict, total=False):
+    """The options that decide nothing about the handler's signature; see docs/options.md."""
+
+    ordering: Ordering
+    concurrency: int
+    executor: ExecutorName
+    retry: Retry
+    timeout_s: float | None
+    on_exhausted: OnExhausted
+    value: Value
+    delivery: DeliveryName
+    commit: Commit
+    prefetch: Callable[..., Any] | None
+    rate_limit_per_s: float | None
+
+
+class Consume(Protocol):
+    """`App.consume` as a type checker sees it."""
+
+    @overload
+    def __call__(
+        self,
+        topics: Topics,
+        *,
+        ledger: None = None,
+        batch: None = None,
+        output: None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[F], F]: ...
+    @overload
+    def __call__(
+        self,
+        topics: Topics,
+        *,
+        output: str,
+        ledger: None = None,
+        batch: None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[FV], FV]: ...
+    @overload
+    def __call__(
+        self, topics: Topics, *, ledger: SqlLedger, batch: None = None, **options: Unpack[Options]
+    ) -> Callable[[FL], FL]: ...
+    @overload
+    def __call__(
+        self,
+        topics: Topics,
+        *,
+        batch: Batch,
+        ledger: None = None,
+        output: None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[B], B]: ...
+    @overload
+    def __call__(
+        self,
+        topics: Topics,
+        *,
+        batch: Batch,
+        output: str,
+        ledger: None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[BV], BV]: ...
+    @overload
+    def __call__(
+        self, topics: Topics, *, batch: Batch, ledger: SqlLedger, **options: Unpack[Options]
+    ) -> Callable[[BL], BL]: ...
+
+
+def as_consume(method: Callable[..., Any]) -> Consume:
+    """The method itself; only its type is another."""
+    return cast("Consume", method)

@@ -1,0 +1,28 @@
+"""Which run a snapshot is of."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from typing import Any
+
+from weft._version import __version__
+
+#: several apps of one process are several members
+_runs = itertools.count()
+
+
+def about_run(group: str, instance_id: str | None) -> dict[str, Any]:
+    """The group, this member's name in it, and where it runs."""
+    host, number = socket.gethostname(), next(_runs)
+    name = f"{host}-{os.getpid()}" + (f"-{number}" if number else "")
+    return {
+        "group": group,
+        "member": instance_id or name,
+        "pid": os.getpid(),
+        "host": host,
+        "started_at": round(time.time(), 3),
+        "version": __version__,
+    }

@@ -1,0 +1,166 @@
+"""What the page shows, looked at once a second while somebody watches, and kept over time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from weft.errors import ConfigError
+from weft.kafka import guard
+from weft.observe.overview import ORDERS, overview, page_of
+from weft.observe.sentences import why
+
+WATCHED_EVERY_S = 1.0
+ALONE_EVERY_S = 5.0
+HISTORY_MAX = 600
+#: handlers of which the latency is kept over time
+HANDLERS_MAX = 20
+WATCHERS_MAX = 20
+PAGE_MAX = 200
+TEXT_MAX = 300
+
+
+class Looks(Protocol):
+    """What the page asks of a run beside its snapshots. Any thread, at any time."""
+
+    def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
+        """One partition's offset map and worst records; None where it is not."""
+
+    def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
+        """Where one record is."""
+
+    def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
+        """Where the first records of one key are."""
+
+
+def view_of(given: Mapping[str, str]) -> dict[str, Any]:
+    """What a watcher wants to see, from the query; ConfigError for what cannot be."""
+    if any(len(value) > TEXT_MAX for value in given.values()):
+        raise ConfigError(f"a parameter of the page has at most {TEXT_MAX} characters")
+    view: dict[str, Any] = {name: given.get(name, "") for name in ("topic", "key", "text")}
+    view["order"] = given.get("order", "remaining")
+    if view["order"] not in ORDERS:
+        raise ConfigError(f"order is one of {', '.join(ORDERS)}")
+    for name in ("partition", "offset", "start", "count"):
+        text = given.get(name)
+        if text is not None and not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise ConfigError(f"{name} is a whole number from 0")
+        view[name] = None if text is None else int(text)
+    if view["count"] is not None and not 1 <= view["count"] <= PAGE_MAX:
+        raise ConfigError(f"count is 1 to {PAGE_MAX}")
+    return view
+
+
+class Feed:
+    """Looks at the members on a thread of its own until it is closed."""
+
+    def __init__(
+        self,
+        shots: Callable[[], Sequence[Mapping[str, Any]]],
+        looks: Looks,
+        sums: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """`sums` is asked in place of `shots` while nobody watches: it may tell no blockers."""
+        self._shots, self._looks, self._sums = shots, looks, sums or shots
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._watchers = 0
+        self._closed = False
+        #: counts the looks
+        self.number = 0
+        self._overview: dict[str, Any] = overview([])
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_MAX)
+        self._thread = guard.thread("weft-page", self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            if self._watchers:
+                self.look()
+            else:
+                self.look_alone()
+            self._wake.wait(WATCHED_EVERY_S if self._watchers else ALONE_EVERY_S)
+            self._wake.clear()
+
+    def look(self) -> None:
+        """One look, for those who watch."""
+        shots = self._shots()
+        seen = overview(shots)
+        states = ", ".join(sorted({str(shot["state"]) for shot in shots}))
+        seen["sentences"] = [one.row() for one in why({**seen, "state": states})]
+        with self._lock:
+            self._overview = seen
+            self._history.append(_sample(seen))
+            self.number += 1
+
+    def look_alone(self) -> None:
+        """Nobody watches: only what is kept over time."""
+        sample = _sample(overview(self._sums()))
+        with self._lock:
+            self._history.append(sample)
+
+    def enter(self) -> bool:
+        """One more watches; False when too many do already."""
+        with self._lock:
+            if self._closed or self._watchers >= WATCHERS_MAX:
+                return False
+            self._watchers += 1
+        self._wake.set()
+        return True
+
+    def leave(self) -> None:
+        """One watches no more."""
+        with self._lock:
+            self._watchers -= 1
+
+    @property
+    def closed(self) -> bool:
+        """Nothing new will come."""
+        return self._closed
+
+    def history(self) -> list[dict[str, Any]]:
+        """The looks so far, the oldest first."""
+        with self._lock:
+            return list(self._history)
+
+    def event(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        """What one watcher is told now."""
+        with self._lock:
+            seen, sample = self._overview, self._history[-1] if self._history else None
+        listed = page_of(
+            seen["partitions"],
+            order=view["order"],
+            text=view["text"],
+            start=view["start"] or 0,
+            count=view["count"] or 50,
+        )
+        told = {**seen, "partitions": listed, "sample": sample, "now": round(time.time(), 3)}
+        if view["key"]:
+            key = view["key"].encode(errors="surrogateescape")
+            return {**told, "found": self._looks.find_key(key, view["topic"] or None)}
+        if not view["topic"] or view["partition"] is None:
+            return told
+        where = (view["topic"], view["partition"])
+        if view["offset"] is not None:
+            told["found"] = [self._looks.find(*where, view["offset"])]
+        return {**told, "picture": self._looks.picture(*where)}
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(5.0)
+
+
+def _sample(seen: Mapping[str, Any]) -> dict[str, Any]:
+    sums = seen["totals"]
+    latency = {row["name"]: row["latency_ms"].get("p99") for row in seen["handlers"][:HANDLERS_MAX]}
+    names = ("remaining", "lag", "rate_per_s", "failures")
+    return {
+        "at": round(time.time(), 1),
+        **{name: sums[name] for name in names},
+        "p99_ms": latency,
+    }

@@ -1,0 +1,168 @@
+"""Probes, metrics, the snapshot and `why` over HTTP. Only reading: nothing can be sent.
+
+Loopback alone needs no token, and then the Host header must name it: a page in the user's browser
+that got its own name to point here is refused. Elsewhere a token is needed for everything but the
+two probes, which tell no more than whether and why not.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from weft.app_options import check_http
+from weft.errors import ConfigError
+from weft.observe.asking import Source, answer, question_of
+from weft.observe.feed import Feed
+from weft.observe.metrics import exposed
+from weft.observe.page import page_routes
+from weft.observe.serving import Serving, listening, need_http
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
+
+PROBES = ("/livez", "/readyz")
+TOKEN_CHARS_MIN = 16
+TOKEN_BYTES_MAX = 4096
+ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+Send = Callable[[Any], Awaitable[None]]
+
+
+def token_of(path: object) -> str:
+    """The token in this file; ConfigError when it cannot serve as one."""
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"http_token_file={path!r:.80}: give the path of a file")
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            text = file.read(TOKEN_BYTES_MAX + 1).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"http_token_file {path}: cannot be read: {error}") from None
+    if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_BYTES_MAX or not text.isascii():
+        raise ConfigError(
+            f"http_token_file {path}: a token has {TOKEN_CHARS_MIN} to {TOKEN_BYTES_MAX} ASCII "
+            "characters, such as of `openssl rand -hex 32`"
+        )
+    return text
+
+
+class Guard:
+    """Who may read: by Host, Origin and token."""
+
+    def __init__(self, host: str, token: str | None) -> None:
+        self._hosts = {"localhost", "127.0.0.1", "::1", host.lower()} if token is None else None
+        self._token = token
+
+    def refusal(self, path: str, headers: Any) -> tuple[int, str] | None:
+        """Status and reason, or None where the request is in order."""
+        host = headers.get("host", "")
+        name = _hostname(host)
+        if self._hosts is not None and name not in self._hosts:
+            return 403, "this Host is not ours"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return 403, "this Origin is not ours"
+        if path in PROBES or self._token is None or self._knows(headers.get("authorization", "")):
+            return None
+        return 401, "a token is needed: Authorization: Bearer TOKEN"
+
+    def _knows(self, given: str) -> bool:
+        assert self._token is not None
+        kind, _, value = given.partition(" ")
+        if kind.lower() == "basic":  # what browsers can send: any name, the token as password
+            try:
+                value = base64.b64decode(value, validate=True).decode().partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                return False
+        elif kind.lower() != "bearer":
+            return False
+        return hmac.compare_digest(value.strip().encode(), self._token.encode())
+
+
+def _hostname(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def routes_of(source: Source) -> list[BaseRoute]:
+    """What is served, each for GET alone."""
+    from prometheus_client import CONTENT_TYPE_LATEST
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    def probe(ask: Callable[[], tuple[bool, str]]) -> Callable[[Request], Response]:
+        def told(_: Request) -> Response:
+            well, reason = ask()
+            return PlainTextResponse(f"{reason}\n", 200 if well else 503)
+
+        return told
+
+    def metrics(_: Request) -> Response:
+        return Response(exposed(source.measures), media_type=CONTENT_TYPE_LATEST)
+
+    def snapshot(_: Request) -> Response:
+        return JSONResponse(source.snapshot())
+
+    def why(request: Request) -> Response:
+        try:
+            return JSONResponse(answer(source, question_of(request.query_params)))
+        except ConfigError as error:
+            return JSONResponse({"error": str(error)}, 400)
+
+    return [
+        Route("/livez", probe(source.live)),
+        Route("/readyz", probe(source.ready)),
+        Route("/metrics", metrics),
+        Route("/snapshot", snapshot),
+        Route("/why", why),
+    ]
+
+
+def app_of(source: Source, guard: Guard, more: Sequence[BaseRoute] = ()) -> Any:
+    """The ASGI app, every answer behind the guard."""
+    from starlette.applications import Starlette
+
+    return Guarded(Starlette(routes=[*routes_of(source), *more]), guard)
+
+
+class Guarded:
+    """An ASGI app behind the guard, by hand: it is asked each second while records flow."""
+
+    def __init__(self, app: Any, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        """Serve one request."""
+        from starlette.datastructures import Headers, MutableHeaders
+        from starlette.responses import PlainTextResponse
+
+        refused = self._guard.refusal(scope["path"], Headers(scope=scope))
+        if refused is not None:
+            status, reason = refused
+            headers = {"WWW-Authenticate": 'Basic realm="weft"'} if status == 401 else None
+            await PlainTextResponse(f"{reason}\n", status, headers)(scope, receive, send)
+            return
+
+        async def locked(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(ALWAYS)
+            await send(message)
+
+        await self._app(scope, receive, locked)
+
+
+def serve(source: Source, http: str, token_file: str | None) -> Serving:
+    """Serve until it is closed. Raises ConfigError."""
+    need_http("http")
+    host, port = check_http(http, token_file)
+    token = None if token_file is None else token_of(token_file)
+    listener, feed = listening("http", host, port), Feed(source.members, source, source.sums)
+    return Serving(app_of(source, Guard(host, token), page_routes(feed)), listener, feed.close)

@@ -1,0 +1,174 @@
+"""`weft lag --listen`: a group's true lag for Prometheus, and for KEDA's metrics-api scaler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.app_options import address
+from weft.errors import WeftError
+from weft.kafka import guard
+from weft.kafka.group_lag import GroupLag, PartitionLag
+from weft.observe.serving import listening, need_http, server_of
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+MEASURED_EVERY_S = 5.0
+#: an answer older than this is no answer
+FRESH_S = 60.0
+#: an offset that is not done for so long, with others done beyond it, is parked or hangs: more
+#: members would not help
+STANDING_S = 60.0
+
+GAUGES = (
+    ("weft_group_remaining_records", "Records that are really left to do", "remaining"),
+    ("weft_group_log_end_offset", "One past the last record of the log", "end"),
+    ("weft_group_committed_offset", "Offset that the group has committed", "committed"),
+    ("weft_group_done_beyond_records", "Records done past the committed offset", "done_beyond"),
+    ("weft_group_oldest_age_seconds", "Age of the oldest record not done", "oldest_age_s"),
+    ("weft_group_map_characters", "Size of the offset map in the commit", "map_chars"),
+)
+UP = ("weft_group_up", "1 while the group could be measured lately")
+PROBLEMS = ("weft_group_problem_partitions", "Partitions with a problem; weft lag names them")
+
+
+class LagBoard:
+    """The last measurement of a group, made again every few seconds."""
+
+    def __init__(
+        self, measure: Callable[[], Sequence[PartitionLag]], group: str, every_s: float
+    ) -> None:
+        self._measure = measure
+        self.group = group
+        self._every_s = every_s
+        self._rows: Sequence[PartitionLag] = ()
+        self._at: float | None = None
+        self._problem = "not measured yet"
+        self._over = threading.Event()
+        #: (topic, partition) -> its frontier that stands, and since when
+        self._stands: dict[tuple[str, int], tuple[int, float]] = {}
+
+    def start(self) -> None:
+        """Measure from now on."""
+        guard.thread("weft-lag", self._run).start()
+
+    def close(self) -> None:
+        """Measure no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self.look()
+            self._over.wait(self._every_s)
+
+    def look(self) -> None:
+        """Measure once; what goes wrong is kept as the problem."""
+        try:
+            rows = self._measure()
+        except WeftError as error:
+            self._problem = str(error)
+            return
+        now = time.monotonic()
+        before, self._stands = self._stands, {}
+        for row in rows:
+            if row.oldest_not_done is not None:
+                where = (row.topic, row.partition)
+                frontier, since = before.get(where, (-1, now))
+                same = frontier == row.oldest_not_done
+                self._stands[where] = (row.oldest_not_done, since if same else now)
+        self._rows, self._at, self._problem = rows, now, ""
+
+    def problem(self) -> str:
+        """Why there is nothing to say; empty while there is."""
+        if self._at is None or time.monotonic() - self._at > FRESH_S:
+            return self._problem or "the last measurement is too old"
+        return ""
+
+    def lag(self) -> dict[str, Any]:
+        """As `weft lag --json` prints it."""
+        remaining = sum(row.remaining or 0 for row in self._rows)
+        rows = [row.row() for row in self._rows]
+        return {"group": self.group, "remaining": remaining, "partitions": rows}
+
+    def scale(self) -> dict[str, Any]:
+        """What more members could do: without what stands in front of records that are done."""
+        now = time.monotonic()
+        standing = sum(self._standing(row, now) for row in self._rows)
+        remaining = sum(row.remaining or 0 for row in self._rows)
+        return {"group": self.group, "value": remaining - standing, "standing": standing}
+
+    def _standing(self, row: PartitionLag, now: float) -> int:
+        """Offsets before the last one done, once the first of them has stood for a while."""
+        _, since = self._stands.get((row.topic, row.partition), (-1, now))
+        if not row.done_beyond or now - since < STANDING_S or row.remaining is None:
+            return 0
+        return min(row.remaining, row.holes)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """For prometheus-client: every gauge, with bounded labels."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        up = GaugeMetricFamily(*UP, labels=["group"])
+        up.add_metric([self.group], 0 if self.problem() else 1)
+        yield up
+        if self.problem():
+            return
+        problems = GaugeMetricFamily(*PROBLEMS, labels=["group"])
+        problems.add_metric([self.group], sum(row.problem is not None for row in self._rows))
+        yield problems
+        for name, text, field in GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["group", "topic", "partition"])
+            for row in self._rows:
+                if (value := getattr(row, field)) is not None:
+                    gauge.add_metric([self.group, row.topic, str(row.partition)], value)
+            yield gauge
+
+
+def app_of(board: LagBoard) -> Any:
+    """The ASGI app: /lag, /scale, /metrics, all GET."""
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    registry = CollectorRegistry()
+    registry.register(board)
+
+    def told(what: Callable[[], dict[str, Any]]) -> Callable[[Request], Response]:
+        def answer(_: Request) -> Response:
+            if problem := board.problem():
+                return JSONResponse({"group": board.group, "error": problem}, 503)
+            return JSONResponse(what())
+
+        return answer
+
+    def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return Starlette(
+        routes=[
+            Route("/lag", told(board.lag)),
+            Route("/scale", told(board.scale)),
+            Route("/metrics", metrics),
+        ]
+    )
+
+
+def serve_lag(measured: GroupLag, listen: str, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_ready` is told where."""
+    need_http("--listen")
+    listener = listening("--listen", *address("--listen", listen))
+    board = LagBoard(measured.measure, measured.group, MEASURED_EVERY_S)
+    board.start()
+    host, port = listener.getsockname()[:2]
+    on_ready(f"/lag, /scale and /metrics of group {measured.group} on {host}:{port}")
+    try:
+        server_of(app_of(board)).run(sockets=[listener])
+    finally:
+        board.close()
+        listener.close()

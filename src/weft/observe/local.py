@@ -1,0 +1,170 @@
+"""The unix socket of a run on this machine, and how its commands find every run.
+
+One line of JSON is asked, one is answered. The folder is the user's own (mode 0700), the sockets
+have mode 0600; a socket whose process is gone is removed by whoever finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import socketserver
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from weft import owner
+from weft.errors import ConfigError, WeftError
+from weft.kafka import guard
+from weft.observe.asking import Source, answer, is_answer, question_of
+
+ANSWER_S = 5.0
+ASKED_BYTES_MAX = 64 * 2**10
+ANSWER_BYTES_MAX = 256 * 2**20
+#: what a unix socket's path may have, with room to spare
+PATH_BYTES_MAX = 100
+#: several apps of one process
+_numbers = itertools.count()
+
+
+class NotAnswering(WeftError):
+    """A run is there and does not answer."""
+
+
+def folder() -> Path:
+    """Where the sockets of this user's runs are; made when missing. ConfigError if it is unsafe."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(base) / "weft" if base else Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700, parents=False)
+        known = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: set XDG_RUNTIME_DIR to your own") from None
+    wrong = owner.complaint(known, owner.ANY) if stat.S_ISDIR(known.st_mode) else "is no folder"
+    if wrong:
+        raise ConfigError(
+            f"{path} {wrong}, and must be a folder of yours alone (mode 0700): "
+            "remove it, or set XDG_RUNTIME_DIR"
+        )
+    return path
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """One question."""
+
+    timeout = ANSWER_S
+
+    def handle(self) -> None:
+        """Answer it; what goes wrong is the answer."""
+        server = self.server
+        assert isinstance(server, LocalServer)
+        with contextlib.suppress(OSError):  # who asked is gone, or asks nothing
+            line = self.rfile.readline(ASKED_BYTES_MAX + 1)
+            self.wfile.write(json.dumps(_answered(server.source, line)).encode() + b"\n")
+
+
+def _answered(source: Source, line: bytes) -> dict[str, Any]:
+    if not line.endswith(b"\n"):
+        return {"error": f"a question is one line of at most {ASKED_BYTES_MAX} bytes"}
+    try:
+        asked = json.loads(line)
+        what = asked["ask"]
+        if what == "snapshot":
+            return source.snapshot()
+        if what == "why":
+            return answer(source, question_of(asked))
+    except ConfigError as error:
+        return {"error": str(error)}
+    except (ValueError, TypeError, KeyError):
+        return {"error": "a question is a JSON object with `ask`"}
+    return {"error": f"nobody knows how to answer {what!r:.80}"}
+
+
+class LocalServer(socketserver.ThreadingUnixStreamServer):
+    """Answers on one socket until it is closed."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.path = folder() / f"{os.getpid()}-{next(_numbers)}.sock"
+        if len(os.fsencode(self.path)) > PATH_BYTES_MAX:
+            raise ConfigError(f"{self.path} is too long for a socket: set XDG_RUNTIME_DIR")
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()  # of a process that had our id before
+        before = os.umask(0o177)
+        try:
+            super().__init__(str(self.path), _Handler)
+        finally:
+            os.umask(before)
+        guard.thread("weft-socket", self.serve_forever).start()
+
+    def handle_error(self, _request: Any, _address: Any) -> None:
+        """What one who asked did wrong concerns nobody else."""
+
+    def close(self) -> None:
+        """Answer no more, and take the socket away."""
+        self.shutdown()
+        self.server_close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+# -- the asking side -----------------------------------------------------------------------------
+
+
+def runs() -> list[Path]:
+    """The sockets of this user's runs; those whose process is gone are removed."""
+    alive = []
+    for path in sorted(folder().glob("*.sock")):
+        known = path.lstat()
+        if not stat.S_ISSOCK(known.st_mode) or known.st_uid != os.getuid():
+            continue
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
+            one.settimeout(ANSWER_S)
+            try:
+                one.connect(str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                path.unlink(missing_ok=True)
+                continue
+            except OSError:
+                pass  # it is there, and busy: asking it will say so
+        alive.append(path)
+    return alive
+
+
+def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """The answer of one run. Raises NotAnswering, and ConfigError for a question it refuses."""
+    told = _told(path, question)
+    if isinstance(told, dict) and "error" in told:
+        raise ConfigError(str(told["error"]))
+    if not is_answer(question["ask"], told):
+        raise NotAnswering(f"{path.name}: what answers there is no run of Weft")
+    answered: dict[str, Any] = told
+    return answered
+
+
+def _told(path: Path, question: dict[str, Any]) -> Any:
+    """What it says, if it is JSON."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
+        one.settimeout(ANSWER_S)
+        try:
+            one.connect(str(path))
+            one.sendall(json.dumps(question).encode() + b"\n")
+            with one.makefile("rb") as stream:
+                line = stream.readline(ANSWER_BYTES_MAX)
+        except TimeoutError:
+            raise NotAnswering(f"{path.name}: no answer within {ANSWER_S:.0f} s") from None
+        except OSError as error:
+            raise NotAnswering(f"{path.name}: no answer: {error.strerror}") from None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

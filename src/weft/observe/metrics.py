@@ -1,0 +1,211 @@
+"""A snapshot as Prometheus metrics: names and units by its conventions, labels that are bounded.
+
+Labels are names the user gave (group, handler, topic) and numbers of partitions, never a key, an
+error text or anything else that comes with records. Counters begin anew with each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from weft.account.account import HALTS
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Row = Mapping[str, Any]
+
+STATES = ("starting", "waiting", "running", "paused", "stopping", "leaving", "ended", "failed")
+#: name -> (help, field of a partition's row)
+OF_PARTITION = {
+    "weft_remaining_records": ("Records that are really left to do", "remaining"),
+    "weft_lag_records": ("End of the log less the frontier", "lag"),
+    "weft_frontier_offset": ("Lowest offset that is not done", "frontier"),
+    "weft_committed_offset": ("Committed offset, -1 before the first commit", "committed"),
+    "weft_log_end_offset": ("One past the last record of the log", "end"),
+    "weft_done_beyond_records": ("Records done past the frontier", "done_beyond"),
+    "weft_oldest_age_seconds": ("Age of the oldest record not done", "oldest_age_s"),
+    "weft_commit_standing_seconds": ("Since when the committed offset stands", "committed_for_s"),
+    "weft_map_characters": ("Size of the offset map", "map_chars"),
+    "weft_buffered_records": ("Records held in memory that are not done", "buffered"),
+    "weft_partition_paused": ("1 while the partition is paused", "paused"),
+}
+#: name -> (help, field of a handler's row, further labels): counters
+COUNTED = {
+    "weft_failed_attempts": ("Attempts that failed", "failures"),
+    "weft_retries": ("Attempts put off for a retry", "retries"),
+    "weft_superseded_calls": ("Calls whose partition went away first", "superseded"),
+    "weft_ledger_repeats": ("Records that the ledger knew already", "repeats"),
+}
+OUTCOMES = {
+    "done": "done",
+    "dead_lettered": "dead_lettered",
+    "skipped": "skipped",
+    "parked": "parked",
+}
+#: gauges of a handler
+OF_HANDLER = {
+    "weft_calls_in_flight": ("Calls taken of the handler's concurrency", "in_flight"),
+    "weft_calls_max": ("Calls that the handler's concurrency allows", "concurrency"),
+    "weft_calls_overdue": ("Calls past their timeout_s that cannot be ended", "overdue"),
+}
+#: histograms of a handler
+TIMED = {
+    "weft_handler_seconds": ("Time of a call, sampled", "latency_buckets"),
+    "weft_lane_wait_seconds": (
+        "From when a record came to when its first call began, sampled",
+        "wait_buckets",
+    ),
+    "weft_completion_age_seconds": ("Age of a record when it is done, sampled", "age_buckets"),
+}
+#: counts of the engine that everybody should see, under names of their own
+ENGINE = {
+    "weft_commits_refused": ("Commits that the broker refused", "commits_refused"),
+    "weft_commits_in_doubt": ("Commits without an answer in time", "commits_in_doubt"),
+    "weft_late_completions": ("Completions of ended assignments, dropped", "late_completions"),
+    "weft_late_commit_answers": ("Answers to commits given up on", "late_commit_answers"),
+    "weft_partitions_revoked": ("Partitions given back", "partitions_revoked"),
+    "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
+}
+
+
+class SnapshotCollector:
+    """Collects from one snapshot each time it is asked."""
+
+    def __init__(self, snapshot: Callable[[], Row]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric family, also those without a sample now."""
+        shot = self._snapshot()
+        group = str(shot.get("app", {}).get("group", ""))
+        yield from _of_run(shot, group)
+        yield from _of_partitions(shot, group)
+        yield from _of_handlers(shot, group)
+
+
+def _of_run(shot: Row, group: str) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    state = GaugeMetricFamily("weft_state", "1 for the state of the run", labels=["group", "state"])
+    for name in STATES:
+        state.add_metric([group, name], float(shot["state"] == name))
+    yield state
+    halted = GaugeMetricFamily(
+        "weft_halted", "1 while nothing starts somewhere for this cause", labels=["group", "cause"]
+    )
+    causes = {halt["cause"] for halt in shot.get("halts", ())}
+    for cause in HALTS:
+        halted.add_metric([group, cause.name], float(cause.name in causes))
+    yield halted
+    for name, (text, field) in ENGINE.items():
+        counter = CounterMetricFamily(name, text, labels=["group"])
+        counter.add_metric([group], shot.get("counts", {}).get(field, 0))
+        yield counter
+    errors = CounterMetricFamily("weft_callback_errors", "Raised by callbacks", labels=["group"])
+    errors.add_metric([group], shot.get("callback_errors", 0))
+    yield errors
+    gap = GaugeMetricFamily(
+        "weft_poll_gap_max_seconds", "Longest time between two polls", labels=["group"]
+    )
+    gap.add_metric([group], shot.get("poll_gap_max_s", 0.0))
+    yield gap
+    yield _histogram(
+        "weft_commit_seconds",
+        "Time of a commit or transaction",
+        ["group"],
+        {(group,): shot.get("commit_buckets")},
+    )
+
+
+def _of_partitions(shot: Row, group: str) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    rows = shot["partitions"]
+    labels = ["group", "topic", "partition"]
+    for name, (text, field) in OF_PARTITION.items():
+        gauge = GaugeMetricFamily(name, text, labels=labels)
+        for row in rows:
+            if (value := row.get(field)) is not None:
+                gauge.add_metric([group, row["topic"], str(row["partition"])], float(value))
+        yield gauge
+    places: dict[tuple[str, str], int] = {}
+    for row in rows:
+        for place, count in row["places"].items():
+            where = (str(row["handler"]), place)
+            places[where] = places.get(where, 0) + count
+    gauge = GaugeMetricFamily(
+        "weft_records", "Records held, by where they are", labels=["group", "handler", "place"]
+    )
+    for (handler, place), count in places.items():
+        gauge.add_metric([group, handler, place], count)
+    yield gauge
+
+
+def _of_handlers(shot: Row, group: str) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    rows: Mapping[str, Row] = shot["handlers"]
+    outcomes = CounterMetricFamily(
+        "weft_records_finished",
+        "Records by what became of them",
+        labels=["group", "handler", "outcome"],
+    )
+    for handler, row in rows.items():
+        for outcome, field in OUTCOMES.items():
+            outcomes.add_metric([group, handler, outcome], row.get(field, 0))
+    yield outcomes
+    kinds = ((COUNTED, CounterMetricFamily), (OF_HANDLER, GaugeMetricFamily))
+    for table, family in kinds:
+        for name, (text, field) in table.items():
+            metric = family(name, text, labels=["group", "handler"])
+            for handler, row in rows.items():
+                metric.add_metric([group, handler], row.get(field, 0))
+            yield metric
+    for name, (text, field) in TIMED.items():
+        each: dict[tuple[str, ...], Row | None] = {
+            (group, handler): row.get(field) for handler, row in rows.items()
+        }
+        yield _histogram(name, text, ["group", "handler"], each)
+
+
+def _histogram(
+    name: str, text: str, labels: list[str], each: Mapping[tuple[str, ...], Row | None]
+) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, row in each.items():
+        if row is not None:
+            total, buckets = 0, []
+            for bound, count in zip([*row["le"], "+Inf"], row["counts"], strict=True):
+                total += count
+                buckets.append((str(bound), float(total)))
+            family.add_metric(list(values), buckets, row["sum"])
+    return family
+
+
+def exposed(snapshot: Callable[[], Row]) -> bytes:
+    """The text that Prometheus scrapes."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(snapshot))
+    return generate_latest(registry)
+
+
+def names() -> set[str]:
+    """Every metric's name as queries have it: counters end in _total, histograms in _bucket."""
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    empty = {"state": "starting", "partitions": [], "handlers": {}}
+    found: set[str] = set()
+    for family in SnapshotCollector(lambda: empty).collect():
+        if isinstance(family, CounterMetricFamily):
+            found.add(f"{family.name}_total")
+        elif isinstance(family, HistogramMetricFamily):
+            found |= {f"{family.name}_{end}" for end in ("bucket", "sum", "count")}
+        else:
+            found.add(family.name)
+    return found

@@ -1,0 +1,197 @@
+"""The snapshots of a group's members as one view: for the page and for `weft top`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+BLOCKERS_MAX = 20
+FAILURES_MAX = 50
+#: counts of a handler that add up over members
+SUMMED = (
+    "rate_per_s", "done", "failures", "retries", "dead_lettered", "skipped", "parked",
+    "superseded", "overdue", "in_flight", "concurrency",
+)  # fmt: skip
+#: of these what is so now, and not since the start
+NOW = {"rate_per_s", "overdue", "in_flight", "concurrency"}
+_FAILURE_COUNTS = ("attempts", "parked", "dead_lettered", "skipped")
+
+
+def overview(shots: Sequence[Row]) -> dict[str, Any]:
+    """One view of these members; a snapshot's `silent_s` says that its member is not heard of."""
+    parts = partitions(shots)
+    speaking = [shot for shot in shots if not shot.get("silent_s")]
+    return {
+        "at": max((shot["at"] for shot in shots), default=0.0),
+        "group": ", ".join(sorted({_app(shot, "group") for shot in shots})),
+        "totals": totals(shots, parts),
+        "members": [member_row(shot) for shot in shots],
+        "handlers": handlers(shots),
+        "partitions": parts,
+        "blockers": blockers(shots, parts),
+        "failures": failures(shots),
+        "halts": [
+            {**halt, "member": _app(shot, "member")}
+            for shot in speaking
+            for halt in shot.get("halts", ())
+        ],
+    }
+
+
+def _app(shot: Row, field: str) -> Any:
+    return shot.get("app", {}).get(field, "")
+
+
+def totals(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
+    """Sums over the whole group."""
+    left = ("remaining", "lag", "done_beyond")
+    ages = [part["oldest_age_s"] for part in parts if part["oldest_age_s"] is not None]
+    return {
+        **{name: sum(part[name] for part in parts) for name in left},
+        **held(parts),
+        "remaining_is_bound": any(part["remaining_is_bound"] for part in parts),
+        "oldest_age_s": max(ages, default=None),
+        "rate_per_s": round(sum(_rate(shot) for shot in shots), 1),
+        "done": int(_over_handlers(shots, "done")),
+        "failures": int(_over_handlers(shots, "failures")),
+        "members": sum(not shot.get("silent_s") for shot in shots),
+        "partitions": len(parts),
+    }
+
+
+#: what a member holds in memory: nothing of it is so any more when the member is not heard of
+HELD = ("buffered", "in_flight", "retrying", "parked")
+
+
+def held(parts: Iterable[Row]) -> dict[str, int]:
+    """Sums of what members that are heard of hold."""
+    heard = [part for part in parts if not part["silent"]]
+    return {name: sum(part[name] for part in heard) for name in HELD}
+
+
+def _over_handlers(shots: Sequence[Row], name: str) -> float:
+    return float(sum(row.get(name, 0) for shot in shots for row in shot["handlers"].values()))
+
+
+def _rate(shot: Row) -> float:
+    """Records a second; nothing is done by a member that is silent."""
+    return 0.0 if shot.get("silent_s") else _over_handlers([shot], "rate_per_s")
+
+
+def member_row(shot: Row) -> dict[str, Any]:
+    """One member with its sums; None of one that is silent: others have its partitions by now."""
+    about = {name: _app(shot, name) for name in ("member", "host", "pid", "started_at", "version")}
+    return {
+        **about,
+        "state": shot["state"],
+        "silent_s": shot.get("silent_s"),
+        "at": shot["at"],
+        **(dict.fromkeys(SUMS) if shot.get("silent_s") else _sums(shot)),
+    }
+
+
+#: sums of a member
+SUMS = ("partitions", "remaining", "in_flight", "rate_per_s")
+
+
+def _sums(shot: Row) -> dict[str, float]:
+    rows = shot["partitions"]
+    left, running = (sum(part[name] for part in rows) for name in ("remaining", "in_flight"))
+    return dict(zip(SUMS, (len(rows), left, running, round(_rate(shot), 1)), strict=True))
+
+
+def partitions(shots: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every partition once, with its member; a silent member's only where nobody else has it."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for shot in sorted(shots, key=_silence, reverse=True):
+        for part in shot["partitions"]:
+            row = {**part, "member": _app(shot, "member"), "silent": bool(shot.get("silent_s"))}
+            found[part["topic"], part["partition"]] = row
+    return list(found.values())
+
+
+def _silence(shot: Row) -> float:
+    return shot.get("silent_s") or 0.0
+
+
+def handlers(shots: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every handler with its sums; latencies are those of the slowest member.
+
+    Of a silent member what it has done counts, what it was doing does not.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for shot in shots:
+        silent = bool(shot.get("silent_s"))
+        for name, row in shot["handlers"].items():
+            into = merged.setdefault(name, {"name": name, "latency_ms": {}})
+            for count in SUMMED:
+                gone = silent and count in NOW
+                into[count] = into.get(count, 0) + (0 if gone else row.get(count, 0))
+            if silent:
+                continue
+            for quantile, value in (row.get("latency_ms") or {}).items():
+                known = [v for v in (into["latency_ms"].get(quantile), value) if v is not None]
+                into["latency_ms"][quantile] = max(known, default=None)
+    return list(merged.values())
+
+
+def blockers(shots: Sequence[Row], parts: Sequence[Row]) -> list[dict[str, Any]]:
+    """The worst of all members, each as the member tells it that has its partition now."""
+    holder = {(part["topic"], part["partition"]): part["member"] for part in parts}
+    rows = [
+        {**row, "member": member}
+        for shot in shots
+        for row in shot.get("blockers", ())
+        if holder.get((row["topic"], row["partition"])) == (member := _app(shot, "member"))
+    ]
+    rows.sort(key=lambda row: (-row["waiting_behind"] - row["done_beyond"], row["since"] or 0))
+    return rows[:BLOCKERS_MAX]
+
+
+def failures(shots: Iterable[Row]) -> list[dict[str, Any]]:
+    """By handler and type over all members, the latest first, with the latest example."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for shot in shots:
+        for row in shot.get("failures", ()):
+            kind = (row["handler"], row["type"])
+            into = merged.get(kind)
+            merged[kind] = dict(row) if into is None else _together(into, row)
+    return sorted(merged.values(), key=lambda row: -row["last_at"])[:FAILURES_MAX]
+
+
+def _together(one: Row, other: Row) -> dict[str, Any]:
+    later = max(one, other, key=lambda row: row["last_at"])
+    counts = {name: one[name] + other[name] for name in _FAILURE_COUNTS}
+    return {**later, **counts, "first_at": min(one["first_at"], other["first_at"])}
+
+
+#: what a list of partitions can be ordered by -> the key, the most urgent first
+ORDERS: dict[str, Any] = {
+    "remaining": lambda row: -row["remaining"],
+    "oldest": lambda row: -(row["oldest_age_s"] or 0),
+    "done_beyond": lambda row: -row["done_beyond"],
+    "map": lambda row: -row["map_chars"],
+    "name": lambda row: (row["topic"], row["partition"]),
+}
+
+
+def page_of(
+    rows: Sequence[Row],
+    *,
+    order: str = "remaining",
+    text: str = "",
+    start: int = 0,
+    count: int = 50,
+) -> dict[str, Any]:
+    """Some of the partitions: those whose topic, `topic:partition` or member has the text in it."""
+    if text:
+        rows = [row for row in rows if _has(row, text)]
+    start = max(0, min(start, (len(rows) - 1) // count * count if rows else 0))
+    ordered = sorted(rows, key=lambda row: (ORDERS[order](row), row["topic"], row["partition"]))
+    return {"rows": ordered[start : start + count], "start": start, "of": len(rows)}
+
+
+def _has(row: Row, text: str) -> bool:
+    return text in f"{row['topic']}:{row['partition']}" or text in str(row["member"])

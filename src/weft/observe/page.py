@@ -1,0 +1,101 @@
+"""The page: a few static files, and one stream of events with what is looked at.
+
+Everything it shows comes from this server, and the browser is told to take nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import ConfigError
+from weft.observe.feed import Feed, view_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+STATIC = Path(__file__).parent / "static"
+#: path -> file and its type
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/views.js": ("views.js", "text/javascript"),
+    "/drawing.js": ("drawing.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+LOOK_S = 0.1
+#: without news for so long a line keeps the connection open, and finds out who is gone
+ALIVE_S = 10.0
+
+
+def page_routes(feed: Feed) -> list[Route]:
+    """The routes of the page and of its events."""
+    from starlette.routing import Route
+
+    files = [
+        Route(path, partial(_file, name, kind), methods=["GET"])
+        for path, (name, kind) in FILES.items()
+    ]
+    return [*files, Route("/events", partial(_events, feed), methods=["GET"])]
+
+
+async def _file(name: str, kind: str, _request: Request) -> Response:
+    from starlette.responses import Response
+
+    body = await asyncio.to_thread((STATIC / name).read_bytes)
+    return Response(body, media_type=kind, headers=HEADERS)
+
+
+async def _events(feed: Feed, request: Request) -> Response:
+    """What happens, as server-sent events: the history first, then a look after the other."""
+    from starlette.responses import PlainTextResponse, StreamingResponse
+
+    try:
+        view = view_of(request.query_params)
+    except ConfigError as error:
+        return PlainTextResponse(f"{error}\n", 400, HEADERS)
+    return StreamingResponse(_told(feed, view), 200, HEADERS, "text/event-stream")
+
+
+async def _told(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    # What was seen last may be of long ago, when somebody watched last: the next look is near.
+    seen = feed.number
+    # Counted in here: whoever goes away before the first line was never counted.
+    if not feed.enter():
+        yield _event("refused", "Too many pages watch this run already: close one of them.")
+        return
+    try:
+        yield _event("history", feed.history())
+        silent_s = 0.0
+        while not feed.closed:
+            if feed.number == seen:
+                await asyncio.sleep(LOOK_S)
+                silent_s += LOOK_S
+                if silent_s >= ALIVE_S:
+                    silent_s = 0.0
+                    yield b": still here\n\n"
+                continue
+            seen, silent_s = feed.number, 0.0
+            yield _event("look", await asyncio.to_thread(feed.event, view))
+    finally:
+        feed.leave()
+
+
+def _event(name: str, data: Any) -> bytes:
+    # JSON has no line ends of its own: one event is one `data:` line.
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

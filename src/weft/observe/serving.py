@@ -1,0 +1,111 @@
+"""An HTTP server beside a run: an address to listen on, and uvicorn on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from weft.errors import ConfigError
+from weft.kafka import guard
+
+START_S = 10.0
+STOP_S = 5.0
+TICK_S = 1.0
+CONNECTIONS_MAX = 100
+BACKLOG = 64
+
+
+def need_http(option: str) -> None:
+    """Raise ConfigError where the libraries of the extra are missing."""
+    try:
+        import anyio  # noqa: F401  # only whether it is there
+        import prometheus_client.core  # noqa: F401  # see above
+        import starlette  # noqa: F401  # see above
+        import uvicorn  # noqa: F401  # see above
+    except ImportError as error:
+        raise ConfigError(f"{option} needs {error.name}: pip install 'weft[http]'") from None
+
+
+def listening(option: str, host: str, port: int) -> socket.socket:
+    """A socket that listens there; ConfigError when it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((host, port))
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{option}: cannot listen on {host}:{port}: {reason}") from None
+    return server
+
+
+def server_of(app: Any) -> Any:
+    """A uvicorn server of an ASGI app: quiet, bounded, without start-up hooks."""
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            loop="asyncio",
+        )
+    )
+
+
+class Serving:
+    """Serves an ASGI app until it is closed."""
+
+    def __init__(
+        self, app: Any, listener: socket.socket, closing: Callable[[], None] = lambda: None
+    ) -> None:
+        self._listener, self._closing = listener, closing
+        host, self.port = listener.getsockname()[:2]
+        self.address = f"{host}:{self.port}"
+        self._server = server_of(app)
+        self._server.main_loop = self._main_loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = guard.thread("weft-http", self._run)
+        self._thread.start()
+        deadline = time.monotonic() + START_S
+        while not self._server.started and self._thread.is_alive():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        import anyio
+
+        anyio.run(anyio.sleep, 0)  # what it imports when first used: now, not while records flow
+        self._server.run(sockets=[self._listener])
+
+    async def _main_loop(self) -> None:
+        """In place of uvicorn's, which looks ten times a second whether it is to end."""
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        while not await self._server.on_tick(0):  # 0: with the time of the Date header
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), TICK_S)
+
+    def close(self) -> None:
+        """Serve no more; what is being answered has a second."""
+        self._closing()  # ends what streams
+        self._server.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(STOP_S)
+        self._listener.close()

@@ -1,0 +1,140 @@
+"""What a handler's own annotations say, held against how it will be called.
+
+An annotation is a promise of its author's. One that cannot be true would fail on every record, in
+production; here it fails where the function is decorated. What cannot be resolved, or says
+nothing, passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections import abc
+from collections.abc import Callable
+from typing import Any, Literal
+
+from weft.errors import ConfigError
+from weft.types import Produce, Record
+
+#: what a handler may return: nothing; outputs; or values for `output=`, too
+Returns = Literal["nothing", "outputs", "values"]
+
+_PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, dict, set, frozenset, abc.Mapping)
+_MANY = (list, tuple, abc.Iterable)
+
+
+def check_signature(
+    where: str, function: Callable[..., Any], wanted: tuple[str, ...], returns: Returns
+) -> None:
+    """ConfigError where the parameters or their annotations do not fit `wanted`, or the return.
+
+    `wanted`: what it is called with: "record" or "batch", and "tx" with a ledger.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # a builtin without a signature: its first call will tell
+    try:
+        bound = signature.bind(*wanted)
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
+            f"def {getattr(function, '__name__', 'handler')}({', '.join(wanted)}) ({error})"
+        ) from None
+    hints = _hints(function)
+    first = next(iter(bound.arguments), "")
+    if first in hints and signature.parameters[first].kind is not inspect.Parameter.VAR_POSITIONAL:
+        _check_first(where, first, hints[first], wanted[0])
+    if "return" in hints:
+        _check_return(where, hints["return"], returns)
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """The annotations, resolved; empty where they are not to be had."""
+    if isinstance(function, functools.partial):
+        return {}
+    if not inspect.isroutine(function):
+        function = getattr(type(function), "__call__", function)  # noqa: B004  # the method is looked at
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # names that only a type checker imports, and whatever else stands there
+        return {}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The parts of a union, or the annotation itself."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(one for part in typing.get_args(hint) for one in _members(part))
+    return (hint,)
+
+
+def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
+    fits = _takes_batch if wanted == "batch" else _takes_record
+    if any(fits(one) for one in _members(hint)):
+        return
+    kind = "weft.RecordBatch" if wanted == "batch" else "weft.Record"
+    cure = f"def handler({name}: {kind})"
+    if wanted == "record" and _is_batch(hint):
+        cure += ", or give batch=weft.Batch(...)"
+    elif wanted == "batch" and _takes_record(hint):
+        cure += ", or leave batch= out"
+    elif wanted == "record":
+        cure += f", with value= for what {name}.value is"
+    raise ConfigError(
+        f"{where}: the handler is called with a {kind}, not with {_shown(hint)}: write {cure}"
+    )
+
+
+def _is_batch(hint: Any) -> bool:
+    plain = typing.get_origin(hint) or hint
+    return getattr(plain, "__name__", "") == "RecordBatch"
+
+
+def _takes_record(hint: Any) -> bool:
+    return not _is_class(hint) or issubclass(Record, typing.get_origin(hint) or hint)
+
+
+def _takes_batch(hint: Any) -> bool:
+    plain = typing.get_origin(hint) or hint
+    return not _is_class(hint) or _is_batch(hint) or issubclass(abc.Sequence, plain)
+
+
+def _is_class(hint: Any) -> bool:
+    """A class with fixed instances; Any, type variables and protocols may be anything."""
+    plain = typing.get_origin(hint) or hint
+    return (
+        isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
+    )
+
+
+def _check_return(where: str, hint: Any, returns: Returns) -> None:
+    for one in _members(hint):
+        if returns != "values" and _is_value(one):
+            cure = (
+                "give @app.consume(output=TOPIC) for plain values, or return weft.Produce(...)"
+                if returns == "outputs"
+                else "return None"
+            )
+            raise ConfigError(f"{where}: what it returns, {_shown(one)}, has nowhere to go: {cure}")
+        if returns == "nothing" and one is Produce:
+            raise ConfigError(
+                f"{where}: it returns weft.Produce, but its outputs could be lost or belong to "
+                "batch.ack(record, outputs): return None"
+            )
+
+
+def _is_value(hint: Any) -> bool:
+    """Whether this is surely a plain value, or several of them."""
+    if not _is_class(hint):
+        return False
+    plain = typing.get_origin(hint) or hint
+    if issubclass(plain, _PLAIN) or hasattr(plain, "model_dump_json"):
+        return True
+    several = typing.get_args(hint)
+    return issubclass(plain, _MANY) and bool(several) and all(map(_is_value, _members(several[0])))
+
+
+def _shown(hint: Any) -> str:
+    return hint.__name__ if type(hint) is type else str(hint).replace("typing.", "")
