@@ -17,6 +17,7 @@ from typing import Any
 
 import weft
 from benchmarks.sleeps import table_s
+from benchmarks.threads import spent, thread_seconds
 
 Handler = Callable[[weft.Record], Awaitable[None]] | Callable[[weft.Record], None]
 
@@ -37,6 +38,10 @@ class AppSpec:
     concurrency: int
     records: int
     sample_memory: bool = False
+    #: switched on: "" nothing, "all" both of "reports" and "http", "otel" spans of every call
+    seen: str = ""
+    #: where "all" is served
+    http: str = ""
 
 
 @dataclass
@@ -46,6 +51,12 @@ class Meter:
     total: int
     started_s: float = 0.0
     finished_s: float = 0.0
+    #: processor time of this process at these two moments
+    started_cpu_s: float = 0.0
+    finished_cpu_s: float = 0.0
+    #: and of each of its threads
+    started_threads: dict[str, float] = field(default_factory=dict)
+    finished_threads: dict[str, float] = field(default_factory=dict)
     calls: Any = field(default_factory=count)
     ends: Any = field(default_factory=lambda: count(1))
     handled: int = 0
@@ -53,12 +64,22 @@ class Meter:
     def begin(self) -> None:
         """Before the handler's work."""
         if next(self.calls) == 0:
-            self.started_s = time.perf_counter()
+            self.start()
 
     def end(self) -> None:
         """After the handler's work."""
         if next(self.ends) == self.total:
-            self.finished_s = time.perf_counter()
+            self.finish()
+
+    def start(self) -> None:
+        """The first call begins."""
+        self.started_threads = thread_seconds()
+        self.started_s, self.started_cpu_s = time.perf_counter(), time.process_time()
+
+    def finish(self) -> None:
+        """The last call has ended."""
+        self.finished_s, self.finished_cpu_s = time.perf_counter(), time.process_time()
+        self.finished_threads = thread_seconds()
 
 
 def main() -> None:
@@ -78,6 +99,8 @@ def main() -> None:
         "calls": max(next(meter.calls), meter.handled),
         "run_s": time.perf_counter() - started_s,
         "cpu_s": time.process_time(),
+        "calls_cpu_s": meter.finished_cpu_s - meter.started_cpu_s,
+        "threads": spent(meter.started_threads, meter.finished_threads),
         "samples": samples,
     }
     print(json.dumps(result))
@@ -85,10 +108,36 @@ def main() -> None:
 
 def build(spec: AppSpec, meter: Meter) -> weft.App:
     """An app with Weft's defaults and the one handler the spec names."""
-    app = weft.App(group=spec.group, kafka={"bootstrap.servers": spec.bootstrap})
+    shown: dict[str, Any] = {}
+    if spec.seen in ("all", "http"):
+        shown["http"] = spec.http
+    if spec.seen in ("all", "reports"):
+        shown["reports"] = "bench.reports"
+    if spec.seen == "otel":
+        _trace()
+    app = weft.App(group=spec.group, kafka={"bootstrap.servers": spec.bootstrap}, **shown)
     handler = _counting(meter) if spec.sample_memory else _handler(spec, meter)
-    app.consume(spec.topic, ordering=spec.ordering, concurrency=spec.concurrency)(handler)
+    consume: Callable[..., Any] = app.consume  # the options come as text
+    consume(spec.topic, ordering=spec.ordering, concurrency=spec.concurrency)(handler)
     return app
+
+
+def _trace() -> None:
+    """Spans of every call, in batches to nowhere: an exporter's own cost is not ours."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Nowhere(SpanExporter):
+        """Takes all and keeps nothing."""
+
+        def export(self, spans: Any) -> SpanExportResult:
+            """Forget them."""
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    trace.set_tracer_provider(provider)
 
 
 def _handler(spec: AppSpec, meter: Meter) -> Handler:
@@ -120,9 +169,9 @@ def _noop(executor: str, meter: Meter) -> Handler:
     def tick() -> None:
         n = next(step)
         if n == 0:
-            meter.started_s = time.perf_counter()
+            meter.start()
         if n == last:
-            meter.finished_s = time.perf_counter()
+            meter.finish()
 
     async def coroutine(_record: weft.Record) -> None:
         tick()
@@ -138,10 +187,10 @@ def _counting(meter: Meter) -> Handler:
 
     async def counted(_record: weft.Record) -> None:
         if meter.handled == 0:
-            meter.started_s = time.perf_counter()
+            meter.start()
         meter.handled += 1
         if meter.handled == meter.total:
-            meter.finished_s = time.perf_counter()
+            meter.finish()
 
     return counted
 

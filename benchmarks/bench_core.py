@@ -17,14 +17,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from weft.account.account import begin, copies, slices
+from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core.commits import Answer
 from weft.core.endings import Failed
 from weft.core.engine import Engine
 from weft.core.epochs import Assignment
-from weft.core.partition import Partition
+from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import Work
 from weft.policies import Retry
 from weft.types import ErrorInfo, Record
 
@@ -182,7 +183,7 @@ def commit_plan_seconds(done: int) -> float:
         while bench.started:
             bench.finish(2_000)
     assert partition.frontier == 0
-    partition.dirty = True
+    partition.commit.say_again()
     begin = time.process_time()
     item = bench.engine._plans.plan(partition)
     seconds = time.process_time() - begin
@@ -217,7 +218,10 @@ def healthy_share(keys: int, rounds: int, *, poison: bool) -> float:
     bench = Bench(concurrency=100, retry=retry)
     partition, offset, finished = bench.partitions[0], 0, 0
     for _ in range(rounds):
-        if not partition.intake_paused and partition.buffered - partition.blocked_records < 2_000:
+        if (
+            not partition.intake_paused
+            and partition.buffered - partition.lanes.blocked_records < 2_000
+        ):
             bench.poll(partition, keys, offset, 1_000)
             offset += 1_000
         bench.now += 0.01
@@ -234,6 +238,40 @@ def healthy_share(keys: int, rounds: int, *, poison: bool) -> float:
 
 def _odd(work: Work) -> bool:
     return work.record.key is not None and int(work.record.key) % 2 == 1
+
+
+def account_seconds(partitions: int, held: int) -> tuple[float, float]:
+    """Of a snapshot: the most seconds at a time inside the engine's door, and those outside."""
+    bench = Bench(partitions)
+    each = held // partitions
+    for partition in bench.partitions:
+        bench.poll(partition, each, 0, each)
+    account, there = begin(bench.engine.state, 1.0)
+    insides = [best(lambda: _seconds_of(lambda: begin(bench.engine.state, 1.0)), 15)]
+    for some in slices(there):
+        inside = partial(copies, bench.engine.state, some)
+        insides.append(best(partial(_seconds_of, inside), 15))
+        account.copies.extend(inside())
+    return max(insides), best(lambda: _seconds_of(lambda: json.dumps(snapshot(account))), 5)
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    begun = time.process_time()
+    kept = call()
+    took = time.process_time() - begun
+    del kept  # letting go of it is the caller's time, and outside as well
+    return took
+
+
+def account_rows(*, quick: bool) -> list[Row]:
+    """The promise of a snapshot, in milliseconds: short inside, and not long outside."""
+    partitions, held = (100, 10_000) if quick else (1_000, 100_000)
+    inside, outside = account_seconds(partitions, held)
+    what = f"{held:,} records, {partitions:,} partitions"
+    return [
+        Row("snapshot: ms inside the door", what, round(inside * 1e3, 3), 2.0),
+        Row("snapshot: ms outside, as JSON", what, round(outside * 1e3, 3), 50.0),
+    ]
 
 
 def rows(*, quick: bool) -> list[Row]:
@@ -264,7 +302,7 @@ def rows(*, quick: bool) -> list[Row]:
     beside = healthy_share(1_000, 140, poison=True)
     figure = f"{healthy:.1f} to {beside:.1f} healthy records a round"
     found.append(Row("half of 1,000 keys fail for ever", figure, healthy / beside, 1.0))
-    return found
+    return found + account_rows(quick=quick)
 
 
 def main() -> int:

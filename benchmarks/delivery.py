@@ -74,7 +74,8 @@ def single(topic: str, work_s: float, at_once: int, **options: Any) -> Callable[
             clock.count()
             return b"" if "output" in options else None
 
-        app.consume(topic, concurrency=at_once, ordering="unordered", **options)(handler)
+        consume_with: Callable[..., Any] = app.consume  # any options
+        consume_with(topic, concurrency=at_once, ordering="unordered", **options)(handler)
 
     return consume
 
@@ -87,7 +88,8 @@ def batched(topic: str, at_once: int, **options: Any) -> Callable[..., None]:
             await asyncio.sleep(CALL_S + RECORD_S * len(batch))
             clock.count(len(batch))
 
-        app.consume(
+        consume_with: Callable[..., Any] = app.consume  # any options
+        consume_with(
             topic,
             concurrency=at_once,
             ordering="unordered",

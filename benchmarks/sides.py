@@ -48,7 +48,7 @@ def app_spec(workload: Workload, kind: str, bootstrap: str, topic: str) -> dict[
     return {
         "bootstrap": bootstrap,
         "topic": topic,
-        "group": _fresh_group(),
+        "group": fresh_group(),
         "ordering": workload.ordering,
         "executor": kind,
         "handler": workload.handler,
@@ -65,7 +65,8 @@ def run_app(spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
     return answer
 
 
-def _fresh_group() -> str:
+def fresh_group() -> str:
+    """A name that no other run has."""
     return f"bench-{uuid.uuid4().hex[:12]}"
 
 
@@ -112,7 +113,7 @@ def _java(workload: Workload, bootstrap: str, topic: str, limit_s: int) -> dict[
             limit_s=limit_s,
             bootstrap=bootstrap,
             topic=topic,
-            group=_fresh_group(),
+            group=fresh_group(),
             ordering=workload.ordering.upper(),
             concurrency=workload.concurrency,
             handler=workload.handler,

@@ -11,9 +11,6 @@ JSON line for each reader and one for each ratio; exit code 1 where a ratio miss
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -21,20 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from confluent_kafka import Producer
 
 if not __package__:  # Run as a file: its own folder is on the path, not the one above.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
+from benchmarks.spark_kit import PARTITIONS, arguments, fill, spark_session, told
 from weft.broker import LocalBroker
 from weft.broker.jars import cache_dir
 
-TOPIC, PARTITIONS, KEYS, VALUE = "spark-source", 4, 10_000, b"x" * 100
+TOPIC = "spark-source"
 MAVEN_LIMIT_S = 300
 WARM_UP_ROUNDS = 2
 
@@ -54,36 +49,23 @@ READERS: dict[str, tuple[str, dict[str, str]]] = {
     "jvm-tuned": ("kafka", {"kafka.fetch.max.wait.ms": "10"}),
 }
 #: Other reader -> how many times its time `weft` may take.
-LIMITS = {"jvm": 0.7, "jvm-tuned": 1.5}
+LIMITS = {"jvm": 0.5, "jvm-tuned": 0.95}
 
 
 def main() -> int:
     """Run the comparison; 0 where both ratios hold."""
-    asked = arguments()
+    asked = arguments(__doc__)
     if shutil.which("mvn") is None:
         print("mvn is not on the PATH: install Maven to fetch Spark's connector", file=sys.stderr)
         return 2
     jars = connector_jars()
     with LocalBroker() as broker:
         broker.create_topic(TOPIC, partitions=PARTITIONS)
-        fill(broker.bootstrap, asked.records)
+        fill(broker.bootstrap, TOPIC, asked.records)
         with spark_session(jars) as spark:
             seconds = timed_rounds(spark, broker.bootstrap, asked.rounds, asked.records)
     lines = [machine.facts(), *report(seconds, asked.records)]
-    for line in lines:
-        print(json.dumps(line))
-    if asked.json:
-        Path(asked.json).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return 0 if all(line["ok"] for line in lines if line["type"] == "ratio") else 1
-
-
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", help="also write the lines to this file")
-    return parser.parse_args()
+    return told(lines, asked.json)
 
 
 def connector_jars() -> list[Path]:
@@ -122,42 +104,6 @@ def pom_text() -> str:
         "<artifactId>connector</artifactId><version>1</version>"
         f"<dependencies>{needs}</dependencies></project>"
     )
-
-
-def fill(bootstrap: str, records: int) -> None:
-    """Write the records, round robin over the partitions."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
-    for i in range(records):
-        while True:
-            try:
-                producer.produce(TOPIC, VALUE, key=b"%d" % (i % KEYS), partition=i % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    assert producer.flush(60) == 0, "the broker did not take all records"
-
-
-@contextmanager
-def spark_session(jars: list[Path]) -> Iterator[Any]:
-    """A session on two cores with both readers in it."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    from weft.spark import KafkaSource
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.jars", ",".join(map(str, jars)))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    spark.dataSource.register(KafkaSource)
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def timed_rounds(spark: Any, bootstrap: str, rounds: int, records: int) -> dict[str, list[float]]:

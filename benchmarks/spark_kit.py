@@ -1,0 +1,67 @@
+"""What the Spark benchmarks share: the command line, a session, a full topic, what they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+PARTITIONS, KEYS, VALUE = 4, 10_000, b"x" * 100
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    """The command line; `about` is the docstring of the benchmark."""
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", help="also write the lines to this file")
+    return parser.parse_args()
+
+
+def told(lines: Sequence[dict[str, Any]], json_file: str | None) -> int:
+    """Print the lines, write them down if asked; the exit code, 0 where every limit holds."""
+    for line in lines:
+        print(json.dumps(line))
+    if json_file:
+        Path(json_file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return 0 if all(line.get("ok", True) for line in lines) else 1
+
+
+def fill(bootstrap: str, topic: str, records: int) -> None:
+    """Write the records, round robin over the partitions."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+    for i in range(records):
+        while True:
+            try:
+                producer.produce(topic, VALUE, key=b"%d" % (i % KEYS), partition=i % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(60) == 0, "the broker did not take all records"
+
+
+@contextmanager
+def spark_session(jars: Sequence[Path] = ()) -> Iterator[Any]:
+    """A session on two cores with Weft's source and sink in it, and what the jars bring."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    from weft.spark import KafkaSource
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    if jars:
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    spark.dataSource.register(KafkaSource)
+    try:
+        yield spark
+    finally:
+        spark.stop()

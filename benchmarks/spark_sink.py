@@ -1,0 +1,126 @@
+"""The Kafka sink `weft` beside Spark's own connector, on one broker, in one Spark session.
+
+    python benchmarks/spark_sink.py [--records 1000000] [--rounds 5] [--json FILE]
+
+Writes rows of a key and 100 bytes from 2 tasks to a topic of 4 partitions with `local[2]`: by
+`weft` as it comes, by the JVM connector as it comes, and by `weft` with `transactional=true`.
+Rounds are interleaved, the first two warm up, and medians are compared. Every round's topic is
+counted. Prints one JSON line for each writer and one for each ratio; exit code 1 where the ratio
+to the JVM connector misses its limit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+if not __package__:  # Run as a file: its own folder is on the path, not the one above.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+from benchmarks.spark_kit import KEYS, PARTITIONS, arguments, spark_session, told
+from benchmarks.spark_source import WARM_UP_ROUNDS, connector_jars
+from weft.broker import LocalBroker
+
+#: Writer -> (format, options).
+WRITERS: dict[str, tuple[str, dict[str, str]]] = {
+    "weft": ("weft", {}),
+    "jvm": ("kafka", {}),
+    "weft-transactional": ("weft", {"transactional": "true"}),
+}
+#: Other writer -> how many times its time `weft` may take.
+LIMITS = {"jvm": 1.0}
+
+
+def main() -> int:
+    """Run the comparison; 0 where the ratio holds."""
+    asked = arguments(__doc__)
+    if shutil.which("mvn") is None:
+        print("mvn is not on the PATH: install Maven to fetch Spark's connector", file=sys.stderr)
+        return 2
+    jars = connector_jars()
+    with LocalBroker() as broker, spark_session(jars) as spark:
+        seconds = timed_rounds(spark, broker, asked.rounds, asked.records)
+    lines = [machine.facts(), *report(seconds, asked.records)]
+    return told(lines, asked.json)
+
+
+def timed_rounds(
+    spark: Any, broker: LocalBroker, rounds: int, records: int
+) -> dict[str, list[float]]:
+    """Seconds of every counted round, by writer; the order changes from round to round."""
+    seconds: dict[str, list[float]] = {name: [] for name in WRITERS}
+    for number in range(rounds + WARM_UP_ROUNDS):
+        names = sorted(WRITERS)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            topic = f"{name}-{number}"
+            broker.create_topic(topic, partitions=PARTITIONS)
+            took_s = timed_write(spark, name, broker.bootstrap, topic, records)
+            written = count(broker.bootstrap, topic)
+            assert written == records, f"{name} wrote {written} of {records}"
+            broker.delete_topic(topic)
+            if number >= WARM_UP_ROUNDS:
+                seconds[name].append(took_s)
+    return seconds
+
+
+def timed_write(spark: Any, name: str, bootstrap: str, topic: str, records: int) -> float:
+    """One write of all records."""
+    kind, options = WRITERS[name]
+    rows = spark.range(0, records, 1, 2).selectExpr(
+        f"cast(id % {KEYS} as string) as key", "repeat('x', 100) as value"
+    )
+    writer = rows.write.format(kind).option("kafka.bootstrap.servers", bootstrap)
+    writer = writer.option("topic", topic).options(**options).mode("append")
+    began = time.perf_counter()
+    writer.save()
+    return time.perf_counter() - began
+
+
+def count(bootstrap: str, topic: str) -> int:
+    """How many records a read_committed reader finds, without the markers of transactions."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "count", "enable.partition.eof": True}
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    found, open_ends = 0, PARTITIONS
+    while open_ends:
+        for message in consumer.consume(10_000, 1):
+            if message.error() is None:
+                found += 1
+            else:
+                open_ends -= 1
+    consumer.close()
+    return found
+
+
+def report(seconds: dict[str, list[float]], records: int) -> list[dict[str, Any]]:
+    """A line for each writer and for each ratio to `weft`."""
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    lines: list[dict[str, Any]] = [
+        {
+            "type": "writer", "name": name, "median_s": round(medians[name], 3),
+            "records_per_s": round(records / medians[name]),
+            "rounds_s": [round(time_s, 3) for time_s in times],
+        }
+        for name, times in seconds.items()
+    ]  # fmt: skip
+    for other, limit in LIMITS.items():
+        ratio = medians["weft"] / medians[other]
+        lines.append(
+            {
+                "type": "ratio", "of": "weft", "to": other, "ratio": round(ratio, 3),
+                "limit": limit, "ok": ratio <= limit,
+            }
+        )  # fmt: skip
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

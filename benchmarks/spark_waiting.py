@@ -1,0 +1,196 @@
+"""A service that takes 50 ms, called for each record on Spark: `process` beside Spark's own ways.
+
+    python benchmarks/spark_waiting.py [--records 4000] [--keys 150] [--rounds 3] [--json FILE]
+
+The same records on `local[2]`, 100 calls at once in each of two tasks, by
+
+- `process`: Weft's operator, a key's records one after another;
+- `arrow-concurrency`: an Arrow UDF with `spark.sql.execution.pythonUDF.arrow.concurrency.level`;
+- `thread-pool`: `foreachBatch` with a pool of 100 threads in each task.
+
+Every call writes down its key, offset, begin and end. A record whose call begins before the call of
+the record before it, of the same key, has ended breaks the order. Prints one JSON line for each
+way: records/s (median) and order breaks (of the last round), then `process` beside each other way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+if not __package__:  # Run as a file: its own folder is on the path, not the one above.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import machine
+
+WORK_S, CALLS, SLOTS = 0.05, 100, 2
+
+
+def service(folder: str) -> Callable[[bytes, int], None]:
+    """A function that takes 50 ms and writes down when it ran; travels by value."""
+    work_s = WORK_S
+
+    def call(key: bytes, offset: int) -> None:
+        began = time.monotonic()
+        time.sleep(work_s)
+        line = f"{key.decode()} {offset} {began} {time.monotonic()}\n"
+        with Path(f"{folder}/{os.getpid()}").open("a") as file:
+            file.write(line)
+
+    return call
+
+
+def by_process(spark: Any, place: str, call: Callable[[bytes, int], None], work: str) -> None:
+    """Weft's operator."""
+    from weft.spark import process
+
+    rows = process(
+        spark.read.parquet(place),
+        lambda record: call(record.key, record.offset),
+        concurrency=CALLS,
+        slots=SLOTS,
+    )
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def by_arrow_concurrency(
+    spark: Any, place: str, call: Callable[[bytes, int], None], work: str
+) -> None:
+    """Spark's own setting for UDFs that wait."""
+    from pyspark.sql.functions import udf
+
+    spark.conf.set("spark.sql.execution.pythonUDF.arrow.concurrency.level", str(CALLS))
+    asked = udf(lambda key, offset: call(bytes(key), offset), "string", useArrow=True)
+    df = spark.read.parquet(place).repartition(SLOTS, "key").sortWithinPartitions("offset")
+    df.select(asked("key", "offset")).write.format("noop").mode("overwrite").save()
+    spark.conf.unset("spark.sql.execution.pythonUDF.arrow.concurrency.level")
+
+
+def by_thread_pool(spark: Any, place: str, call: Callable[[bytes, int], None], work: str) -> None:
+    """What people write in foreachBatch."""
+
+    def pooled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with ThreadPoolExecutor(CALLS) as pool:
+            for batch in batches:
+                keys, offsets = batch.column("key").to_pylist(), batch.column("offset").to_pylist()
+                list(pool.map(call, keys, offsets))
+                yield batch.select(["offset"])
+
+    def write(df: Any, _: int) -> None:
+        rows = df.repartition(SLOTS, "key").sortWithinPartitions("offset")
+        rows.mapInArrow(pooled, "offset long").write.format("noop").mode("overwrite").save()
+
+    stream = spark.readStream.schema(spark.read.parquet(place).schema).parquet(place)
+    query = stream.writeStream.foreachBatch(write).trigger(availableNow=True)
+    query.option("checkpointLocation", f"{work}/checkpoint").start().awaitTermination()
+
+
+WAYS = {
+    "process": by_process,
+    "arrow-concurrency": by_arrow_concurrency,
+    "thread-pool": by_thread_pool,
+}
+
+
+def main() -> int:
+    """Run all ways in turn."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--records", type=int, default=4_000)
+    parser.add_argument("--keys", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", help="also write the lines to this file")
+    asked = parser.parse_args()
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    breaks: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        spark, place = session(), f"{folder}/records"
+        fill(spark, place, asked.records, asked.keys)
+        for number in range(asked.rounds + 1):  # the first one warms up
+            for name, way in WAYS.items():
+                work = Path(folder) / f"{name}-{number}"
+                (work / "calls").mkdir(parents=True)
+                began = time.perf_counter()
+                way(spark, place, service(str(work / "calls")), str(work))
+                seconds[name].append(time.perf_counter() - began)
+                breaks[name] = order_breaks(work / "calls", asked.records)
+        spark.stop()
+    lines = [machine.facts(), *report(seconds, breaks, asked.records)]
+    for line in lines:
+        print(json.dumps(line))
+    if asked.json:
+        Path(asked.json).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return 0 if breaks["process"] == 0 else 1
+
+
+def session() -> Any:
+    """Two cores."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{SLOTS}]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def fill(spark: Any, place: str, records: int, keys: int) -> None:
+    """Records as a Kafka source gives them."""
+    spark.range(0, records, 1, SLOTS).selectExpr(
+        "'t' as topic", "0 as partition", "id as offset",
+        f"cast(concat('k', id % {keys}) as binary) as key", "cast(null as binary) as value",
+    ).write.parquet(place)  # fmt: skip
+
+
+def order_breaks(folder: Path, records: int) -> int:
+    """How many calls began before the one before them, of the same key, had ended."""
+    calls: dict[str, list[tuple[int, float, float]]] = {}
+    count = 0
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            key, offset, began, ended = line.split()
+            calls.setdefault(key, []).append((int(offset), float(began), float(ended)))
+            count += 1
+    assert count == records, f"{count} calls for {records} records"
+    return sum(
+        after[1] < before[2]
+        for of_key in calls.values()
+        for before, after in pairwise(sorted(of_key))
+    )
+
+
+def report(
+    seconds: dict[str, list[float]], breaks: dict[str, int], records: int
+) -> list[dict[str, Any]]:
+    """A line for each way, without its first round."""
+    lines: list[dict[str, Any]] = []
+    for name, times in seconds.items():
+        median = statistics.median(times[1:])
+        lines.append(
+            {
+                "type": "way", "name": name, "median_s": round(median, 3),
+                "records_per_s": round(records / median), "order_breaks": breaks[name],
+                "rounds_s": [round(time_s, 3) for time_s in times[1:]],
+            }
+        )  # fmt: skip
+    rates = {line["name"]: line["records_per_s"] for line in lines}
+    for name in [name for name in rates if name != "process"]:
+        ratio = round(rates["process"] / rates[name], 3)
+        lines.append({"type": "ratio", "name": f"process / {name}", "ratio": ratio})
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
