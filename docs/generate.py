@@ -1,36 +1,154 @@
-"""Fills in what the docs take from the code: the diagrams of the state tables.
+"""Fills in what the docs take from the code: diagrams, files, a snapshot's tables, commands.
 
 `make docs` writes them; a test fails when they are stale (`python docs/generate.py --check`).
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from weft.core.states import diagrams
+import import_graph
+import typer
 
-PAGE = Path(__file__).parent / "architecture.md"
+from weft.cli.main import app
+from weft.core.states import (
+    COMMIT_NAMES,
+    COMMIT_TABLE,
+    EPOCH_NAMES,
+    EPOCH_TABLE,
+    RECORD_NAMES,
+    RECORD_TABLE,
+)
+from weft.observe import fields
+
+HERE = Path(__file__).parent
+SRC = HERE.parent / "src" / "weft"
+#: the folders whose files the architecture page lists one by one: all there are ("" is weft/)
+MAPPED = (
+    "", "core", "core/delivery", "account", "codec", "kafka", "runtime", "runtime/run",
+    "runtime/member", "runtime/calls", "runtime/calls/processes", "ledger", "observe", "spark",
+    "spark/fleet", "spark/source", "spark/sink", "spark/processing", "spark/table", "broker",
+    "testing", "testing/sim", "testing/runtime_sim", "cli", "demo",
+)  # fmt: skip
 
 
-def filled(text: str) -> str:
+def parts() -> dict[str, dict[str, str]]:
+    """Of each page its generated parts, by name."""
+    drawn = {name: f"```mermaid\n{diagram}\n```" for name, diagram in _diagrams().items()}
+    tables = {"fields": fields.table(), "places": fields.places(), "causes": fields.causes()}
+    commands = "\n\n".join(_command(*one) for one in _commands(typer.main.get_command(app)))
+    return {
+        "architecture.md": drawn | {"files": _files()},
+        "snapshot.md": tables,
+        "command-line.md": {"commands": commands},
+    }
+
+
+def _diagrams() -> dict[str, str]:
+    """The tables of states as diagrams, by name."""
+    return {
+        "record": _diagram(RECORD_NAMES, RECORD_TABLE, without="superseded"),
+        "epoch": _diagram(EPOCH_NAMES, EPOCH_TABLE),
+        "commit": _diagram(COMMIT_NAMES, COMMIT_TABLE),
+    }
+
+
+def _diagram(
+    names: tuple[str, ...], table: dict[tuple[int, int], str], *, without: str = ""
+) -> str:
+    """A Mermaid state diagram of one table; `without` leaves out edges into that state."""
+    lines = ["stateDiagram-v2"]
+    for (before, after), why in table.items():
+        if names[after] != without:
+            source, target = names[before].replace(" ", "_"), names[after].replace(" ", "_")
+            lines.append(f"    {source} --> {target}: {why}")
+    return "\n".join(lines)
+
+
+def _files() -> str:
+    """Every file, by folder, with the first line it says of itself."""
+    return "\n\n".join(_folder(name) for name in MAPPED)
+
+
+def _folder(name: str) -> str:
+    folder = SRC / name
+    about = _first_line(folder / "__init__.py")
+    rows = [
+        f"| `{path.stem}` | {_first_line(path)} |"
+        for path in sorted(folder.glob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    return "\n".join(
+        [f"### `{name or 'weft'}/`", "", about, "", "| file | what is in it |", "|---|---|", *rows]
+    )
+
+
+def _first_line(path: Path) -> str:
+    about = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(about.partition("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _commands(command: Any, words: str = "weft") -> Iterator[tuple[str, Any]]:
+    """Every command with a function of its own, by its words."""
+    inner = getattr(command, "commands", None) or {}
+    if not inner:
+        yield words, command
+    for name in sorted(inner):
+        yield from _commands(inner[name], f"{words} {name}")
+
+
+def _command(words: str, command: Any) -> str:
+    """What `--help` says, as a section."""
+    about, _, example = command.help.partition("Example: ")
+    parts = [f"## `{words}`", about.strip(), f"```console\n{' '.join(example.split())}\n```"]
+    rows = [_row(one) for one in command.params if one.name != "help"]
+    if rows:
+        parts.append("\n".join(["| argument, option | meaning |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _row(one: Any) -> str:
+    if one.param_type_name == "argument":
+        name = one.metavar or one.name.upper()
+    else:
+        name = ", ".join(one.opts)
+        name += f" {one.metavar}" if one.metavar else ""
+    needed = " Required." if one.required else ""
+    given = one.default if isinstance(one.default, str | int | float) else None
+    default = f" Default: `{given}`." if given not in (None, False) else ""
+    meaning = (one.help or "").strip()
+    return f"| `{name}` | {meaning}{needed}{default} |".replace("…", "...")
+
+
+def filled(text: str, made: dict[str, str]) -> str:
     """The page with every generated part as the code has it now."""
-    for name, diagram in diagrams().items():
-        block = f"<!-- generated: {name} -->\n```mermaid\n{diagram}\n```\n<!-- end -->"
+    for name, content in made.items():
+        block = f"<!-- generated: {name} -->\n{content}\n<!-- end -->"
         pattern = rf"<!-- generated: {name} -->.*?<!-- end -->"
         text = re.sub(pattern, block.replace("\\", r"\\"), text, flags=re.DOTALL)
     return text
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or with --check say whether it is stale."""
-    text = PAGE.read_text()
-    fresh = filled(text)
-    if "--check" in arguments:
-        return int(fresh != text)
-    PAGE.write_text(fresh)
-    return 0
+    """Write the pages, or with --check say whether one is stale."""
+    graph = HERE / "packages.svg"
+    picture = import_graph.svg()
+    stale = not graph.exists() or graph.read_text() != picture
+    if "--check" not in arguments:
+        graph.write_text(picture)
+    for page, made in parts().items():
+        path = HERE / page
+        text = path.read_text()
+        fresh = filled(text, made)
+        stale = stale or fresh != text
+        if "--check" not in arguments:
+            path.write_text(fresh)
+    return int(stale and "--check" in arguments)
 
 
 if __name__ == "__main__":

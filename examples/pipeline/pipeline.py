@@ -1,0 +1,152 @@
+"""From a topic into tables and back: Spark prepares, Weft handles in order, nothing is lost.
+
+    spark-submit pipeline.py run localhost:9092 ./tables         # topic -> join -> price -> tables
+    spark-submit pipeline.py replay localhost:9092 ./tables      # failed rides again, in key order
+
+The same handler live, with topics instead of tables:
+
+    spark-submit pipeline.py prepare localhost:9092 ./tables     # rides -> rides.prepared
+    weft run pipeline:app                                        # rides.prepared -> rides.priced
+
+`run` writes two tables below the folder: `priced` and `dead`, a folder for each batch, so that a
+batch that is repeated after a crash replaces itself. `table()` reads the finished ones.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import weft
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HERE = Path(__file__).parent
+TARIFFS = os.environ.get("TARIFFS", str(HERE / "tariffs.json"))
+VEHICLES = os.environ.get("VEHICLES", str(HERE / "vehicles.csv"))
+RIDE = "ride long, vehicle string, zone string, km double"
+
+
+@contextmanager
+def tariffs() -> Iterator[dict[str, float]]:
+    """The price of a kilometre by zone; stands for the client of a service."""
+    yield json.loads(Path(TARIFFS).read_text(encoding="utf-8"))
+
+
+app = weft.App(
+    group="pricing",
+    kafka={"bootstrap.servers": os.environ.get("BOOTSTRAP", "localhost:9092")},
+    lifespan=tariffs,
+)
+
+
+@app.consume(
+    "rides.prepared",
+    value="json",
+    concurrency=200,
+    output="rides.priced",
+    retry=weft.Retry(attempts=2, delay_s=0.1),
+    on_exhausted=weft.DeadLetter("rides.dead"),
+)
+async def price(record: weft.Record) -> dict[str, Any]:
+    """What a ride costs; rides of one vehicle one after another."""
+    ride = record.value
+    await asyncio.sleep(0.02)
+    if ride["zone"] not in app.state:
+        raise LookupError(f"no tariff for zone {ride['zone']}")
+    cost = round(ride["km"] * app.state[ride["zone"]], 2)
+    return {"ride": ride["ride"], "vehicle": ride["vehicle"], "owner": ride["owner"], "cost": cost}
+
+
+def prepared(spark: "SparkSession", bootstrap: str) -> "DataFrame":
+    """Rides with the owner of their vehicle, as a stream: parse and join, Spark's work."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+
+    raw = (
+        spark.readStream.format("weft")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", "rides")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", os.environ.get("BATCH_RECORDS", "10000"))
+        .load()
+    )
+    owners = spark.read.csv(VEHICLES, schema="vehicle string, owner string", header=True)
+    rides = raw.withColumn("ride", F.from_json(F.col("value").cast("string"), RIDE))
+    joined = rides.join(F.broadcast(owners), F.col("ride.vehicle") == owners.vehicle, "left")
+    value = F.to_json(F.struct("ride.*", "owner"))
+    return joined.select("topic", "partition", "offset", "timestamp", "key", value.alias("value"))
+
+
+def run(spark: "SparkSession", bootstrap: str, folder: Path) -> None:
+    """Price every ride there is, each into one of the two tables, exactly once."""
+    from weft.spark import once, process
+
+    def write(rows: "DataFrame", batch_id: int) -> None:
+        done = rows.where("status = 'done'").selectExpr(*PRICED, "cast(null as long) overtaken_by")
+        done.write.mode("overwrite").parquet(f"{folder}/priced/batch={batch_id}")
+        dead = rows.where("status = 'failed'")
+        dead.write.mode("overwrite").parquet(f"{folder}/dead/batch={batch_id}")
+
+    handled = process(prepared(spark, bootstrap), price, on_exhausted=weft.Skip(), carry="failed")
+    query = handled.writeStream.foreachBatch(once(write)).trigger(availableNow=True)
+    query.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
+
+
+COLUMNS = "ride long, vehicle string, owner string, cost double"
+PRICED = (
+    *("topic", "partition", "offset", "key", "status"),
+    f"inline(array(from_json(cast(outputs[0].value as string), '{COLUMNS}')))",
+)
+
+
+def table(spark: "SparkSession", folder: Path) -> "DataFrame":
+    """A table of batches, without one that is being written."""
+    return spark.read.parquet(*(str(done.parent) for done in folder.glob("batch=*/_SUCCESS")))
+
+
+def replay_dead(spark: "SparkSession", folder: Path) -> None:
+    """Price failed rides again, a vehicle's in order; those that fail again stay in `dead`."""
+    from weft.spark import replay
+
+    dead, priced = table(spark, folder / "dead"), table(spark, folder / "priced")
+    again = replay(dead, price, results=priced, on_exhausted=weft.Skip())
+    done = again.where("status = 'done'").selectExpr(*PRICED, "overtaken_by")
+    number = len(list(folder.glob("priced/batch=replay-*/_SUCCESS")))
+    done.write.mode("overwrite").parquet(f"{folder}/priced/batch=replay-{number}")
+
+
+def prepare(spark: "SparkSession", bootstrap: str, folder: Path) -> None:
+    """Rides into the topic that the app consumes, each once."""
+    writer = prepared(spark, bootstrap).select("key", "value").writeStream.format("weft")
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", "rides.prepared")
+    writer = writer.option("transactional", "true").trigger(availableNow=True)
+    writer.option("checkpointLocation", f"{folder}/prepare").start().awaitTermination()
+
+
+def main() -> None:
+    """The program of `spark-submit`."""
+    parser = argparse.ArgumentParser(description="Rides: a topic into tables and back.")
+    parser.add_argument("step", choices=["run", "replay", "prepare"])
+    parser.add_argument("bootstrap")
+    parser.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+
+    from pyspark.sql import SparkSession
+
+    from weft.spark import KafkaSource
+
+    spark = SparkSession.builder.appName(f"rides-{asked.step}").getOrCreate()
+    spark.dataSource.register(KafkaSource)
+    if asked.step == "replay":
+        replay_dead(spark, asked.folder)
+    else:
+        (run if asked.step == "run" else prepare)(spark, asked.bootstrap, asked.folder)
+
+
+if __name__ == "__main__":
+    main()
