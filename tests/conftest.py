@@ -2,15 +2,27 @@
 
 `make test` deals the tests out to two workers one by one in the order given here: first those
 that start processes or Spark, being the longest. Each worker has brokers of its own.
-Groups of tests for one worker are not to be had: xdist 3.8 writes `xdist_group` into an attribute
-that pytest 9.2 does not read any more.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from weft.broker import LocalBroker
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("weft")
 
 TESTS = Path(__file__).parent
 INTEGRATION = TESTS / "integration"
@@ -33,3 +45,90 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _heavy(path: Path) -> bool:
     return any(path == place or place in path.parents for place in HEAVY)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[LocalBroker]:
+    """The plugin's, but no stand-still of a busy machine has it fenced, and its topics refused."""
+    from weft.broker import LocalBroker  # most tests need none
+    from weft.broker.topics import wait_for_groups
+
+    with LocalBroker(config={"broker.session.timeout.ms": 30_000}) as broker:
+        wait_for_groups(broker.bootstrap)
+        yield broker
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_put_back() -> Iterator[None]:
+    """What a command sets for its own process ends with the test that called it."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    if after != before:
+        for name in after.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+class _Failures:
+    """Says which test failed as soon as it has: a run that is cut short still names it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One line, beside the F."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            lines = report.longreprtext.splitlines()
+            said = next((line[1:].strip() for line in lines if line.startswith("E  ")), "")
+            terminal.write_line(f"\nFAILED in {report.when}: {report.nodeid}: {said[:200]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Failures are said at once where the output is seen: not in xdist's workers."""
+    _own_folders(config)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(config))
+
+
+def _own_folders(config: pytest.Config) -> None:
+    """Each worker is a user of its own: members of another's tests hold none of its slots.
+
+    An app that is started again under another `transactional.id`, because a group of the same name
+    held its slot in the meantime, does not end what was left open under the first.
+    """
+    base = tempfile.mkdtemp(prefix="weft-")  # short: a socket's path has 107 characters
+    config.add_cleanup(lambda: shutil.rmtree(base, ignore_errors=True))
+    for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        os.environ[name] = str(Path(base) / name[4:].lower())
+        Path(os.environ[name]).mkdir(0o700)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_of_ours_dies(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A `weft-*` thread that dies fails the test, unless it is there to see that.
+
+    pytest itself does so for what escapes from a thread; guarded threads tell it in the log.
+    """
+    deaths = _Deaths(logging.CRITICAL)
+    log = logging.getLogger("weft")
+    log.addHandler(deaths)
+    yield
+    log.removeHandler(deaths)
+    if request.node.get_closest_marker("threads_may_die") is None:
+        assert deaths.told == []
+
+
+class _Deaths(logging.Handler):
+    """Keeps what guard.py says of dead threads."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        text = record.getMessage()
+        if text.startswith("thread ") and " died" in text:
+            self.told.append(f"{text}: {record.exc_info and record.exc_info[1]!r}")

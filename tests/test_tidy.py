@@ -26,41 +26,64 @@ FILE_LINES_MAX = 400
 TEST_FILE_LINES_MAX = 600
 REASON_LETTERS_MIN = 8
 
-BASIC = {"errors", "types", "policies"}
+BASIC = {"errors", "types", "numeric", "policies"}
 INNER = BASIC | {"core", "codec"}
+SEEN = INNER | {"account"}
 OPTIONS = {"options", "app_options", "routing"}
-LOCAL = INNER | OPTIONS | {"config", "kafka", "runtime", "ledger", "app", "_version", "weft"}
+LOCAL = SEEN | OPTIONS | {
+    "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "weft",
+}  # fmt: skip
 
 #: What each ring (a file or package under src/weft) may import of Weft; itself always.
 RINGS: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "types": {"errors"},
+    "numeric": set(),
+    "owner": set(),
     "policies": BASIC,
     "codec": BASIC,
     "core": INNER,
+    "account": BASIC | {"core"},
     "config": BASIC | {"kafka"},
     "kafka": INNER | {"config"},
     "ledger": INNER | {"config"},
     # The ledger for its policy only, the object that an option takes.
-    "options": BASIC | {"ledger"},
+    "options": BASIC | {"ledger", "signatures"},
+    "signatures": BASIC,
     "app_options": BASIC,
     "routing": BASIC | {"options"},
-    "runtime": INNER | OPTIONS | {"config", "kafka", "ledger"},
+    "observe": SEEN | OPTIONS | {"config", "kafka", "owner", "_version"},
+    "runtime": SEEN | OPTIONS | {"config", "kafka", "ledger", "observe", "owner"},
+    "handler_types": BASIC | {"ledger", "runtime"},
     "app": LOCAL | {"spark"},
     "weft": LOCAL,
-    "broker": {"errors"},
+    "broker": {"errors", "owner"},
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
     "demo": LOCAL | {"broker", "spark", "testing"},
     "cli": LOCAL | {"broker", "spark", "testing", "demo"},
+    "__main__": {"cli"},
+}
+#: The rooms of a ring, and what each may import of its ring besides itself; what stands in none of
+#: them is under all.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "runtime": {"run": {"member", "calls"}, "member": set(), "calls": set()},
 }
 #: Rings that take nothing from outside but the standard library and these.
-PURE = {"errors": set(), "types": set(), "policies": set(), "core": set(), "codec": {"zstandard"}}
+PURE = {
+    "errors": set(),
+    "types": {"typing_extensions"},
+    "numeric": set(),
+    "policies": set(),
+    "core": set(),
+    "account": set(),
+    "codec": {"zstandard"},
+}
 #: Libraries with one home: who imports them, as prefixes of paths under src/weft.
 HOMES = {
-    "confluent_kafka": ("kafka/", "testing/", "demo/", "broker/", "spark/source/"),
-    "ctypes": ("kafka/clib.py",),
+    "confluent_kafka": ("kafka/", "testing/", "demo/", "broker/", "spark/source/", "spark/sink/"),
+    "ctypes": ("kafka/clib.py", "kafka/clib_offsets.py"),
     "pyspark": ("spark/", "demo/"),
 }
 #: What the core may not even import: clocks, chance, threads, loops, the world.
@@ -136,6 +159,17 @@ def rings_point_inwards(file: File) -> Iterator[str]:
             yield f"{file.path}:{line}: {file.ring} imports {name}"
 
 
+def rooms_know_each_other_downwards(file: File) -> Iterator[str]:
+    """The runtime's run is over its member and its calls, which do not know each other."""
+    rooms = ROOMS.get(file.ring, {})
+    here = file.module.split("/")[1] if "/" in file.module else ""
+    allowed = rooms.get(here, set()) | {here}
+    for line, name in imported(file.tree):
+        room = f"{name}..".split(".")[2]
+        if name.startswith(f"weft.{file.ring}.") and room in rooms and room not in allowed:
+            yield f"{file.path}:{line}: {here or file.ring} imports {name}"
+
+
 def pure_rings_need_nothing(file: File) -> Iterator[str]:
     """Core, codec and the basic modules import the standard library only (codec also zstandard)."""
     if file.ring not in PURE:
@@ -157,16 +191,27 @@ def libraries_have_one_home(file: File) -> Iterator[str]:
 
 
 def the_core_does_nothing(file: File) -> Iterator[str]:
-    """The core has no clock, no chance, no threads, no files, no log: events bring all of it."""
-    if file.ring != "core":
+    """The core, and who reads it, have no clock, chance, threads, files or log: events bring all."""
+    if file.ring not in ("core", "account"):
         return
     for line, name in imported(file.tree):
         if name.split(".")[0] in IMPURE:
-            yield f"{file.path}:{line}: the core imports {name}"
+            yield f"{file.path}:{line}: {file.ring} imports {name}"
     for node in ast.walk(file.tree):
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Name) and called.id in IMPURE_CALLS:
-            yield f"{file.path}:{called.lineno}: the core calls {called.id}"
+            yield f"{file.path}:{called.lineno}: {file.ring} calls {called.id}"
+
+
+def threads_are_guarded(file: File) -> Iterator[str]:
+    """The runtime's and Kafka's threads come from kafka/guard.py: none dies unheard."""
+    if file.ring not in ("runtime", "kafka") or file.module == "kafka/guard.py":
+        return
+    for node in ast.walk(file.tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        if name == "Thread":
+            yield f"{file.path}:{node.lineno}: a bare Thread: use guard.thread"
 
 
 def functions_are_short(file: File) -> Iterator[str]:
@@ -246,8 +291,8 @@ def _lines_with(pattern: re.Pattern[str], file: File, problem: str) -> Iterator[
 
 
 CODE_RULES: list[Rule] = [
-    rings_point_inwards, pure_rings_need_nothing, libraries_have_one_home, the_core_does_nothing,
-    functions_are_short, files_are_short, each_test_says_what_it_tests, no_test_sleeps,
+    rings_point_inwards, rooms_know_each_other_downwards, pure_rings_need_nothing, libraries_have_one_home, the_core_does_nothing,
+    threads_are_guarded, functions_are_short, files_are_short, each_test_says_what_it_tests, no_test_sleeps,
     suppressions_have_reasons, nothing_is_left_undone,
 ]  # fmt: skip
 
@@ -299,6 +344,26 @@ MUTANTS: list[tuple[Rule, str, str]] = [
     (rings_point_inwards, "src/weft/codec/x.py", "from weft.core import engine"),
     (rings_point_inwards, "src/weft/spark/x.py", "from weft.cli import main"),
     (rings_point_inwards, "src/weft/new/x.py", "import json"),
+    (
+        rooms_know_each_other_downwards,
+        "src/weft/runtime/calls/x.py",
+        "from weft.runtime.member.member import Member",
+    ),
+    (
+        rooms_know_each_other_downwards,
+        "src/weft/runtime/member/x.py",
+        "def f():\n    import weft.runtime.calls.aio",
+    ),
+    (
+        rooms_know_each_other_downwards,
+        "src/weft/runtime/calls/processes/x.py",
+        "from weft.runtime.run.run import Run",
+    ),
+    (
+        rooms_know_each_other_downwards,
+        "src/weft/runtime/door.py",
+        "import weft.runtime.member.seat",
+    ),
     (pure_rings_need_nothing, "src/weft/core/x.py", "import zstandard"),
     (pure_rings_need_nothing, "src/weft/codec/x.py", "import numpy as np"),
     (pure_rings_need_nothing, "src/weft/types.py", "from pydantic import BaseModel"),
@@ -307,9 +372,12 @@ MUTANTS: list[tuple[Rule, str, str]] = [
     (libraries_have_one_home, "src/weft/app.py", "import pyspark.sql"),
     (libraries_have_one_home, "src/weft/spark/fleet.py", "import confluent_kafka"),
     (the_core_does_nothing, "src/weft/core/x.py", "import time"),
+    (the_core_does_nothing, "src/weft/account/x.py", "import time"),
     (the_core_does_nothing, "src/weft/core/x.py", "from random import random"),
     (the_core_does_nothing, "src/weft/core/x.py", "import logging.handlers"),
     (the_core_does_nothing, "src/weft/core/x.py", "def f():\n    print(1)"),
+    (threads_are_guarded, "src/weft/runtime/x.py", "threading.Thread(target=f).start()"),
+    (threads_are_guarded, "src/weft/kafka/x.py", "Thread(target=f, name='weft-x')"),
     (functions_are_short, "src/weft/x.py", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (functions_are_short, "tests/x.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (files_are_short, "src/weft/x.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
@@ -336,6 +404,17 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (rings_point_inwards, "src/weft/core/x.py", "from weft.types import Record\nimport heapq"),
     (rings_point_inwards, "src/weft/cli/x.py", "from weft.broker import LocalBroker"),
     (rings_point_inwards, "tests/unit/x.py", "from weft.cli.main import run"),
+    (
+        rooms_know_each_other_downwards,
+        "src/weft/runtime/run/x.py",
+        "from weft.runtime.member.member import Member\nfrom weft.runtime.calls import aio",
+    ),
+    (
+        rooms_know_each_other_downwards,
+        "src/weft/runtime/calls/x.py",
+        "from weft.runtime.calls import aio\nfrom weft.runtime.door import Door",
+    ),
+    (rooms_know_each_other_downwards, "src/weft/app.py", "from weft.runtime.run.run import Run"),
     (pure_rings_need_nothing, "src/weft/codec/x.py", "import zstandard\nimport struct"),
     (libraries_have_one_home, "src/weft/kafka/clib.py", "import ctypes"),
     (libraries_have_one_home, "src/weft/spark/source/x.py", "import confluent_kafka"),

@@ -16,6 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from tests.support.chaos_app import VARIABLE, Plan
 from tests.support.commit_watch import CommitWatch, judge_commits
 from tests.support.handler_log import CHILD, Entry, Tail, identity
@@ -23,13 +30,20 @@ from tests.support.verdict import Excuse, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.01
+STOOD_STILL = " stood still "
+#: a condition is waited for so long at least: a busy machine is no broken promise
+PATIENCE_S = 90.0
 #: From "a commit was built" to "the broker has it", and how late a busy machine may be.
 COMMIT_WAY_S = 0.5
-#: Group time-outs that make a dead member noticed soon; the brokers' own floor is lower.
-SESSION_S = 3.0
+#: A session that makes a dead member noticed soon, for who waits for that.
+SESSION_S = 6.0
+#: Everybody else's: longer than a busy machine stands still, so that nobody is thrown out by that.
+PATIENT_SESSION_S = 45.0
 #: A cooperative member goes on during a rebalance, but its commits wait on the same connection
 #: behind its join, which is answered when the dead have timed out.
 JOIN_WAY_S = SESSION_S + 2.0
+#: A process that was stopped for longer than this sees that when it goes on.
+STOPPED_S = 1.4
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range"},
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
@@ -52,6 +66,23 @@ class Broker(Protocol):
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Make a topic."""
+
+
+def set_session(bootstrap: str, group: str, seconds: float) -> None:
+    """The session of this group's members under KIP-848, where the broker decides."""
+    entry = ConfigEntry(
+        "consumer.session.timeout.ms",
+        str(int(seconds * 1000)),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    where = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.incremental_alter_configs([where])[where].result(PATIENCE_S)
+
+
+def dead_threads(said: str) -> list[str]:
+    """What a child says of threads of ours that died, whatever else went well."""
+    return [line for line in said.splitlines() if "thread weft-" in line and " died" in line]
 
 
 class Child:
@@ -87,7 +118,7 @@ class Chaos:
         seed: int,
         protocol: str = "eager",
         partitions: int = 4,
-        session_s: float = SESSION_S,
+        session_s: float = PATIENT_SESSION_S,
         **plan: Any,
     ) -> None:
         self.broker, self.folder, self.seed = broker, folder, seed
@@ -108,6 +139,8 @@ class Chaos:
             **plan,
         )
         broker.create_topic(self.plan.topic, partitions)
+        if protocol == "consumer":
+            set_session(broker.bootstrap, self.plan.group, session_s)
         self.children: list[Child] = []
         self.produced: dict[tuple[int, int], str] = {}
         self.entries: list[Entry] = []
@@ -134,7 +167,7 @@ class Chaos:
             self.dump()
         for child in self.children:
             child.process.kill()
-            child.process.wait(10)
+            child.process.wait(PATIENCE_S)
         self.watch.__exit__()
 
     # -- records -----------------------------------------------------------------------------------
@@ -151,7 +184,13 @@ class Chaos:
             value = b"stuck" if held else b"v"
             producer.produce(self.plan.topic, value, key.encode(), on_delivery=self._remember(key))
             producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(PATIENCE_S) == 0
+
+    def supply(self, least: int, keys: int = 40) -> None:
+        """Produce until so many are left to do, however much was done while nobody looked."""
+        missing = least - (len(self.produced) - self.completed)
+        if missing > 0:
+            self.produce(missing, keys)
 
     def _remember(self, key: str) -> Callable[[Any, Any], None]:
         def acknowledged(error: Any, message: Any) -> None:
@@ -227,10 +266,10 @@ class Chaos:
         at = time.monotonic()
         self.note("kill", child.number)
         child.process.kill()
-        child.process.wait(10)
+        child.process.wait(PATIENCE_S)
         self.kills += 1
         self.ended[child.pid] = time.monotonic()
-        excuse = Excuse("kill", child.pid, at - self.window_s, self.ended[child.pid])
+        excuse = Excuse("kill", child.pid, self.since(at), self.ended[child.pid])
         self.excuses.append(excuse)
         return excuse
 
@@ -238,6 +277,10 @@ class Chaos:
     def window_s(self) -> float:
         """How long before a fault what was done may not have been committed."""
         return self.plan.commit_s + self._way_s
+
+    def since(self, at: float) -> float:
+        """When what a fault at this time may repeat began, without what the machine stood still."""
+        return self.watch.before(at, self.window_s)
 
     def terminate(
         self, child: Child, sig: int = signal.SIGTERM, timeout_s: float = 30.0, code: int = 0
@@ -271,14 +314,33 @@ class Chaos:
         What it did in its last commit interval, and what ran until it heard that it was thrown
         out, may be repeated elsewhere.
         """
+        seen = child.said(10**7).count(STOOD_STILL)
         self.note("continue", child.number)
+        long = time.monotonic() - since > STOPPED_S
         child.process.send_signal(signal.SIGCONT)
         child.stopped = False
+        if long:  # a busy machine lets it go on later
+            self.until(lambda: child.said(10**7).count(STOOD_STILL) > seen, 30, "it goes on")
         excuse = Excuse(
-            "stopped", child.pid, since - self.window_s, time.monotonic() + 1.0, overlap=True
+            "stopped", child.pid, self.since(since), time.monotonic() + 1.0, overlap=True
         )
         self.excuses.append(excuse)
         return excuse
+
+    def suspend_at_work(self, child: Child) -> float:
+        """SIGSTOP, with calls under way; when."""
+        while True:
+            since = self.suspend(child)
+            if self.running_in(child):
+                return since
+            self.excuses.remove(self.wake(child, since))  # within its session: it explains nothing
+            threading.Event().wait(self.dice.uniform(0.0, LOOK_S))
+
+    def running_in(self, child: Child) -> int:
+        """How many calls of this child have begun and not ended."""
+        self.look()
+        mine = [entry.kind for entry in self.entries if entry.pid == child.pid]
+        return 2 * mine.count("S") - len(mine)
 
     def note(self, what: str, number: int) -> None:
         """What was done to whom and when, for people who look into a failure."""
@@ -319,8 +381,22 @@ class Chaos:
         self.until(lambda: self.starts_of(child) > 0, 30, f"child {child.number} starts working")
         threading.Event().wait(seconds)
 
+    def let_settle(self, child: Child) -> None:
+        """Wait until a kill now would have to spare some of what it has completed."""
+
+        def settled() -> bool:
+            self.look()
+            since = self.since(time.monotonic())
+            return any(e.kind == "E" and e.pid == child.pid and e.at < since for e in self.entries)
+
+        self.until(settled, 30, f"child {child.number} has committed")
+
     def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> float:
-        """Wait for a condition; how long it took. Dumps every thread before it gives up."""
+        """Wait for a condition; how long it took, for who has a bar to hold it to.
+
+        Dumps every thread before it gives up, after PATIENCE_S at the earliest.
+        """
+        timeout_s = max(timeout_s, PATIENCE_S)
         began = time.monotonic()
         pause = threading.Event()
         while not condition():
@@ -360,13 +436,17 @@ class Chaos:
     def problems(self, verdict: Verdict) -> list[str]:
         """What handlers and commits got wrong."""
         seen = judge_commits(self.watch.seen, self.entries, self.produced)
-        return verdict.problems() + seen
+        died = [line for child in self.children for line in dead_threads(child.said(10**7))]
+        return verdict.problems() + seen + died
 
     # -- the end -----------------------------------------------------------------------------------
 
     def verdict(self) -> Verdict:
         """The judge's word on everything so far; prints its summary, fails on any problem."""
         self.look()
+        # What was committed last is in the answer to a question that was asked since then.
+        looks = self.watch.looks
+        self.until(lambda: self.watch.looks > looks + 1, 30, "the commits are read")
         self.watch.__exit__()
         verdict = judge(self.entries, self.produced, self.excuses, self.ended)
         problems = self.problems(verdict)

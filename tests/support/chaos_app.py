@@ -23,7 +23,8 @@ from tests.support.handler_log import Writer
 
 import weft
 from weft.core.effects import PlanItem
-from weft.core.partition import Partition, Snapshot
+from weft.core.offsets import Snapshot
+from weft.core.partition import Partition
 from weft.core.plans import Plans
 from weft.runtime import door
 
@@ -52,8 +53,10 @@ class Plan:
     slow_s: float = 0.0
     #: records whose value starts with "stuck" are held until this file exists
     release: str = ""
+    #: and, where that is asked for, until a stop is in force
+    until_stopped: bool = False
     commit_s: float = 0.2
-    revoke_timeout_s: float = 5.0
+    revoke_timeout_s: float = 20.0
     drain_timeout_s: float = 20.0
     seed: int = 0
     #: a way of delivery other than the default, and where its outputs go; see delivery_app
@@ -147,7 +150,12 @@ class Handlers:
 
     def _stuck(self, record: weft.Record) -> bool:
         held = record.value is not None and record.value.startswith(b"stuck")
-        return held and not Path(self._plan.release).exists()
+        return held and not (self._stopped() and Path(self._plan.release).exists())
+
+    def _stopped(self) -> bool:
+        """Whether the engine knows of the stop that must come first, if one must."""
+        run: Any = self._app._run
+        return not self._plan.until_stopped or run._member.engine.state.stop_mode is not None
 
     def _fail_first(self, record: weft.Record) -> None:
         if record.attempt == 1 and self._dice(record).randrange(1000) >= (
@@ -171,7 +179,8 @@ def commit_what_was_seen() -> None:
     """Commit the end of what was fetched, done or not (the Java library's issue 826)."""
 
     def snapshot(self: Partition, claims: Any = None) -> Snapshot:
-        return Snapshot(self.position, self.position - 1, [])
+        position = self.offsets.position
+        return Snapshot(position, position - 1, [])
 
     Partition.snapshot = snapshot  # type: ignore[method-assign]  # mutant of the engine
 

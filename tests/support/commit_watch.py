@@ -21,6 +21,8 @@ from weft.codec import OffsetMap, decode
 from weft.kafka import calls
 
 LOOK_S = 0.05
+#: a look that takes longer than this: the machine or the broker stood still
+LATE_S = 0.15
 ANSWER_S = 1.0
 FOREVER = float("inf")
 
@@ -48,6 +50,9 @@ class CommitWatch:
     partitions: int
     seen: list[Seen] = field(default_factory=list)
     looks: int = 0
+    #: looks that took long: when they ended, and how long they were
+    late: list[tuple[float, float]] = field(default_factory=list)
+    _began: float = FOREVER
 
     def __enter__(self) -> Self:
         """Begin to watch."""
@@ -68,8 +73,12 @@ class CommitWatch:
         last: dict[int, tuple[int, str]] = {}
         try:
             while True:
+                self._began = time.monotonic()
                 ending = self._quit.wait(LOOK_S)
                 self._look(consumer, where, last)
+                now = time.monotonic()
+                if now - self._began > LATE_S:
+                    self.late.append((now, now - self._began))
                 if ending:
                     return
         finally:
@@ -92,6 +101,23 @@ class CommitWatch:
                 continue
             last[one.partition] = (one.offset, one.metadata)
             self.seen.append(Seen(now, one.partition, one.offset, one.metadata))
+
+    def before(self, at: float, seconds: float) -> float:
+        """So many seconds before this time, not counted those in which nothing moved.
+
+        A commit is on its way for no longer than that, unless machine or broker stand still; and
+        then our own looks take as long.
+        """
+        since = at - seconds
+        under_way = at - self._began
+        if under_way > LATE_S:
+            since -= under_way
+        for ended, took_s in reversed(self.late):
+            if ended < since:
+                break
+            if ended <= at:
+                since -= took_s
+        return since
 
     def frontiers(self) -> dict[int, int]:
         """The last commit of each partition."""

@@ -65,7 +65,7 @@ def _stable_ends(
 
 def reader_bootstrap(reader: Consumer) -> str:
     """The addresses of the brokers this client knows."""
-    brokers = reader.list_topics(timeout=10).brokers.values()
+    brokers = reader.list_topics(timeout=60).brokers.values()
     return ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
 
 

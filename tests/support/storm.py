@@ -17,7 +17,6 @@ from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos, say
 from weft.broker import LocalBroker
 
 SETTINGS = {
-    "group.consumer.session.timeout.ms": int(SESSION_S * 1000),
     "group.consumer.heartbeat.interval.ms": 300,
 }
 
@@ -42,6 +41,7 @@ def main() -> None:
             folder,
             seed=arguments.seed,
             protocol=arguments.protocol,
+            session_s=SESSION_S,
             partitions=arguments.partitions,
             kind=arguments.kind,
             work_s=0.01,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.chaos import dead_threads
 from tests.support.commit_watch import Seen, judge_commits
 from tests.support.handler_log import Entry, Tail, Writer, parse
 from tests.support.verdict import Excuse, Verdict, judge
@@ -174,3 +175,10 @@ def test_the_log_reads_what_was_written_and_nothing_twice(tmp_path: Path) -> Non
         file.write(" key\n")
     assert list(tail.new()) == [Entry("E", 1.5, 7, 3, 1, 42, "key")]
     assert parse(first.line()) == first
+
+
+def test_a_thread_that_died_in_a_child_is_seen() -> None:
+    """Whatever the judge says of the records."""
+    line = "1.0 CRITICAL thread weft-watch died, please report it with this trace"
+    assert dead_threads(f"assigned\n{line}\nTraceback\n") == [line]
+    assert dead_threads("worker process ended handler=weft-x how='it died'\n") == []

@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from benchmarks import memory, report, run, sides
+from benchmarks import memory, report, run, seen, sides, spark_kit
 from benchmarks.bare import BareSpec, queues
 from benchmarks.sleeps import sleep_s, table_s
 from benchmarks.workloads import Check, all_workloads
@@ -16,6 +17,26 @@ def test_the_table_spreads_its_sleeps_from_0_to_5_ms() -> None:
     assert min(sleeps) >= 0
     assert max(sleeps) < 0.005
     assert sum(sleeps) / len(sleeps) == pytest.approx(0.0025, rel=0.01)
+
+
+def test_what_being_seen_costs_is_compared_within_each_round() -> None:
+    """The median of the rounds' ratios, not a ratio of medians: rounds differ by the machine."""
+
+    def side(seconds: float, scrapes: int = 0) -> dict[str, Any]:
+        threads = {"poll": 0.5, "http": 0.01 * scrapes}
+        return {
+            "seconds": seconds,
+            "calls_cpu_s": 2 * seconds,
+            "scrapes": scrapes,
+            "threads": threads,
+        }
+
+    rounds = [{"": side(s), "all": side(s * cost, 3)} for s, cost in ((1, 1.01), (5, 1.2), (9, 1))]
+    cost = seen.compared(rounds, "all")
+    assert (cost["wall"], cost["cpu"], cost["scrapes"]) == (1.01, 1.01, 9)
+    assert cost["wall_rounds"] == [1.0, 1.01, 1.2]
+    assert cost["threads_ms"] == {"poll": [500, 500], "http": [0, 30]}
+    assert cost["own_threads"] == 0.006  # 30 ms of 5 s
 
 
 def test_a_handler_sleeps_what_its_name_says() -> None:
@@ -116,3 +137,17 @@ def test_results_are_json_lines_with_the_machine_first(tmp_path: Path) -> None:
     machine, result = (json.loads(line) for line in path.read_text().splitlines())
     assert machine == {"type": "machine"}
     assert result["records_per_s"] == {"java": 5_000}
+
+
+def test_a_missed_limit_is_the_exit_code_and_every_line_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines without a limit do not count; what is printed is written down, too."""
+    lines = [{"type": "machine"}, {"type": "ratio", "ok": True}]
+    missed = [*lines, {"type": "ratio", "ok": False}]
+    assert spark_kit.told(lines, None) == 0
+    capsys.readouterr()
+    assert spark_kit.told(missed, str(tmp_path / "lines")) == 1
+    printed = capsys.readouterr().out
+    assert [json.loads(line) for line in printed.splitlines()] == missed
+    assert (tmp_path / "lines").read_text() == printed

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from weft.cli.simulate import simulate
 from weft.errors import ConfigError
+from weft.testing.runtime_sim import runner as runtime_runner
 from weft.testing.sim import runner
 from weft.testing.sim.mutants import MUTANTS
 
@@ -50,6 +51,28 @@ def test_broken_seed_comes_with_its_replay_command():
     with mutant.alive():
         broken = [b for seed in range(20) for b in runner.run_seed(seed).broken]
     assert f"weft simulate --seed {broken[0].seed} --trace" in str(broken[0])
+
+
+def test_replay_command_has_the_options_that_matter(monkeypatch):
+    """Another number of steps than the usual one, or the runtime's simulator."""
+
+    def breaks(world):
+        raise AssertionError("S1")
+
+    monkeypatch.setattr(runner, "live", breaks)
+    (shorter,) = runner.run_seed(3, 40).broken
+    monkeypatch.setattr(runtime_runner.World, "run", breaks)
+    (of_the_runtime,) = runtime_runner.run_seed(4).broken
+    assert [str(broken).splitlines() for broken in (shorter, of_the_runtime)] == [
+        [
+            "seed 3: AssertionError: S1",
+            "  replay: weft simulate --seed 3 --steps 40 --trace",
+        ],
+        [
+            "seed 4: AssertionError: S1",
+            "  replay: weft simulate --runtime --seed 4 --trace",
+        ],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def detached(properties, log):
 
 
 def up(log):
-    return wait_until(lambda: log.exists() and "up" in log.read_text(), 20)
+    return wait_until(lambda: log.exists() and "up" in log.read_text(), 60)
 
 
 def test_a_node_is_known_by_its_properties(detached, properties, log, tmp_path):
@@ -104,7 +104,7 @@ def test_a_guarded_process_dies_with_its_parent(properties, log):
         pid = int(parent.stdout.readline())
         assert up(log)
         parent.kill()
-    assert wait_until(lambda: not is_node(pid, properties), 10)
+    assert wait_until(lambda: not is_node(pid, properties), 60)
 
 
 def test_release_ends_the_guard_too(properties, log):

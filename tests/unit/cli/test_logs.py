@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import sys
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
@@ -85,14 +86,61 @@ def test_unknown_words_are_refused(style, level, said):
         logs.set_up(Console(file=io.StringIO()), style, level)
 
 
+@contextmanager
+def bare_root():
+    """A root logger that nobody has set up; put back afterwards."""
+    root, weft = logging.getLogger(), logging.getLogger("weft")
+    before = root.handlers[:], root.level, weft.handlers[:], weft.level
+    root.handlers[:] = weft.handlers[:] = []
+    try:
+        yield root
+    finally:
+        root.handlers[:], level, weft.handlers[:], weft_level = before
+        root.setLevel(level)
+        weft.setLevel(weft_level)
+
+
 def test_a_terminal_gets_its_lines_through_the_console():
     """So that they stand above the progress line, with brackets as they are."""
-    stream = io.StringIO()
-    before = logging.getLogger().handlers[:], logging.getLogger().level
-    try:
-        logs.set_up(Console(file=stream, force_terminal=True, width=20), "text", "info")
+    with bare_root():
+        stream = io.StringIO()
+        assert logs.set_up(Console(file=stream, force_terminal=True, width=20), "text", None)
         logging.getLogger("weft").info("a line that is longer than it [red]")
-    finally:
-        logging.getLogger().handlers[:], level = before
-        logging.getLogger().setLevel(level)
-    assert stream.getvalue().endswith("a line that is longer than it [red]\n")
+        assert stream.getvalue().endswith("a line that is longer than it [red]\n")
+
+
+def test_json_has_no_terminal_codes():
+    """On a terminal, too: it is for machines."""
+    with bare_root() as root:
+        logs.set_up(Console(file=io.StringIO(), force_terminal=True), "json", None)
+        (handler,) = root.handlers
+        assert type(handler) is logging.StreamHandler
+
+
+def test_the_users_own_set_up_is_left_alone():
+    """His handlers and levels stay; a level on the command line is Weft's logger's alone."""
+    with bare_root() as root:
+        mine = logging.NullHandler()
+        root.addHandler(mine)
+        root.setLevel(logging.ERROR)
+        assert not logs.set_up(Console(file=io.StringIO()), "text", None)
+        assert (root.handlers, root.level) == ([mine], logging.ERROR)
+        logs.set_up(Console(file=io.StringIO()), "text", "debug")
+        assert logging.getLogger("weft").level == logging.DEBUG
+        assert (root.handlers, root.level) == ([mine], logging.ERROR)
+
+
+def test_json_keeps_extra_fields():
+    """What the user gives as extra= is in the line, beside the event."""
+    made = record("paid", name="shop")
+    made.customer, made.cents = "c-17", 990
+    line = json.loads(logs.JsonLines().format(made))
+    assert (line["event"], line["customer"], line["cents"]) == ("paid", "c-17", 990)
+
+
+def test_json_has_wefts_own_tracebacks():
+    """Text of a traceback, as an ErrorInfo carries it, is a field."""
+    made = record("attempt failed", fields={"event": "attempt failed", "offset": 7})
+    made.exc_text = "Traceback\nE: bad"
+    line = json.loads(logs.JsonLines().format(made))
+    assert line["traceback"] == "Traceback\nE: bad"

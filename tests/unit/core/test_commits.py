@@ -8,10 +8,12 @@ from tests.unit.core.conftest import ERROR, offsets
 from weft.codec import decode
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.commit_state import CommitState
 from weft.core.commits import Answer
-from weft.core.endings import Failed, GivenBack, Returned
+from weft.core.endings import Returned
+from weft.core.offsets import Offsets
 from weft.core.spec import HandlerSpec, Limits
-from weft.policies import Commit, DeadLetter, Retry, Skip
+from weft.policies import Commit, Retry, Skip
 from weft.types import Sent
 
 UNORDERED = HandlerSpec("h", ordering="unordered")
@@ -75,7 +77,7 @@ def test_commit_in_doubt_that_was_stored_counts(make_desk):
     part, sent = in_doubt(desk)
     (item,) = sent.items
     desk.do("committed_read", [(part, item.frontier, item.metadata)])
-    assert (part.committed, part.commit_state) == (1, states.IDLE)
+    assert (part.commit.committed, part.commit.state) == (1, states.IDLE)
 
 
 def test_commit_in_doubt_that_was_lost_is_sent_again(make_desk):
@@ -94,7 +96,7 @@ def test_commit_in_doubt_that_cannot_be_read_is_asked_again(make_desk):
     desk.do("committed_read", [(part, None, "")])
     desk.pass_time(1.0)
     assert len(desk.take((fx.ReadCommitted, fx.CommitOffsets))) == 1
-    assert part.commit_state == states.IN_DOUBT
+    assert part.commit.state == states.IN_DOUBT
 
 
 @pytest.mark.parametrize("verdict", ["retry", "gone"])
@@ -135,8 +137,82 @@ def test_map_too_large_is_halved_and_the_base_still_committed(make_desk):
         for effect in desk.take(fx.CommitOffsets):
             (item,) = effect.items
             desk.answer(effect, "too_large" if item.metadata else "stored")
-    assert part.committed == 0
-    assert part.map_limit < 8
+    assert part.commit.committed == 0
+    assert part.commit.map_limit < 8
+
+
+def refused(make_desk, verdict: str, **limits):
+    """A desk and a partition whose first commit, with a map, the broker has answered so."""
+    desk = make_desk(UNORDERED, limits=Limits(commit_retry_s=0.25, **limits))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2)
+    desk.do("calls_ended", desk.started()[1:2])
+    desk.now = 1.0
+    desk.do("tick")
+    (sent,) = desk.take(fx.CommitOffsets)
+    desk.answer(sent, verdict)
+    return desk, part, sent.items[0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "again_s", "map_chars"),
+    [("retry", 0.25, 4096), ("too_large", 0.25, 2048), ("gone", 2.5, 4096)],
+)
+def test_refused_commit_waits_its_time(make_desk, verdict, again_s, map_chars):
+    """A member that is thrown out waits for the rebalance; the others ask again soon."""
+    desk, part, item = refused(make_desk, verdict)
+    assert (part.commit.state, part.commit.at) == (states.IDLE, 1.0 + again_s)
+    assert (part.commit.map_limit, part.commit.committed) == (map_chars, -1)
+    assert desk.engine.state.counts["commits_refused"] == 1
+    desk.do("commit_soon")
+    assert desk.take(fx.CommitOffsets) == []
+    desk.now += again_s
+    desk.do("commit_soon")
+    (again,) = desk.take(fx.CommitOffsets)
+    assert again.items[0][:3] == item[:3]
+
+
+def test_refused_map_is_told_with_the_next_limit(make_desk):
+    """The log says what to raise, and what is tried next."""
+    desk, _, _ = refused(make_desk, "too_large", map_chars=64)
+    (note,) = desk.take(fx.Note)
+    assert (note.level, note.fields["next_limit_chars"]) == ("warning", 32)
+    assert (note.fields["topic"], note.fields["partition"]) == ("t", 0)
+
+
+def test_what_was_refused_otherwise_keeps_the_map(make_desk):
+    """Only a map that is too large is made smaller, and only that is told."""
+    desk, part, _ = refused(make_desk, "retry")
+    assert (desk.take(fx.Note), part.commit.map_limit) == ([], 4096)
+
+
+@pytest.mark.parametrize(
+    ("stored", "refused", "limit"), [(0, 3000, 2048), (3000, 3500, 3000), (3000, 3000, 2048)]
+)
+def test_map_is_not_cut_below_what_the_broker_has_stored(stored, refused, limit):
+    """A limit halves down to the last stored map; one as small that is refused shows less room."""
+    commit = CommitState(Offsets(0), map_limit=4096)
+    commit.map_stored = stored
+    commit.shrink_map(refused)
+    assert commit.map_limit == limit
+
+
+def test_stored_commit_opens_what_waited_for_room(make_desk):
+    """Records past the reach of the map are looked at with the answer, not with the next tick."""
+    desk = make_desk(HandlerSpec("h", ordering="unordered", concurrency=2))
+    (part,) = desk.assign(0)
+    desk.do("pause", "t", on=True)
+    desk.poll(part, 0, 1, 2)
+    part.handler.put_far(part.lanes.ready.pop())
+    part.reach.counted, part.reach.after, part.reach.frontier = True, 1_000, 0
+    part.reach.position, part.reach.limit = 3, 2
+    desk.do("pause", "t", on=False)
+    desk.do("calls_ended", desk.started()[1:])
+    desk.do("commit_soon")
+    (sent,) = desk.take(fx.CommitOffsets)
+    assert len(part.lanes.far) == 1
+    desk.answer(sent)
+    assert offsets(desk.started()) == [2]
 
 
 def test_late_answer_of_an_ended_epoch_is_dropped(make_desk):
@@ -171,173 +247,41 @@ def test_last_commit_holds_what_is_done(make_desk):
     assert [item.frontier for item in effect.items] == [1]
 
 
-# -- Commit(each=True) -----------------------------------------------------------------------------
-
-
-def test_each_holds_slot_and_lane_until_its_commit_is_stored(make_desk):
-    """The next record of the lane starts with the broker's acknowledgement."""
-    desk = make_desk(HandlerSpec("h", commit_each=True, concurrency=1))
+def test_each_holds_its_slot_while_its_outputs_are_on_the_way(make_desk):
+    """Or a slow producer would have many handled and not committed: a kill repeats all of them."""
+    spec = HandlerSpec("h", ordering="unordered", commit_each=True, concurrency=1)
+    desk = make_desk(spec)
     (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
+    desk.poll(part, 0, 1, 2, key=None)
     (work,) = desk.started()
-    desk.do("calls_ended", [work])
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    assert desk.started() == []
+    desk.do("outputs_answered", [(work, (Sent("o", 0, 0, None),), None)])
     (sent,) = [effect for effect in desk.effects if isinstance(effect, fx.CommitOffsets)]
     assert desk.started() == []
     desk.answer(sent)
     assert offsets(desk.started()) == [1]
 
 
-def test_each_claims_without_room_in_the_map_give_back_their_slot(make_desk):
-    """Else they would hold every slot and the record at the frontier could not be tried again."""
+@pytest.mark.parametrize("end", ["refused", "lost"])
+def test_each_gives_its_slot_back_when_its_outputs_end_otherwise(make_desk, end):
+    """Refused by the broker, or gone with its epoch."""
     spec = HandlerSpec(
-        "h", ordering="unordered", commit_each=True, concurrency=2, retry=Retry(delay_s=1.0)
+        "h", ordering="unordered", commit_each=True, concurrency=1, retry=Retry(delay_s=60.0)
     )
     desk = make_desk(spec)
-    (part,) = desk.assign(0)
-    part.map_limit = 4  # too small for any map
-    part.start_limit = 100
-    desk.poll(part, 0, 1, 2, key=None)
-    first, second = desk.started()
-    desk.do("calls_ended", [second], [Failed(first, ERROR)])
-    desk.take(object)
-    desk.do("calls_ended", desk.started())
-    desk.pass_time(2.0)
-    assert 0 in offsets(desk.started())
-
-
-# -- at_most_once ----------------------------------------------------------------------------------
-
-
-ONCE = HandlerSpec(
-    "h",
-    ordering="unordered",
-    delivery="at_most_once",
-    retry=Retry(attempts=1),
-    on_exhausted=Skip(),
-    concurrency=2,
-)
-
-
-def test_marked_before_it_starts(make_desk):
-    """The handler sees a record after the broker has stored that it started."""
-    desk = make_desk(ONCE)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (sent,) = [effect for effect in desk.effects if isinstance(effect, fx.CommitOffsets)]
-    assert (desk.started(), sent.items[0].frontier) == ([], 1)
-    desk.answer(sent)
-    assert offsets(desk.started()) == [0]
-
-
-def test_mark_is_withdrawn_when_the_partition_goes(make_desk):
-    """What was marked and never began is not in the last commit: the next owner handles it."""
-    desk = make_desk(ONCE)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (sent,) = desk.take(fx.CommitOffsets)
-    desk.do("revoking", [part])
-    desk.answer(sent)
+    one, other = desk.assign(0, 1)
+    desk.poll(one, 0, key=None)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    desk.poll(other, 7, key=None)
     assert desk.started() == []
-    assert [item.frontier for item in desk.do("last_commit", [part]).items] == [0]
-
-
-def test_call_that_never_began_takes_its_mark_back(make_desk):
-    """A worker that died before the call gives the record back; it is marked anew."""
-    desk = make_desk(ONCE)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    desk.answer(desk.take(fx.CommitOffsets)[0])
-    (work,) = desk.started()
-    desk.do("calls_ended", [], [GivenBack(work)])
-    (again,) = desk.take(fx.CommitOffsets)
-    desk.answer(again)
-    assert offsets(desk.started()) == [0]
-
-
-def test_time_out_counts_from_the_start_not_from_the_mark(make_desk):
-    """While the mark is on the way the attempt has not begun."""
-    desk = make_desk(HandlerSpec("h", delivery="at_most_once", retry=Retry(attempts=1),
-                                 on_exhausted=Skip(), timeout_s=1.0))  # fmt: skip
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (sent,) = desk.take(fx.CommitOffsets)
-    desk.pass_time(2.0)
-    assert desk.take(fx.Cancel) == []
-    desk.answer(sent)
-    desk.pass_time(1.0)
-    assert len(desk.take(fx.Cancel)) == 1
-
-
-# -- exactly_once ------------------------------------------------------------------------------------
-
-
-EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=3, delay_s=1.0, jitter=0.0))
-
-
-def test_lane_goes_on_before_the_transaction_ends(make_desk):
-    """The next record starts when the handler returns; its output waits."""
-    desk = make_desk(EXACT)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
-    (work,) = desk.started()
-    desk.do("calls_ended", [], [Returned(work, ["out"])])
-    assert offsets(desk.started()) == [1]
-
-
-def test_refused_output_is_tried_again_alone_in_its_lane(make_desk):
-    """After an abort the refused record waits its turn: its lane runs one at a time."""
-    desk = make_desk(EXACT)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
-    (first,) = desk.started()
-    desk.do("calls_ended", [], [Returned(first, ["out"])])
-    (sent,) = [effect for effect in desk.effects if isinstance(effect, fx.Transact)]
-    (second,) = desk.started()
-    desk.do("transacted", sent.sequence, committed=False, refused=[(first, ERROR)])
-    desk.pass_time(1.5)
-    assert desk.started() == []
-    desk.do("calls_ended", [second])
-    assert offsets(desk.started()) == [0]
-
-
-def test_committed_transaction_finishes_its_claims(make_desk):
-    """Outputs and offsets are stored together, then the records are done."""
-    desk = make_desk(EXACT)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0)
-    (work,) = desk.started()
-    desk.do("calls_ended", [], [Returned(work, ["out"])])
-    (sent,) = desk.take(fx.Transact)
-    desk.do("transacted", sent.sequence, committed=True)
-    assert (part.committed, work.state) == (1, states.DONE)
-
-
-# -- outputs -------------------------------------------------------------------------------------------
-
-
-def test_record_is_done_when_its_outputs_are_acknowledged(make_desk):
-    """Until then the lane waits and the frontier stays."""
-    desk = make_desk()
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
-    (work,) = desk.started()
-    desk.do("calls_ended", [], [Returned(work, ["out"])])
-    assert (desk.started(), part.frontier) == ([], 0)
-    desk.do("outputs_settled", [(work, (Sent("o", 0, 0, None),), None)])
-    assert (offsets(desk.started()), part.frontier) == ([1], 1)
-
-
-def test_refused_dead_letter_parks_the_record(make_desk):
-    """A dead letter that the broker does not take is no reason to go on."""
-    spec = HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=DeadLetter("{topic}.dlq"))
-    desk = make_desk(spec)
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1)
-    (work,) = desk.started()
-    desk.do("calls_ended", [], [Failed(work, ERROR)])
-    assert [effect.topic for effect in desk.take(fx.SendDeadLetter)] == ["t.dlq"]
-    desk.do("outputs_settled", [(work, (), ERROR)])
-    assert (part.parked, part.frontier, desk.started()) == (1, 0, [])
+    if end == "refused":
+        desk.do("outputs_answered", [(work, (), ERROR)])
+    else:
+        desk.do("closed", [one], lost=True)
+        desk.do("outputs_answered", [(work, (), None)])
+    assert offsets(desk.started()) == [7]
 
 
 def test_commit_after_so_many_records(make_desk):
@@ -350,3 +294,139 @@ def test_commit_after_so_many_records(make_desk):
     assert desk.take(fx.CommitOffsets) == []
     desk.do("calls_ended", [second])
     assert [item.frontier for item in desk.take(fx.CommitOffsets)[0].items] == [2]
+
+
+def test_claims_without_room_in_the_map_are_looked_at_again_after_a_while(make_desk):
+    """Not at every turn: the record at the frontier has to end first."""
+    spec = HandlerSpec("h", ordering="unordered", delivery="exactly_once")
+    desk = make_desk(spec, limits=Limits(map_chars=0, commit_retry_s=0.5))
+    (part,) = desk.assign(0)
+    part.reach.limit = 100
+    desk.poll(part, 0, 1, key=None)
+    first, second = desk.started()
+    desk.now = 2.0
+    desk.do("calls_ended", [second])
+    assert desk.take(fx.Transact) == []
+    assert (part.commit.claims, part.commit.at) == ([second], 2.5)
+    desk.do("calls_ended", [first])
+    assert desk.take(fx.Transact) == []
+    desk.pass_time(0.5)
+    (sent,) = desk.take(fx.Transact)
+    assert (sent.items[0].frontier, offsets(sent.items[0].claims)) == (2, [1, 0])
+
+
+def test_nobody_waits_for_marks_that_were_withdrawn(make_desk):
+    """The partition goes, and no commit is looked for on its account."""
+    once = {"retry": Retry(attempts=1), "on_exhausted": Skip()}
+    desk = make_desk(HandlerSpec("h", delivery="at_most_once", **once))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    assert list(desk.engine.state.claiming) == [part]
+    desk.do("revoking", [part])
+    assert (desk.engine.state.claiming, part.commit.claims) == ({}, [])
+
+
+def test_without_a_number_of_records_the_interval_alone_counts(make_desk):
+    """However many are finished, also by way of the producer."""
+    desk = make_desk(UNORDERED, limits=Limits(commit=Commit(interval_s=5.0)))
+    (part,) = desk.assign(0)
+    desk.pass_time(6.0)
+    desk.poll(part, *range(5))
+    works = desk.started()
+    desk.do("calls_ended", works[:2], [Returned(work, ["out"]) for work in works[2:]])
+    desk.do("outputs_answered", [(work, (), None) for work in works[2:]])
+    assert desk.take(fx.CommitOffsets) == []
+    desk.pass_time(5.0)
+    assert len(desk.take(fx.CommitOffsets)) == 1
+
+
+def test_what_finished_while_a_commit_was_on_the_way_goes_with_its_answer(make_desk):
+    """`max_records` more are done, and their commit had to wait: it does not wait any longer."""
+    limits = Limits(commit=Commit(interval_s=60.0, max_records=2), commit_answer_s=60.0)
+    desk = make_desk(UNORDERED, limits=limits)
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(6))
+    works = desk.started()
+    desk.do("calls_ended", works[:2])
+    (sent,) = desk.take(fx.CommitOffsets)
+    desk.do("calls_ended", works[2:4])
+    assert desk.take(fx.CommitOffsets) == []
+    desk.answer(sent)
+    (again,) = desk.take(fx.CommitOffsets)
+    assert [item.frontier for item in again.items] == [4]
+    desk.answer(again)
+    desk.do("calls_ended", works[4:5])
+    assert desk.take(fx.CommitOffsets) == []
+
+
+def test_the_number_of_records_is_of_all_partitions(make_desk):
+    """And counts those whose outputs were stored, and those of a transaction, once each."""
+    limits = Limits(commit=Commit(interval_s=60.0, max_records=4))
+    desk = make_desk(UNORDERED, limits=limits)
+    one, other = desk.assign(0, 1)
+    desk.poll(one, 0, 1)
+    desk.poll(other, 0, 1)
+    works = desk.started()
+    desk.do("calls_ended", works[:2], [Returned(work, ["out"]) for work in works[2:]])
+    desk.do("outputs_answered", [(works[2], (), None)])
+    assert desk.take(fx.CommitOffsets) == []
+    desk.do("outputs_answered", [(works[3], (), None)])
+    (sent,) = desk.take(fx.CommitOffsets)
+    assert [item.frontier for item in sent.items] == [2, 2]
+
+
+def test_a_partition_whose_commit_was_lost_says_it_as_soon_as_that_is_known(make_desk):
+    """What the broker holds was read back: a record that waits for its commit waits no longer."""
+    desk = make_desk(HandlerSpec("h", commit_each=True), limits=Limits(commit_answer_s=2.0))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    desk.do("calls_ended", desk.started())
+    (sent,) = desk.take(fx.CommitOffsets)
+    desk.pass_time(2.0)
+    desk.do("committed_read", [(part, 0, "")])
+    (again,) = desk.take(fx.CommitOffsets)
+    assert again.items == sent.items
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_a_commit_of_its_time_is_looked_at_when_it_is_due(make_desk, seconds):
+    """The engine asks to be woken for the answer that is due, and for a claim that waits."""
+    limits = Limits(commit=Commit(interval_s=60.0), commit_answer_s=3.0, commit_retry_s=0.5)
+    desk = make_desk(HandlerSpec("h", commit_each=True), limits=limits)
+    (part,) = desk.assign(0)
+    desk.now = 10.0
+    desk.poll(part, 0)
+    assert desk.engine.next_deadline() == 60.0
+    desk.do("calls_ended", desk.started())
+    assert desk.engine.next_deadline() == 13.0
+    (sent,) = desk.take(fx.CommitOffsets)
+    desk.now += seconds
+    desk.answer(sent, "retry")
+    assert desk.engine.next_deadline() == desk.now + 0.5
+    desk.pass_time(0.5)
+    assert len(desk.take(fx.CommitOffsets)) == 1
+
+
+def test_the_last_commit_is_of_those_that_have_something_to_say(make_desk):
+    """What is on the way may be lost, so it is said again; what is stored is not."""
+    desk = make_desk(UNORDERED)
+    on_the_way, stored = parts = desk.assign(0, 1)
+    for part in parts:
+        desk.poll(part, 0)
+    desk.do("calls_ended", desk.started())
+    desk.pass_time(1.0)
+    (sent,) = desk.take(fx.CommitOffsets)
+    desk.do("commit_answered", [Answer(stored, sent.sequence, "stored")])
+    last = desk.do("last_commit", parts)
+    assert [(item.partition, item.frontier) for item in last.items] == [(on_the_way, 1)]
+
+
+def test_what_is_stored_in_the_end_is_not_said_again(make_desk):
+    """It was refused once; after that nothing is new."""
+    desk, _, _ = refused(make_desk, "retry")
+    desk.pass_time(1.0)
+    (again,) = desk.take(fx.CommitOffsets)
+    desk.answer(again)
+    for _ in range(5):
+        desk.pass_time(5.0)
+    assert desk.take(fx.CommitOffsets) == []

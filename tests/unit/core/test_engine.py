@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.conftest import ERROR
 
+from weft.account.account import take
+from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Failed
-from weft.core.partition import Partition
+from weft.core.endings import Failed, Returned
+from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec
-from weft.core.work import Work
-from weft.policies import Retry, Stop
+from weft.policies import Batch, Retry, Stop
 from weft.types import Record
 
 
@@ -52,6 +53,92 @@ def test_stop_now_ends_at_once(make_desk, before):
         desk.do("stop", before)
     desk.do("stop", "now")
     assert len(desk.take(fx.Drained)) == 1
+
+
+def drains(desk) -> int:
+    """How often the end of the stop was told since the last look."""
+    return len(desk.take(fx.Drained))
+
+
+def test_stop_with_nothing_to_do_is_over_at_once_and_told_once(make_desk):
+    """Later turns do not say it again."""
+    desk = make_desk()
+    (part,) = desk.assign(0)
+    desk.do("stop", "in_flight")
+    assert drains(desk) == 1
+    desk.poll(part, 0)
+    desk.pass_time(1.0)
+    assert drains(desk) == 0
+
+
+def test_run_that_is_not_stopped_never_drains(make_desk):
+    """An idle engine goes on."""
+    desk = make_desk()
+    desk.assign(0)
+    desk.pass_time(1.0)
+    assert (drains(desk), desk.engine.state.drained) == (0, False)
+
+
+@pytest.mark.parametrize("mode", ["in_flight", "buffered"])
+def test_stop_waits_for_outputs_on_their_way(make_desk, mode):
+    """Handled is not done while the broker has not acknowledged what it sent."""
+    desk = make_desk()
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    desk.do("stop", mode)
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    assert drains(desk) == 0
+    desk.do("outputs_answered", [(work, (), None)])
+    assert drains(desk) == 1
+
+
+@pytest.mark.parametrize("mode", ["in_flight", "buffered"])
+def test_stop_waits_for_claims(make_desk, mode):
+    """Outputs of exactly_once are stored with the transaction, and no sooner."""
+    desk = make_desk(HandlerSpec("h", delivery="exactly_once"))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    desk.do("stop", mode)
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    assert not any(isinstance(effect, fx.Drained) for effect in desk.effects)
+    (sent,) = desk.take(fx.Transact)
+    desk.do("transacted", sent.sequence, committed=True)
+    assert drains(desk) == 1
+
+
+@pytest.mark.parametrize(("mode", "told"), [("in_flight", 1), ("buffered", 0)])
+def test_only_a_buffered_stop_waits_for_retries(make_desk, mode, told):
+    """A delay that is not over is something in memory, nothing in flight."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=60.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    desk.do("stop", mode)
+    assert drains(desk) == told
+
+
+@pytest.mark.parametrize(("mode", "told"), [("in_flight", 1), ("buffered", 0)])
+def test_only_a_buffered_stop_waits_for_open_batches(make_desk, mode, told):
+    """A batch that lingers is something in memory; `buffered` starts it."""
+    desk = make_desk(HandlerSpec("h", concurrency=1, batch=Batch(2, 60.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, key=None)
+    (call,) = desk.take(fx.Start)
+    desk.do("stop", mode)
+    desk.do("batch_ended", 0, call.works, [])
+    assert drains(desk) == told
+
+
+def test_buffered_stop_does_not_wait_for_a_paused_topic(make_desk):
+    """Nothing of it can start, so nothing of it will be finished."""
+    desk = make_desk()
+    (part,) = desk.assign(0)
+    desk.do("pause", "t", on=True)
+    desk.poll(part, 0)
+    desk.do("stop", "buffered")
+    assert drains(desk) == 1
 
 
 def test_softer_stop_does_not_undo_a_harder_one(make_desk):
@@ -118,8 +205,9 @@ def test_records_of_a_closed_epoch_are_dropped(make_desk):
     desk = make_desk()
     (part,) = desk.assign(0)
     desk.do("closed", [part])
-    desk.poll(part, 0)
+    desk.poll(part, 0, 1)
     assert desk.started() == []
+    assert desk.engine.state.counts["records_of_closed_epochs"] == 2
 
 
 def test_reported_outcome_comes_with_the_record(make_desk):
@@ -137,7 +225,7 @@ def test_snapshot_is_plain_data(make_desk):
     desk = make_desk()
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
-    (row,) = desk.engine.snapshot()["partitions"]
+    (row,) = snapshot(take(desk.engine.state, 0.0))["partitions"]
     found = {name: row[name] for name in ("frontier", "highest_seen", "buffered", "in_flight")}
     assert found == {"frontier": 0, "highest_seen": 1, "buffered": 2, "in_flight": 1}
 
@@ -148,10 +236,3 @@ def test_forbidden_change_of_state_is_an_internal_error():
     work = Work(Record("t", 0, 7, 0, None, b""), part, 1)
     with pytest.raises(states.InternalError, match="queued to done"):
         work.move(states.DONE)
-
-
-def test_diagrams_are_made_of_the_tables():
-    """Each table has a diagram that names every state it can lead to."""
-    found = states.diagrams()
-    assert set(found) == {"record", "epoch", "commit"}
-    assert "queued --> running" in found["record"]

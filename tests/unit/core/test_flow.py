@@ -8,8 +8,8 @@ from tests.unit.core.conftest import ERROR, offsets
 from weft.codec import decode
 from weft.core import effects as fx
 from weft.core.endings import Failed
+from weft.core.reach import always_fits
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.window import always_fits
 from weft.policies import Retry
 
 SLOW = HandlerSpec("h", concurrency=1, ordering="unordered")
@@ -47,6 +47,27 @@ def test_large_records_leave_room_for_fewer(make_desk):
     assert desk.take(fx.PauseIntake) == []
 
 
+def test_room_beside_one_large_record(make_desk):
+    """Of 800 bytes for healthy records one of 400 leaves half: as many of its size as are sure."""
+    desk = make_desk(limits=Limits(buffer_records=1_000, buffer_bytes=1_600))
+    (busy,) = parts = desk.assign(0)
+    desk.poll(busy, 0, size=200)
+    assert desk.engine.state.flow.room(parts).records == 1
+
+
+def test_a_partition_that_goes_is_not_fetched_again(make_desk):
+    """It was paused, and is another member's now; the others go on."""
+    desk = make_desk(SLOW, limits=Limits(buffer_records=10))
+    gone, _other = desk.assign(0, 1)
+    desk.poll(gone, *range(10))
+    (paused,) = desk.take(fx.PauseIntake)
+    assert paused.partitions == [gone]
+    desk.do("closed", [gone])
+    desk.do("tick")
+    assert desk.take(fx.ResumeIntake) == []
+    assert gone not in desk.engine.state.flow.paused
+
+
 def test_intake_resumes_when_half_is_free(make_desk):
     """Resuming fetches again, so it waits until that is worth it."""
     desk = make_desk(SLOW, limits=Limits(buffer_records=10))
@@ -77,10 +98,10 @@ def test_blocked_lane_is_healthy_again_when_its_head_is_done(make_desk):
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1, 2)
     desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
-    assert part.blocked_records == 3
+    assert part.lanes.blocked_records == 3
     desk.pass_time(2.0)
     desk.do("calls_ended", desk.started())
-    assert (part.blocked_records, part.blocked_bytes) == (0, 0)
+    assert (part.lanes.blocked_records, part.lanes.blocked_bytes) == (0, 0)
 
 
 def test_window_bounds_the_map(make_desk):
@@ -99,7 +120,7 @@ def test_window_bounds_the_map(make_desk):
     desk.pass_time(1.0)
     (item,) = desk.take(fx.CommitOffsets)[-1].items
     assert len(item.metadata) <= 64
-    assert decode(item.frontier, item.metadata).highest_seen == part.top
+    assert decode(item.frontier, item.metadata).highest_seen == part.offsets.top
 
 
 @pytest.mark.parametrize("chars", [0, 4, 8, 64, 4096])
@@ -130,7 +151,7 @@ def test_stuck_record_does_not_stop_what_is_past_the_window(make_desk):
         while works:
             desk.do("calls_ended", works)
             works = desk.started()
-    assert part.top > 1.9 * reach
+    assert part.offsets.top > 1.9 * reach
 
 
 def test_story_of_a_record_is_bounded(make_desk):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.core.conftest import ERROR, offsets
 
+from weft.core import states
 from weft.core.endings import Failed, GivenBack
 from weft.core.spec import HandlerSpec
 from weft.policies import Park, Retry
@@ -143,6 +144,51 @@ def test_old_attempt_holds_its_lane_in_the_new_epoch(make_desk):
     assert [work.partition for work in desk.started()] == [again]
 
 
+def test_old_attempt_that_ends_while_the_partition_is_elsewhere_holds_nothing(make_desk):
+    """When it comes back its lanes are free."""
+    desk = make_desk()
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (old,) = desk.started()
+    desk.do("closed", [part], lost=True)
+    desk.do("calls_ended", [old])
+    assert desk.engine.state.orphans == {}
+    (again,) = desk.assign(0)
+    desk.poll(again, 0)
+    assert [work.partition for work in desk.started()] == [again]
+
+
+def test_lane_waits_for_the_attempt_that_holds_it_alone(make_desk):
+    """Two old attempts hold two lanes; the end of one lets go of its own, in every ordering."""
+    desk = make_desk(HandlerSpec("h", ordering="unordered"))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    first, second = desk.started()
+    desk.do("closed", [part])
+    (again,) = desk.assign(0)
+    desk.poll(again, 0, 1, 2)
+    assert offsets(desk.started()) == [2]
+    desk.do("calls_ended", [second])
+    assert offsets(desk.started()) == [1]
+    desk.do("calls_ended", [], [Failed(first, ERROR)])
+    assert offsets(desk.started()) == [0]
+    assert desk.engine.state.handlers[0].superseded == 2
+
+
+def test_old_attempt_whose_lane_is_empty_leaves_the_others_alone(make_desk):
+    """Nothing of its lane has come: its end starts nothing, and what comes then starts at once."""
+    desk = make_desk()
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (old,) = desk.started()
+    desk.do("closed", [part])
+    (again,) = desk.assign(0)
+    desk.do("calls_ended", [old])
+    assert (desk.started(), again.listed) == ([], False)
+    desk.poll(again, 0)
+    assert offsets(desk.started()) == [0]
+
+
 def test_nothing_starts_while_a_partition_is_taken_away(make_desk):
     """Between the beginning of a revoke and its end the buffer stays where it is."""
     desk = make_desk(HandlerSpec("h", concurrency=1, ordering="unordered"))
@@ -179,8 +225,49 @@ def test_hold_stops_all_starts(make_desk):
     """While outputs back up nothing starts; then everything does."""
     desk = make_desk()
     (part,) = desk.assign(0)
-    desk.do("hold", "outputs", on=True)
+    desk.do("halt", "outputs", on=True)
     desk.poll(part, 0)
     assert desk.started() == []
-    desk.do("hold", "outputs", on=False)
+    desk.do("halt", "outputs", on=False)
     assert offsets(desk.started()) == [0]
+
+
+def test_while_one_lane_is_held_the_others_keep_their_order(make_desk):
+    """An old attempt of one key runs: records of the other keys still wait for each other."""
+    desk = make_desk()
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (old,) = desk.started()
+    desk.do("closed", [part])
+    (again,) = desk.assign(0)
+    desk.poll(again, 0, 1)
+    desk.poll(again, 2, 3, key=b"other")
+    desk.poll(again, 4, 5, key=None)
+    first, *alone = desk.started()
+    assert offsets([first, *alone]) == [2, 4, 5]
+    assert set(again.lanes.tails) == {b"k", b"other"}  # a lane of its own needs no tail
+    desk.do("calls_ended", [first, old])
+    assert offsets(desk.started()) == [3, 0]
+    assert again.lanes.held == {}
+
+
+def test_an_epoch_that_was_never_closed_is_lost_with_the_next_one(make_desk):
+    """The partition is assigned anew: what comes back for the old one is late."""
+    desk = make_desk()
+    (old,) = desk.assign(0)
+    desk.poll(old, 0)
+    works = desk.started()
+    desk.assign(0)
+    assert old.state == states.CLOSED
+    desk.do("calls_ended", works)
+    counts = desk.engine.state.counts
+    assert (counts["partitions_lost"], counts["late_completions"]) == (1, 1)
+
+
+def test_calls_that_keep_a_pipe_full_start_ahead(make_desk):
+    """Beyond the concurrency; they hang a run no sooner than the concurrency does."""
+    desk = make_desk(HandlerSpec("h", ordering="unordered", concurrency=2, ahead=3, timeout_s=1.0))
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(9))
+    assert offsets(desk.started()) == [0, 1, 2, 3, 4]
+    assert desk.engine.under_way() == 5

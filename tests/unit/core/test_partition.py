@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from weft.core import states
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Snapshot
+from weft.core.offsets import Offsets, Snapshot
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.types import Record
 
 
 def partition(**options) -> Partition:
     """An open epoch that starts at 0 and has received nothing."""
-    return Partition("t", 0, 1, Handler(0, HandlerSpec("h", **options)), 0)
+    return Partition("t", 0, 1, Handler(0, HandlerSpec("h", **options)), Offsets(0))
 
 
 def received(part: Partition, *offsets: int, key: bytes | None = None) -> None:
@@ -23,16 +24,16 @@ def received(part: Partition, *offsets: int, key: bytes | None = None) -> None:
 def finish(part: Partition, *offsets: int) -> None:
     """These ran and are done."""
     for offset in offsets:
-        work = part.incomplete[offset]
+        work = part.offsets.incomplete[offset]
         work.state = states.RUNNING
-        part.finish(work)
+        part.record_done(work)
 
 
 def test_claim_at_the_top_does_not_hide_what_comes_after_it():
     """A claimed record counts as done in the snapshot; the queued one behind it does not."""
     part = partition()
     received(part, 5, 6)
-    part.claims.append(part.incomplete[5])
+    part.commit.claim(part.offsets.incomplete[5])
     assert part.snapshot() == Snapshot(6, 5, [])
 
 
@@ -57,7 +58,7 @@ def test_frontier_rests_on_the_position_when_all_is_done():
     part = partition()
     received(part, 3)
     finish(part, 3)
-    part.advance(7)
+    part.offsets.advance(7)
     assert part.frontier == 7
 
 
@@ -74,19 +75,19 @@ def test_record_fetched_twice_is_taken_once():
     part = partition()
     received(part, 0, 1)
     received(part, 1, 2)
-    assert (list(part.incomplete), len(part.ready)) == ([0, 1, 2], 3)
+    assert (list(part.offsets.incomplete), len(part.lanes.ready)) == ([0, 1, 2], 3)
 
 
 def test_restored_map_skips_what_was_done():
     """After a restart only the holes of the committed map are taken in again."""
-    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), 5, 9, (5, 8))
+    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), Offsets(5, 9, (5, 8)))
     received(part, 5, 6, 7, 8, 9, 10)
-    assert [work.record.offset for work in part.ready] == [5, 8, 10]
+    assert [work.record.offset for work in part.lanes.ready] == [5, 8, 10]
 
 
 def test_restored_hole_that_was_compacted_away_is_forgotten():
     """A hole that the log no longer has does not hold the frontier for ever."""
-    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), 5, 9, (5, 8))
+    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), Offsets(5, 9, (5, 8)))
     received(part, 8, 10)
     assert part.frontier == 8
 
@@ -96,8 +97,25 @@ def test_mark_that_is_taken_back_makes_its_record_undone():
     part = partition()
     received(part, 0, 1, 2)
     for offset in (0, 1):
-        work = part.incomplete[offset]
+        work = part.offsets.incomplete[offset]
         work.state = states.MARKING
         part.mark(work)
-    part.unmark(part.running_marked[0])
+    part.unmark(part.commit.marked[0])
     assert part.snapshot() == Snapshot(0, 1, [0])
+
+
+def test_the_end_of_the_log_is_the_one_heard_of_last():
+    """It may be further on, or nearer: the log can be another one."""
+    part = partition()
+    for end in (7, 5):
+        part.log_ends_at(end)
+        assert part.log_end == end
+
+
+def test_a_new_epoch_is_open_and_holds_nothing():
+    """Its records may start; nothing is counted yet, nothing known of the end of the log."""
+    part = partition()
+    assert (part.state, part.startable, part.user_paused) == (states.OPEN, True, False)
+    assert (part.listed, part.intake_paused, part.log_end) == (False, False, -1)
+    counts = (part.in_flight, part.sending, part.retrying, part.parked, part.bytes)
+    assert (counts, part.outputs_bytes) == ((0,) * 5, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -77,7 +78,34 @@ def test_a_fatal_error_makes_a_new_producer(monkeypatch: pytest.MonkeyPatch) -> 
     for value in (b"1", b"2"):
         changed.clear()
         under_test.send(OutMessage("t", value, None), tell)
-        assert changed.wait(10)
+        assert changed.wait(60)
     assert [one.sent is not None for one in told] == [True, True]
     assert len(Breaks.made) == 2
     under_test.close(1.0)
+
+
+class AlwaysBreaks(Breaks):
+    """No instance lasts, as where a right is missing."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.fatal = True
+
+    def poll(self, timeout: float) -> int:
+        raise SystemError("returned NULL without setting an exception")
+
+
+def test_a_producer_that_breaks_again_and_again_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a minute, however often it is made anew."""
+    monkeypatch.setattr(producer, "Producer", AlwaysBreaks)
+    monkeypatch.setattr(producer, "RENEW_S", 0.01)
+    AlwaysBreaks.made = Breaks.made = []
+    under_test = producer.KafkaProducer({})
+    deadline = time.monotonic() + 60
+    while len(Breaks.made) < 5:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+    under_test.close(0.1)
+    assert caplog.text.count("the producer is made anew") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.kafka.test_settings import made, refusal
 
+import weft
 from weft.kafka import clib
 from weft.kafka.properties import ELSEWHERE, parsed, properties
 
@@ -142,3 +143,22 @@ def test_the_copy_of_the_table_is_the_librarys(monkeypatch) -> None:
         "src/weft/kafka/properties.txt is of another librdkafka: write it anew with "
         "weft.kafka.properties.table_text()"
     )
+
+
+def test_a_password_in_an_address_is_not_shown():
+    """It is said where it belongs."""
+    line = refusal({"bootstrap.servers": "sasl://user:hunter22@broker:9092"})
+    assert "hunter22" not in line
+    assert "sasl.password" in line
+
+
+def test_what_only_the_first_client_refuses_is_bad_input():
+    """No log-in mechanism chosen: librdkafka's default needs what its build lacks. One line."""
+    app = weft.App(
+        group="g",
+        kafka={"bootstrap.servers": "127.0.0.1:1", "security.protocol": "sasl_plaintext"},
+    )
+    app.consume("t")(print)
+    with pytest.raises(weft.ConfigError, match=r"refuses: .*No provider for SASL") as caught:
+        app.run()
+    assert "\n" not in str(caught.value)

@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 from confluent_kafka import KafkaError
 
-from weft.kafka.ports import Verdict
+from weft.core.commits import Verdict
+from weft.kafka.transactions import _why
 from weft.kafka.verdicts import (
     FAMILIES,
     DeliveryVerdict,
@@ -18,9 +19,11 @@ from weft.kafka.verdicts import (
     delivery_verdict,
     documentation,
     family_of,
+    of_content,
     poll_verdict,
     reason,
     table,
+    told,
     transaction_verdict,
 )
 
@@ -198,3 +201,53 @@ def test_the_documentation_is_this_table() -> None:
     assert DOCS.read_text("utf-8") == documentation(), (
         "write docs/kafka-errors.md anew with weft.kafka.verdicts.documentation()"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "WRITE on the transactional id"),
+        ("PRODUCER_FENCED", "another producer has begun with the same transactional.id"),
+    ],
+)
+def test_the_end_of_transactions_says_why(name: str, means: str) -> None:
+    """A right that was taken away is no other member."""
+    text = _why(KafkaError(getattr(KafkaError, name)))
+    assert means in text
+    assert ("another producer" in text) == (name == "PRODUCER_FENCED")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("TOPIC_AUTHORIZATION_FAILED", True),
+        ("UNKNOWN_TOPIC_OR_PART", True),
+        ("POLICY_VIOLATION", True),
+        ("TRANSACTION_ABORTABLE", True),
+        ("UNKNOWN", True),
+        ("OFFSET_METADATA_TOO_LARGE", False),
+        ("_TRANSPORT", False),
+        ("_TIMED_OUT", False),
+        ("NOT_COORDINATOR", False),
+        ("CONCURRENT_TRANSACTIONS", False),
+        ("NOT_LEADER_FOR_PARTITION", False),
+        ("REBALANCE_IN_PROGRESS", False),
+        ("UNKNOWN_MEMBER_ID", False),
+        ("PRODUCER_FENCED", False),
+        ("INVALID_TXN_STATE", False),
+        ("_PURGE_QUEUE", False),
+    ],
+)
+def test_an_abort_is_laid_to_what_is_in_it_only_where_it_may_lie_there(
+    name: str, content: bool
+) -> None:
+    """What lies with the brokers, the group or the time is no output's fault."""
+    assert of_content(CODES[name]) == content
+
+
+def test_what_ends_a_run_is_told_with_its_cure() -> None:
+    """What passes by itself is not: librdkafka's words are enough."""
+    refused = told(KafkaError(CODES["TOPIC_AUTHORIZATION_FAILED"]))
+    assert refused == f"{KafkaError(29).str()}: {reason(29)}"
+    assert "grant it READ" in refused
+    assert told(KafkaError(CODES["_TRANSPORT"])) == KafkaError(CODES["_TRANSPORT"]).str()

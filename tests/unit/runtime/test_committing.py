@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from weft.core import effects as fx
+from weft.core.commits import Verdict
 from weft.core.engine import Engine
 from weft.core.epochs import Assignment
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.kafka.ports import CommitAnswer, ToCommit
-from weft.runtime.aio import AsyncExecutor
-from weft.runtime.committing import Committer
+from weft.runtime import door
+from weft.runtime.calls.aio import AsyncExecutor
+from weft.runtime.calls.threads import ThreadExecutor
 from weft.runtime.door import STOOD_STILL_S, Door
-from weft.runtime.lease import Lease
-from weft.runtime.plan import HandlerPlan
-from weft.runtime.threads import ThreadExecutor
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.member import committing, lease
+from weft.runtime.member.committing import Committer
+from weft.runtime.member.lease import Lease
 from weft.types import Record
 
 
@@ -54,10 +59,12 @@ class Member:
         self.engine = Engine([HandlerSpec("handle")])
         self.planned: list[fx.CommitOffsets] = []
         self.started: list[fx.Start] = []
+        self.fatal: list[fx.Fatal] = []
         self.door = Door(self.engine, self.perform)
         self.consumer = Broker()
-        self.lease = Lease(self)
         self.committer = Committer(self)
+        self.lease = Lease(self, self.committer.plan)
+        self.committer.on_answered = self.lease.answered
         assignment = Assignment("t", 0, 0, 0)
         (self.partition,) = self.door.call(lambda e, now: e.assigned(now, [assignment]))
         self.partitions = {("t", 0): self.partition}
@@ -71,6 +78,8 @@ class Member:
                 self.committer.plan(effect)
             elif isinstance(effect, fx.Start):
                 self.started.append(effect)
+            elif isinstance(effect, fx.Fatal):
+                self.fatal.append(effect)
 
     def poll(self, *offsets: int) -> None:
         records = [Record("t", 0, offset, 0, b"%d" % offset, b"v") for offset in offsets]
@@ -78,7 +87,7 @@ class Member:
         self.door.call(lambda e, now: e.polled(now, [batch]))
 
     def finish(self, offset: int) -> None:
-        work = self.partition.incomplete[offset]
+        work = self.partition.offsets.incomplete[offset]
         assert work is not None
         self.door.done.append(work)
         self.door.turn()
@@ -86,6 +95,13 @@ class Member:
     def commit_due(self) -> None:
         """Let the commit interval pass."""
         self.door.call(lambda e, now: e.tick(now + 3600))
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stands_still_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock that standing still is told by stands still itself."""
+    monkeypatch.setattr(door, "since_boot", lambda: 1000.0)
+    monkeypatch.setattr(lease, "since_boot", lambda: 1000.0)
 
 
 @pytest.fixture
@@ -138,14 +154,93 @@ def test_the_last_commit_is_tried_again(member: Member) -> None:
     assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1]]
 
 
-@pytest.mark.parametrize("verdict", ["gone", "stop", "silence"])
+def test_the_last_commit_is_asked_again_where_no_answer_came(member: Member) -> None:
+    """One lost answer costs a moment, and not what was done (found by a seed: S6)."""
+    member.consumer.answers = ["silence"]
+    assert last(member)
+    assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1]]
+
+
+def test_the_last_commit_is_given_up_where_nobody_answers(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group waits for what is given away: it is asked for three seconds, not longer."""
+    seconds = count()
+    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    member.consumer.answers = ["silence"] * 100
+    assert not last(member)
+    assert member.consumer.stored == []
+    assert next(seconds) <= committing.LAST_COMMIT_S + 2
+
+
+@pytest.mark.parametrize("verdict", ["gone", "stop"])
 def test_the_last_commit_is_given_up_where_it_cannot_be_stored(
     member: Member, verdict: str
 ) -> None:
-    """The group went on without us, or nobody answers."""
+    """The group went on without us."""
     member.consumer.answers = [verdict]
     assert not last(member)
     assert member.consumer.stored == []
+
+
+# -- what the broker's answer does -----------------------------------------------------------------
+
+
+@pytest.fixture
+def heard(member: Member) -> list[tuple[int, bool]]:
+    """Of each commit that was answered its sequence, and whether it is stored."""
+    told: list[tuple[int, bool]] = []
+    member.committer.on_answered = lambda sequence, stored: told.append((sequence, stored))
+    return told
+
+
+def sent(member: Member) -> int:
+    """A commit that is on the way; its sequence."""
+    member.commit_due()
+    member.committer.send_planned()
+    return member.partition.commit.sequence
+
+
+@pytest.mark.parametrize(("verdict", "stored"), [("stored", True), ("retry", False)])
+def test_an_answer_is_told_with_its_commit(
+    member: Member, heard: list[tuple[int, bool]], verdict: Verdict, stored: bool
+) -> None:
+    """Whoever waits for it hears which one it was; the engine has it by then."""
+    sequence = sent(member)
+    member.committer.take([CommitAnswer(1, "t", 0, verdict, "")])
+    assert heard == [(sequence, stored)]
+    assert member.partition.commit.committed == (1 if stored else -1)
+
+
+def test_a_commit_is_stored_once_all_of_it_is(
+    member: Member, heard: list[tuple[int, bool]]
+) -> None:
+    """One partition of two was refused."""
+    (other,) = member.door.call(lambda e, now: e.assigned(now, [Assignment("t", 1, 0, 0)]))
+    member.door.call(lambda e, now: e.reached(now, [(other, 5)]))
+    sequence = sent(member)
+    answers = [CommitAnswer(1, "t", 0, "stored", ""), CommitAnswer(1, "t", 1, "retry", "")]
+    member.committer.take(answers)
+    assert heard == [(sequence, False)]
+    assert (member.partition.commit.committed, other.commit.committed) == (1, -1)
+
+
+@pytest.mark.parametrize("token", [1, 7])
+def test_an_answer_of_a_stranger_is_told_nobody(
+    member: Member, heard: list[tuple[int, bool]], token: int
+) -> None:
+    """Of a partition that the commit did not name, or of a commit that was never sent."""
+    sent(member)
+    member.committer.take([CommitAnswer(token, "t", 5, "stored", "")])
+    assert heard == []
+
+
+def test_the_brokers_reason_is_told(member: Member) -> None:
+    """A commit that may never be stored ends the run, and its last words say why."""
+    sent(member)
+    member.committer.take([CommitAnswer(1, "t", 0, "stop", "not allowed")])
+    (fatal,) = member.fatal
+    assert "not allowed" in fatal.reason
 
 
 # -- standing still --------------------------------------------------------------------------------
@@ -220,7 +315,7 @@ def test_what_was_handed_over_before_it_stood_still_is_given_back(
     threads, coroutines = ThreadExecutor(plan, member.door), AsyncExecutor(plan, member.door, loop)
     stand_still(member)
     (threads if kind == "threads" else coroutines).start(member.started[0].works[1:])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while member.partition.in_flight and time.monotonic() < deadline:
         loop.run_until_complete(asyncio.sleep(0.01))
     threads.close()

@@ -41,6 +41,20 @@ def test_every_event_is_taken_once_whoever_is_inside() -> None:
     assert sorted(seen) == list(range(4000))
 
 
+def test_what_a_call_hands_in_is_taken_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that says `app.stop()` and returns is its lane's last, whoever is inside then."""
+    door, told = Door(Engine([HandlerSpec("h")]), lambda _: None), []
+    monkeypatch.setattr(Engine, "calls_ended", lambda *_: told.append("ended"))
+    work: Any = object()
+
+    def inside(_engine: Engine, _now: float) -> None:
+        door.post(lambda *_: told.append("stop"))  # by another thread, which finds the door closed
+        door.done.append(work)
+
+    door.post(inside)
+    assert told == ["stop", "ended"]
+
+
 def test_after_an_internal_error_the_door_stays_closed() -> None:
     """An error inside is told once; from then on events are not taken and calls raise."""
     door = Door(Engine([HandlerSpec("h")]), lambda _: None)

@@ -6,13 +6,17 @@ from typing import Any, cast
 
 import pytest
 
+from weft.core.commits import Answer
+from weft.core.effects import CommitOffsets, Start
+from weft.core.endings import Failed
 from weft.core.engine import Engine
 from weft.core.epochs import Assignment
-from weft.core.spec import HandlerSpec
+from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.kafka.connect import AdminPort
-from weft.kafka.ports import TopicPartition
-from weft.runtime import drain as module
-from weft.runtime.drain import Drain
+from weft.policies import DeadLetter, Retry
+from weft.runtime.run import drain as module
+from weft.runtime.run.drain import Drain, passed
+from weft.types import ErrorInfo, Record, TopicPartition
 
 OURS, THEIRS = ("t", 0), ("t", 1)
 
@@ -100,3 +104,25 @@ def test_without_parked_records_we_wait_however_long(clock: list[float]) -> None
     look(drain, clock, 2)
     look(drain, clock, 10 * module.STANDSTILL_S)
     assert not drain.finished(engine, 0.0, ours)
+
+
+def test_a_record_handed_over_at_most_once_and_parked_is_no_reason_to_wait():
+    """Its dead letter was refused: it counts as done, only its lane rests, and the drain ends."""
+    spec = HandlerSpec("h", delivery=AT_MOST_ONCE, on_exhausted=DeadLetter("d"), retry=Retry(1))
+    engine = Engine([spec])
+    (partition,) = engine.assigned(0.0, [Assignment("t", 0, 0, 0)])
+    engine.take_effects()
+    engine.polled(0.0, [(partition, [Record("t", 0, 0, 0, b"k", b"v", ())], [1])])
+    engine.reached(0.0, [(partition, 1)])
+    effects: list[Any] = []
+    for _ in range(3):  # the start of the partition, then the mark
+        effects = engine.take_effects()
+        for one in [effect for effect in effects if isinstance(effect, CommitOffsets)]:
+            engine.commit_answered(0.0, [Answer(partition, one.sequence, "stored")])
+        if any(isinstance(effect, Start) for effect in effects):
+            break
+    (start,) = [effect for effect in effects if isinstance(effect, Start)]
+    assert not passed(partition, 1)
+    engine.calls_ended(0.0, [], [Failed(start.works[0], ErrorInfo("E", "", ""))])
+    engine.outputs_answered(0.0, [(start.works[0], (), ErrorInfo("TOPIC_AUTH", "no", ""))])
+    assert (partition.parked, passed(partition, 1)) == (1, True)

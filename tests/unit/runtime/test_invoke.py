@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import pydantic
 import pytest
 
 import weft
-from weft.runtime import invoke
+from weft.runtime.calls import invoke
+from weft.runtime.calls.invoke import Undecodable, decoded, error_info
 from weft.types import Record
 
 RECORD = Record("t", 0, 7, 0, b"k", b"v")
@@ -124,3 +128,41 @@ def test_a_policy_whose_callable_fails_loses_no_record():
         invoke.failed(Work(), ValueError(), weft.Retry(delay_s=lambda attempt, _: attempt)).delay_s
         == 1.0
     )
+
+
+class Position(pydantic.BaseModel):
+    """A model that refuses a word where a number stands."""
+
+    speed: int
+
+
+@pytest.mark.parametrize(
+    ("decode", "value", "said"),
+    [
+        (Position.model_validate_json, b'{"speed": "SECRET-SECRET-17"}', "speed: Input should be"),
+        (json.loads, b'{"SECRET-SECRET-17', "JSONDecodeError"),
+        (lambda value: 1 / int(value), b"SECRET-SECRET-17", "its message quotes the value"),
+        (int, b"SECRET", "its message quotes the value"),
+        (lambda value: 1 / 0, b"SECRET-SECRET-17", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_decoders_say_is_without_the_value(decode, value, said):
+    """Neither message nor traceback of an undecodable record quotes it."""
+    try:
+        decoded(Record("t", 0, 0, 0, None, value), decode)
+    except Undecodable as error:
+        info = error_info(error)
+    assert said in info.message
+    assert "SECRET" not in str(info)
+
+
+def test_a_models_error_in_a_handler_is_without_its_input():
+    """Pydantic's own message quotes what it was given; ours names the field."""
+    given = "secret-secret-17".upper()
+    try:
+        Position(speed=given)
+    except pydantic.ValidationError as error:
+        info = error_info(error)
+    assert info.message.startswith("speed: Input should be a valid integer")
+    assert "SECRET" not in str(info)
+    assert "in test_a_models_error" in info.traceback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.rebalance import names
+from weft.runtime.member.rebalance import names
 
 
 @pytest.mark.parametrize(

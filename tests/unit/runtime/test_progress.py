@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import io
+import logging
+import threading
 
 from rich.console import Console
 
 from weft.errors import NotStarted
-from weft.runtime.progress import ProgressLine, line_of
+from weft.runtime.run import progress
+from weft.runtime.run.progress import ProgressLine, line_of
 
 SNAPSHOT = {
     "state": "running",
     "partitions": [
-        {"lag": 10, "retrying": 2, "parked": 1},
-        {"lag": 1_190, "retrying": 0, "parked": 3},
+        {"lag": 10, "remaining": 7, "retrying": 2, "parked": 1},
+        {"lag": 1_190, "remaining": 1_000, "retrying": 0, "parked": 3},
     ],
     "handlers": {"a": {"in_flight": 5, "rate_per_s": 1_000.4}, "b": {"in_flight": 2}},
 }
 
 
 def test_the_line_adds_up_partitions_and_handlers():
-    """Rate, lag, in flight, retries and parked."""
+    """Rate, what remains, lag, in flight, retries and parked."""
     assert line_of(SNAPSHOT) == (
-        "running  1,000/s  partitions 2  lag 1,200  in flight 7  retrying 2  parked 4"
+        "running  1,000/s  partitions 2  remaining 1,007  lag 1,200  in flight 7  retrying 2  parked 4"
     )
 
 
@@ -53,3 +56,15 @@ def test_a_pipe_gets_nothing():
     with ProgressLine(lambda: SNAPSHOT, Console(file=stream)):
         pass
     assert stream.getvalue() == ""
+
+
+def test_without_a_terminal_a_line_a_minute_is_logged(caplog, monkeypatch):
+    """The same figures as fields; none after the block's end."""
+    monkeypatch.setattr(progress, "LOGGED_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO, logger="weft")
+    logged = threading.Event()
+    monkeypatch.setattr(progress, "event", lambda *a, **fields: (seen.append(fields), logged.set()))
+    seen: list[dict] = []
+    with ProgressLine(lambda: SNAPSHOT, Console(file=io.StringIO())):
+        assert logged.wait(20)
+    assert (seen[0]["remaining"], seen[0]["state"]) == (1_007, "running")

@@ -10,13 +10,13 @@ import pytest
 
 from weft.kafka.consumer import KafkaConsumer
 from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.rebalance import Rebalance
+from weft.runtime.member.rebalance import Rebalance
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
 
 
-class Member:
-    """As much of a member as an assignment needs; its background work is kept, not done."""
+class Seat:
+    """As much of a member's seat as an assignment needs; its background work is kept, not done."""
 
     def __init__(self, *, may_block: bool) -> None:
         self.later: list[Any] = []
@@ -30,20 +30,27 @@ class Member:
         raise KafkaUnavailable("nobody answers")
 
 
+def assign(seat: Seat) -> dict[Any, int]:
+    """What the rebalance listener does with one partition."""
+    unused: Any = None
+    listener = Rebalance(seat, unused, unused, unused, unused, unused)
+    return listener.on_assigned([("t", 0)])
+
+
 def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
     """A heartbeat during the callback can give away what is being assigned (found by a storm)."""
-    member = Member(may_block=False)
-    assert Rebalance(member).on_assigned([("t", 0)]) == {}
-    assert member.looks == []
-    assert len(member.later) == 1
+    seat = Seat(may_block=False)
+    assert assign(seat) == {}
+    assert seat.looks == []
+    assert len(seat.later) == 1
 
 
 def test_other_protocols_read_before_the_assignment_is_taken() -> None:
     """And again in the background, paused, when that fails."""
-    member = Member(may_block=True)
-    assert Rebalance(member).on_assigned([("t", 0)]) == {}
-    assert member.looks == [threading.get_ident()]
-    assert len(member.later) == 1
+    seat = Seat(may_block=True)
+    assert assign(seat) == {}
+    assert seat.looks == [threading.get_ident()]
+    assert len(seat.later) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from weft.runtime.reports import RESULTS_MAX, Callbacks, ResultStream
+from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.run.reports import RESULTS_MAX, ResultStream
 
 
 @pytest.mark.parametrize(
@@ -57,5 +58,5 @@ def test_callbacks_run_in_order_and_what_they_raise_is_counted():
     callbacks.call(None, 0)
     for value in range(3):
         callbacks.call(broken, value)
-    callbacks.close(5)
+    callbacks.close(60)
     assert (seen, callbacks.errors) == ([0, 1, 2], 3)

@@ -8,27 +8,28 @@ import pytest
 
 from weft.core.starting import Found
 from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.topic_ids import TopicIds
+from weft.runtime.member.topic_ids import MISSED_MAX, TopicIds
 
 WHERE = ("t", 0)
 
 
 class Cluster:
-    """Topic ids that change, and a member that does at once what it is told."""
+    """Topic ids that change, and a seat that does at once what it is told."""
 
     def __init__(self):
         self.ids: dict[str, str] | None = {"t": "first"}
-        self.again = []
+        self.unsure = []
         self.reread_of = []
-        self.topic_ids = TopicIds(self.ask, self.again.append)
+        self.topic_ids = TopicIds(self.ask, self.unsure.append)
         self.partition = SimpleNamespace(
-            topic="t", number=0, committed=5, sent_plan=SimpleNamespace(frontier=7)
+            topic="t",
+            number=0,
+            commit=SimpleNamespace(committed=5, sent=SimpleNamespace(frontier=7)),
         )
-        self.member = SimpleNamespace(
+        self.seat = SimpleNamespace(
             partitions={WHERE: self.partition},
             on_poll_thread=lambda action: action(),
             consumer=SimpleNamespace(pause=lambda _: None),
-            reread=self.reread,
         )
 
     def ask(self, topics):
@@ -42,7 +43,7 @@ class Cluster:
 
     def look(self):
         self.topic_ids._due = 0.0
-        self.topic_ids.look(self.member)
+        self.topic_ids.look(self.seat, self.reread)
 
     def found(self, committed):
         one = Found(committed, "map", 0, 9, 9)
@@ -50,13 +51,14 @@ class Cluster:
 
 
 @pytest.mark.parametrize("committed", [5, 7])
-def test_what_we_committed_for_the_former_topic_is_not_believed(committed):
+def test_what_we_committed_for_the_former_topic_is_not_believed(committed, caplog):
     """Its partitions are read anew, from the log's start."""
     cluster = Cluster()
     cluster.look()
     cluster.ids = {"t": "second"}
     cluster.look()
-    assert (cluster.again, cluster.reread_of) == (["t"], [[WHERE]])
+    assert cluster.reread_of == [[WHERE]]
+    assert caplog.messages == []  # it is said when they begin
     start = cluster.found(committed)
     assert (start.committed, start.metadata, start.reset_to) == (None, "", 0)
 
@@ -77,16 +79,17 @@ def test_a_partition_that_comes_back_of_the_same_topic_keeps_its_commit():
     cluster.topic_ids.closed([cluster.partition])
     assert cluster.found(5).committed == 5
     cluster.look()
-    assert cluster.again == []
+    assert cluster.reread_of == []
 
 
-def test_a_topic_made_again_while_the_partition_was_away_is_noticed():
-    """Its id is asked for where the partition was ours before."""
+def test_a_topic_made_again_while_the_partition_was_away_is_noticed(caplog):
+    """Its id is asked for where the partition was ours before; it is said, whoever saw it first."""
     cluster = Cluster()
     cluster.look()
     cluster.topic_ids.closed([cluster.partition])
     cluster.ids = {"t": "second"}
     assert cluster.found(5).committed is None
+    assert caplog.messages == ["topic made again topic=t topic_id=second"]
 
 
 def test_brokers_that_do_not_answer_change_nothing():
@@ -97,7 +100,7 @@ def test_brokers_that_do_not_answer_change_nothing():
     cluster.ids = None
     cluster.look()
     assert cluster.found(5).committed == 5
-    assert cluster.again == []
+    assert cluster.reread_of == []
 
 
 def test_a_deleted_topic_is_no_other_topic():
@@ -106,4 +109,76 @@ def test_a_deleted_topic_is_no_other_topic():
     cluster.look()
     del cluster.ids["t"]
     cluster.look()
-    assert cluster.again == []
+    assert cluster.reread_of == []
+
+
+def test_the_ledger_is_told_when_a_topic_came_again_while_its_partition_was_away():
+    """It would look for the new topic's records under the old id, and find them done."""
+    cluster = Cluster()
+    cluster.look()
+    cluster.topic_ids.closed([cluster.partition])
+    cluster.ids = {"t": "second"}
+    cluster.unsure.clear()
+    cluster.found(5)
+    assert cluster.unsure == ["t"]
+
+
+def test_the_ledger_is_told_of_an_epoch_that_ended_before_its_id_was_known():
+    """Nobody can say then whether the topic that is assigned now is the same."""
+    cluster = Cluster()
+    cluster.topic_ids.closed([cluster.partition])
+    cluster.found(5)
+    assert cluster.unsure == ["t"]
+
+
+def test_the_ledger_is_told_after_the_former_topics_epochs_are_closed():
+    """A record of theirs that began in between would be kept under the new topic's id."""
+    cluster = Cluster()
+    cluster.look()
+    cluster.ids = {"t": "second"}
+    cluster.unsure.clear()
+    cluster.topic_ids._on_unsure = lambda _: cluster.unsure.append(list(cluster.reread_of))
+    cluster.look()
+    assert cluster.unsure == [[[WHERE]]]
+
+
+def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old():
+    """One of two partitions came back after the topic was made again: the other is read anew."""
+    cluster, other = Cluster(), ("t", 1)
+    cluster.seat.partitions[other] = SimpleNamespace(
+        topic="t", number=1, commit=SimpleNamespace(committed=3, sent=None)
+    )
+    cluster.look()
+    cluster.topic_ids.closed([cluster.partition])
+    cluster.ids = {"t": "second"}
+    cluster.found(5)
+    cluster.look()
+    assert cluster.reread_of == [[other]]
+
+
+GONE = "topic is not there any more"
+
+
+def test_a_topic_that_was_deleted_is_told_once(caplog):
+    """A consumer waits for it in silence, for ever (found on a real broker)."""
+    cluster = Cluster()
+    cluster.look()
+    cluster.ids = {}
+    for _ in range(MISSED_MAX - 1):
+        cluster.look()
+    assert caplog.messages == []
+    for _ in range(MISSED_MAX):
+        cluster.look()
+    (line,) = caplog.messages
+    assert GONE in line
+    assert "topic=t" in line
+    assert "weft topics create" in line
+
+
+def test_a_topic_is_missed_only_where_somebody_answers(caplog):
+    """Brokers that are away, or one that is a moment behind, say nothing of it."""
+    cluster = Cluster()
+    for ids in [None] * 10 + [{}, {"t": "first"}] * MISSED_MAX:
+        cluster.ids = ids
+        cluster.look()
+    assert caplog.messages == []

@@ -208,7 +208,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
         (call("delete_topic", "nope"), "does not exist"),
         (call("produce", "nope", "v"), "UNKNOWN_TOPIC"),
         (call("produce", "orders", "v", partition=3), "UNKNOWN_PARTITION"),
-        (call("produce", "orders", "v" * 1_000_001), "TOO_LARGE"),
+        (call("produce", "orders", "v" * 2_000_000), "TOO_LARGE"),
         (call("records", "nope"), "does not exist"),
         (call("leave_gap", "orders", 4), "no partition 4"),
         (call("commit", "g", "orders", 0, 1, "x" * 4097), "TOO_LARGE"),

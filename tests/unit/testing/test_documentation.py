@@ -26,7 +26,7 @@ def test_its_examples_work_when_pasted(tmp_path: Path) -> None:
         timeout=60,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "3 passed" in ran.stdout
+    assert "4 passed" in ran.stdout
 
 
 def test_it_names_every_crash_point() -> None:

@@ -77,7 +77,7 @@ def test_a_ledger_recognises_repeats(tmp_path: Path) -> None:
             tx.execute(sqlalchemy.text("select 1"))
             handled.append(record.offset)
 
-        assert {result.outcome for result in run(app, RECORDS)} == {"done"}
+        assert {result.outcome for result in run(app, RECORDS, ledger=ledger)} == {"done"}
     assert sorted(handled) == list(range(12))
 
 

@@ -80,12 +80,16 @@ def test_keys_are_spread_as_a_producer_spreads_them() -> None:
 def test_results_come_in_the_order_of_completion() -> None:
     """A fast record is reported before a slow one that came first."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+    ended = {b"b": asyncio.Event(), b"c": asyncio.Event()}
 
-    @app.consume("orders", value="json")
+    @app.consume("orders")
     async def handle(record: weft.Record) -> None:
-        await asyncio.sleep(record.value)
+        if record.value:
+            await ended[record.value].wait()
+        if record.key in ended:
+            ended[record.key].set()
 
-    results = run(app, [("a", 0.3), ("b", 0.0), ("c", 0.15)])
+    results = run(app, [("a", b"c"), ("b", b""), ("c", b"b")])
     assert [result.record.key for result in results] == [b"b", b"c", b"a"]
 
 
@@ -252,7 +256,9 @@ def test_a_run_that_breaks_is_an_error() -> None:
 
 def test_it_takes_no_time_worth_naming() -> None:
     """A run costs milliseconds, so that a suite may have thousands."""
-    began = time.monotonic()
+    took_s = []
     for _ in range(5):
+        began = time.monotonic()
         run(make_app()[0], [b"1"])
-    assert time.monotonic() - began < 5
+        took_s.append(time.monotonic() - began)
+    assert min(took_s) < 1  # a busy machine takes its time off no more than some of them

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import time
 from typing import Any
 
@@ -67,7 +69,7 @@ def roster(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Roster:
 def join(roster: Roster, place: str = "0.0", *, pid: int = 1, attempt: int = 0) -> FakeWire:
     """A member dials in and is up."""
     wire = FakeWire()
-    hello = {"place": place, "host": "h", "pid": pid, "attempt": attempt, "answer": "a"}
+    hello = {"place": place, "host": "h", "pid": pid, "attempt": attempt}
     index = roster.joined(hello, wire)
     assert index is not None
     roster.told(index, wire, {"type": "up"})
@@ -82,9 +84,8 @@ def progress(roster: Roster, wire: FakeWire, done: int, finished: Any = ()) -> N
 
 
 def test_a_member_is_told_how_things_are(roster) -> None:
-    """The welcome has the driver's proof, the ends and whether it comes back."""
+    """The welcome has the ends and whether it comes back."""
     wire = join(roster)
-    assert wire.said[0]["proof"] == "a"
     assert (wire.said[0]["ends"], wire.said[0]["again"]) == ([["t", 0, 9]], False)
     roster.left(0, wire)
     assert join(roster, pid=2).said[0]["again"] is True
@@ -101,6 +102,45 @@ def test_counts_survive_a_death(roster) -> None:
     progress(roster, wire, 3)
     assert roster.total("done") == 8
     assert roster.slots[0].facts()["restarts"] == 1
+
+
+def begun(roster: Roster, index: int, wire: FakeWire, place: int) -> None:
+    """A member begins partition 0 of t where the group's commit is."""
+    roster.told(index, wire, {"type": "begun", "partitions": [["t", 0, place]]})
+
+
+def told(roster: Roster, index: int, wire: FakeWire, done: int, place: int | None = None) -> None:
+    """A member reports its count, and how far it is in that partition if it holds it."""
+    rows = [] if place is None else [["t", 0, place]]
+    message = {"counts": {"done": done}, "finished": [], "parked": 0, "places": rows}
+    roster.told(index, wire, {"type": "progress", **message})
+
+
+@pytest.mark.parametrize("committed", [110, 107, 104])
+@pytest.mark.parametrize("heir", [0, 1])
+def test_what_a_killed_life_did_not_tell_is_counted(roster, committed, heir) -> None:
+    """It told of 7 records and had committed more, as much, or less: each record counts once."""
+    wires = [join(roster, "0.0"), join(roster, "1.0")]
+    begun(roster, 0, wires[0], 100)
+    told(roster, 0, wires[0], 7, 107)
+    roster.left(0, wires[0])
+    if heir == 0:
+        wires[0] = join(roster, "0.0", pid=2)
+    begun(roster, heir, wires[heir], committed)
+    told(roster, heir, wires[heir], 120 - committed, 120)
+    assert roster.total("done") == 20
+
+
+def test_a_partition_that_moves_is_not_counted_twice(roster) -> None:
+    """The one that gave it up lives and tells the rest of its count itself."""
+    wires = [join(roster, "0.0"), join(roster, "1.0")]
+    told(roster, 0, wires[0], 7, 107)
+    begun(roster, 1, wires[1], 110)
+    assert roster.total("done") == 7
+    told(roster, 0, wires[0], 10)
+    told(roster, 1, wires[1], 5, 115)
+    roster.left(0, wires[0])
+    assert roster.total("done") == 15
 
 
 def test_a_broken_line_is_no_death(roster) -> None:
@@ -178,9 +218,7 @@ def test_a_predecessor_leaves_first(roster) -> None:
 
 def test_twins_of_results_are_dropped(roster, heard) -> None:
     """A batch that was sent twice over a broken line is taken once, and acknowledged twice."""
-    import base64
-    import pickle
-
+    roster.orders.results = True
     data = base64.b64encode(pickle.dumps(["r"])).decode()
     for _ in range(2):
         wire = join(roster)
@@ -193,11 +231,29 @@ def test_twins_of_results_are_dropped(roster, heard) -> None:
 
 def test_results_that_cannot_be_read_here_end_nothing(roster, heard, caplog) -> None:
     """What exists on the executor alone is told in the log, and the member goes on."""
+    roster.orders.results = True
     wire = join(roster)
     roster.told(0, wire, {"type": "results", "sequence": 1, "data": "bm8="})
     assert heard.results == []
     assert {"type": "taken", "sequence": 1} in wire.said
     assert "results unreadable here" in caplog.text
+
+
+class Traitor:
+    """Does something when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return print, ("loaded",)
+
+
+def test_results_that_nobody_asked_for_are_not_loaded(roster, heard, capsys) -> None:
+    """While nobody reads results no pickle of a member is opened; the line is acknowledged."""
+    wire = join(roster)
+    data = base64.b64encode(pickle.dumps([Traitor()])).decode()
+    roster.told(0, wire, {"type": "results", "sequence": 1, "data": data})
+    assert heard.results == []
+    assert capsys.readouterr().out == ""
+    assert {"type": "taken", "sequence": 1} in wire.said
 
 
 class FakeAdmin:

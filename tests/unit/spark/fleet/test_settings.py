@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,8 +83,9 @@ def test_local_masters_are_written_to_retry() -> None:
     [
         ({"spark.speculation": "true"}, "spark.speculation=true cannot be used"),
         ({"spark.speculation": True}, "spark.speculation=true cannot be used"),
-        ({"executor.memory": "1g"}, "they start with spark."),
-        ({3: "x"}, "they start with spark."),
+        ({"spark.python.worker.killOnIdleTimeout": True}, "killOnIdleTimeout=true cannot be used"),
+        ({"executor.memory": "1g"}, "which start with spark."),
+        ({3: "x"}, "which start with spark., and none of Weft's"),
         ({"spark.master": "local"}, "is given by master="),
         ({"spark.x": object()}, "must be text or a number"),
         ({"weft.control.port": "70000"}, "from 0 to 65535"),
@@ -107,7 +109,14 @@ def test_a_given_session_has_its_own_settings() -> None:
     """master= and conf= beside spark= would be ignored, so they are refused."""
     with pytest.raises(weft.ConfigError, match="master= cannot be given with spark="):
         fleet_settings(2, "local[2]", object(), None)
-    with pytest.raises(weft.ConfigError, match="must be a classic SparkSession"):
+    given = {"spark.x": 1, "weft.ship.data": "*"}
+    session = SimpleNamespace(range=None, conf=None)
+    with pytest.raises(weft.ConfigError, match=r"conf spark\.x cannot be given with spark="):
+        fleet_settings(2, None, session, given)
+    with pytest.raises(weft.ConfigError, match=r"conf spark\.x cannot be given with master=sc://h"):
+        fleet_settings(2, "sc://h:1", None, given)
+    assert fleet_settings(2, None, session, {"weft.ship.data": "a, b,"}).data == ["a", "b"]
+    with pytest.raises(weft.ConfigError, match="must be a SparkSession, not a object"):
         fleet_settings(2, None, object(), None)
 
 

@@ -54,7 +54,7 @@ def python(folder: Path, text: str, *path: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
         cwd=folder, env={"PYTHONPATH": ":".join(path or (source, str(folder)))},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -109,7 +109,8 @@ def test_an_executor_without_dependencies_says_so(folder, tmp_path_factory) -> N
         import importlib.util, sys
         real = importlib.util.find_spec
         importlib.util.find_spec = lambda name: None if name == "confluent_kafka" else real(name)
-        from weft.spark.fleet.task import MemberTask, Unusable, _loaded
+        from weft.spark.fleet.member_task import MemberTask
+        from weft.spark.fleet.task import Unusable, _loaded
         try:
             _loaded(MemberTask(0, 0, "g", "h", 1, b"", b""))
         except Unusable as error:
@@ -128,7 +129,8 @@ def test_an_app_that_needs_more_says_what(folder) -> None:
         folder,
         """
         import pickle
-        from weft.spark.fleet.task import MemberTask, Unusable, _loaded
+        from weft.spark.fleet.member_task import MemberTask
+        from weft.spark.fleet.task import Unusable, _loaded
         try:
             _loaded(MemberTask(0, 0, "g", "h", 1, b"", b"cnowhere\\nname\\n."))
         except Unusable as error:
@@ -136,6 +138,54 @@ def test_an_app_that_needs_more_says_what(folder) -> None:
         """,
     )
     assert "cannot import nowhere, which the app uses: install it there, or ship it" in answer
+
+
+SECRETS = (".env", "service-account.json", "key.pem", "notes.txt")
+PACKAGE_APP = """
+import weft
+
+app = weft.App(group="g", kafka={"bootstrap.servers": "h:1"})
+
+@app.consume("t")
+def handle(record):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "shipped"),
+    [
+        ([], set()),
+        (["shop/templates/*.html"], {"shop/templates/a.html"}),
+        (["*.json"], {"shop/service-account.json"}),
+        (["shop/*"], {f"shop/{n}" for n in SECRETS[1:]} | {"shop/templates/a.html"}),
+        (["shop/.env"], {"shop/.env"}),
+    ],
+)
+def test_data_beside_the_sources_travels_only_when_asked_for(tmp_path, patterns, shipped) -> None:
+    """Secrets stand beside sources: of a package its Python files travel, and what is named."""
+    package = tmp_path / "shop"
+    (package / "templates").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "app.py").write_text(PACKAGE_APP)
+    (package / "native.so").write_text("")
+    (package / "templates" / "a.html").write_text("<p>")
+    for name in SECRETS:
+        (package / name).write_text("s3cret")
+    answer = python(
+        tmp_path,
+        f"""
+        import zipfile
+        from shop.app import app
+        from weft.spark.fleet import shipping
+        print("\\n".join(zipfile.ZipFile(shipping.sources_zip(app, {patterns!r})).namelist()))
+        """,
+    )
+    names = set(answer.splitlines())
+    assert {one for one in names if one.startswith("shop/")} == {
+        "shop/__init__.py", "shop/app.py", *shipped
+    }  # fmt: skip
+    assert "weft/kafka/properties.txt" in names
 
 
 def app_with(handler: Any, **more: Any) -> weft.App:

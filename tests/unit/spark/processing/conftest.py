@@ -32,10 +32,10 @@ def record_batch(rows):
 def task():
     """Start a task over batches of rows; iterate to get its Arrow batches."""
 
-    def start(handler, batches, *, sort=False, lifespan=None, app=None, **options):
-        settings = TaskSettings(
-            handler_options(handler, options), lifespan_of(handler, lifespan), app, sort=sort
-        )
+    def start(handler, batches, *, sort=False, lifespan=None, app=None, carry=None, **more):
+        flags = {name: more.pop(name, False) for name in ("timed", "typed")}
+        options, opened = handler_options(handler, more), lifespan_of(handler, lifespan)
+        settings = TaskSettings(options, opened, app, sort, carry, **flags)
         return run_task(packed(settings), iter(batches))
 
     return start

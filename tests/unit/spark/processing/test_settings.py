@@ -14,6 +14,7 @@ from weft.spark.processing.settings import (
     SLOTS_MAX,
     UNSET,
     TaskSettings,
+    checked_carry,
     checked_slots,
     handler_options,
     lifespan_of,
@@ -49,15 +50,26 @@ def test_explicit_arguments_win_over_the_decorators():
     assert (options.concurrency, options.value, options.timeout_s) == (9, "json", None)
 
 
-@pytest.mark.parametrize("policy", [weft.Park(), weft.DeadLetter("t.dlq"), weft.Skip()])
-def test_a_declared_policy_other_than_stop_becomes_rows(policy):
-    """There is no consumer to park in and no producer for dead letters."""
+@pytest.mark.parametrize("policy", [weft.Park(), weft.Skip()])
+def test_a_declared_park_and_skip_become_rows(policy):
+    """There is no consumer to park in."""
     assert handler_options(declared(on_exhausted=policy), {}).on_exhausted == weft.Skip()
 
 
-def test_a_declared_stop_stays():
-    """Stop ends the query."""
-    assert handler_options(declared(on_exhausted=weft.Stop()), {}).on_exhausted == weft.Stop()
+@pytest.mark.parametrize("policy", [weft.Stop(), weft.DeadLetter("t.dlq")])
+def test_a_declared_stop_and_dead_letter_stay(policy):
+    """Stop ends the query; a dead letter is an output of the failed row."""
+    assert handler_options(declared(on_exhausted=policy), {}).on_exhausted == policy
+    assert handler_options(plain, {"on_exhausted": policy}).on_exhausted == policy
+
+
+@pytest.mark.parametrize("carry", ["no", True, "Failed"])
+def test_carry_is_one_of_three(carry):
+    """None, failed or all; anything else is told."""
+    for known in (None, "failed", "all"):
+        checked_carry(plain, known)
+    with pytest.raises(ConfigError, match=r'process\(plain\): carry=.*"failed" or "all"'):
+        checked_carry(plain, carry)
 
 
 def batch_handler(batch):
@@ -76,7 +88,6 @@ def ledger_handler(record, tx):
         (declared(ledger_handler, ledger=weft.SqlLedger("sqlite:///x.db")), {}, "ledger"),
         (declared(delivery="at_most_once"), {}, "at_most_once"),
         (plain, {"on_exhausted": weft.Park()}, "on_exhausted=Park()"),
-        (plain, {"on_exhausted": weft.DeadLetter("d")}, "on_exhausted=DeadLetter"),
         (plain, {"on_exhausted": None}, "on_exhausted=None"),
         (plain, {"concurrency": 0}, "concurrency=0: give a whole number from 1 to 1000"),
         (plain, {"concurrency": 1001}, "concurrency=1001"),

@@ -93,3 +93,17 @@ def test_types_of_time_may_change_inside_a_batch():
 def test_only_the_columns_asked_for_are_built():
     """`columns` leaves out work as well as data, and orders what is left."""
     assert rows(("offset", "value"), FakeMessage(4)) == [{"offset": 4, "value": b"v"}]
+
+
+def test_a_timestamp_that_spark_cannot_hold_is_null(caplog):
+    """Nanoseconds taken for milliseconds: the row is there without its time, and a line says so."""
+    limit = arrow.MILLISECONDS_MAX
+    made = rows(
+        ["timestamp", "timestampType", "offset"],
+        *(FakeMessage(n, ms=ms) for n, ms in enumerate([1_700_000_000_000_000_000, 1_000])),
+    )
+    assert [row["timestamp"] is None for row in made] == [True, False]
+    assert [row["offset"] for row in made] == [0, 1]
+    assert "1 records have a timestamp" in caplog.text
+    edges = arrow.timestamps([(1, limit), (1, limit + 1), (1, -limit), (1, -limit - 1)])
+    assert edges.is_null().to_pylist() == [False, True, False, True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
@@ -202,10 +204,37 @@ def test_what_the_source_owns_cannot_be_changed():
     assert (config["enable.auto.commit"], config["auto.offset.reset"]) == (False, "error")
     assert (config["fetch.wait.max.ms"], config["group.id"]) == ("9", "group")
     assert config["isolation.level"] == "read_uncommitted"
-    assert config["queued.min.messages"] == 7
+    assert config["queued.min.messages"] == 16
 
 
 def test_settings_show_no_secret():
     """They travel to the executors; what is logged of them holds no property."""
     settings = FetchSettings({"sasl.password": "hunter2"}, "group", True, 1.0, 500)
     assert "hunter2" not in repr(settings)
+
+
+def test_a_kept_consumer_is_not_believed_when_it_has_trouble():
+    """What it says may be old: a new one goes on at the next record, and nothing comes twice."""
+    for trouble in (UNKNOWN_TOPIC_OR_PART, AUTO_OFFSET_RESET):
+        kept = FakeConsumer([*records(0, 1, 2), *event(trouble)])
+        new = FakeConsumer(records(*range(3, 10)))
+        settings = FetchSettings({"bootstrap.servers": "x:1"}, "group", True, 60.0, 500)
+        fetching = RangeFetch(OffsetRange("t", 0, 0, 10), settings)
+        fetching.start(kept, lambda new=new: new)
+        found: list[int] = []
+        while batch := fetching.next_batch():
+            found += [m.offset() for m in batch]
+        assert found == list(range(10))
+        assert new.assigned == [3]
+
+
+def test_a_kept_consumer_that_gets_nothing_is_replaced(monkeypatch):
+    """Long before a query would end for it."""
+    monkeypatch.setattr(fetch_module, "STALE_S", -1.0)
+    new: Any = FakeConsumer(records(*range(10)))
+    fetching = RangeFetch(
+        OffsetRange("t", 0, 0, 10),
+        FetchSettings({"bootstrap.servers": "x:1"}, "g", True, 60.0, 9),
+    )
+    fetching.start(FakeConsumer(), lambda: new)
+    assert [m.offset() for m in fetching.next_batch()] == list(range(10))

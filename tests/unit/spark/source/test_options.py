@@ -261,3 +261,41 @@ def test_javas_poll_size_is_the_sources_own():
         found = options(kafka__max__poll__records=str(asked))
         assert found.poll_records == min(asked, POLL_RECORDS_MAX)
         assert "max.poll.records" not in found.kafka
+
+
+def test_a_reference_becomes_what_it_names(monkeypatch, tmp_path):
+    """From the driver's environment or from a file; a file's last line end is not part of it."""
+    (tmp_path / "key").write_text("the key\n")
+    monkeypatch.setenv("WHO", "me")
+    found = options(
+        kafka__ssl__key__pem=f"${{file:{tmp_path}/key}}", kafka__sasl__username="${env:WHO}"
+    )
+    assert (found.kafka["ssl.key.pem"], found.kafka["sasl.username"]) == ("the key", "me")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("${env:NOT_THERE}", "the environment of the driver has no NOT_THERE"),
+        ("${file:/no/such}", "cannot read /no/such: No such file"),
+        ("in clear", "holds a secret in clear"),
+        ("${env:", "holds a secret in clear"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_told(value, says):
+    """One line with the option's name."""
+    with refused(re.escape(says)) as caught:
+        options(kafka__ssl__key__pem=value)
+    assert "kafka.ssl.key.pem" in str(caught.value)
+
+
+def test_a_stream_waits_for_brokers_and_a_batch_does_not():
+    """`reconnectTimeout` is for streams, some minutes by default; a task waits as long."""
+    stream = options().for_stream()
+    assert (stream.reconnect_s, stream.poll_timeout_s) == (600, 600)
+    assert options(reconnectTimeout="20s").for_stream().poll_timeout_s == 120
+    given = options(**{"kafkaConsumer.pollTimeoutMs": "5000"}).for_stream()
+    assert (given.reconnect_s, given.poll_timeout_s) == (600, 5)
+    assert options().for_batch().reconnect_s == 0
+    with refused("reconnectTimeout is for streaming"):
+        options(reconnectTimeout="20s").for_batch()

@@ -58,7 +58,7 @@ def test_weft_imports_without_pyspark():
         "except ConfigError as error: print(error)\n"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.startswith("weft.spark needs pyspark, which is not installed"), done.stderr
 
 

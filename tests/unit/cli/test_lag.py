@@ -1,0 +1,25 @@
+"""`weft lag` on a narrow screen."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from weft.cli.lag import LagTable
+from weft.kafka.group_lag import PartitionLag
+
+TOPIC = "gps.positions.of-the_western.fleet.v2"
+PROBLEM = "UNKNOWN_TOPIC_OR_PARTITION"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_nothing_is_cut(width):
+    """Two topics whose names begin alike must be told apart, and a number is shown whole."""
+    row = PartitionLag(TOPIC, 7, 123_456_789, 123_000_000, 4_500, 456_789, 123_000_001, 90.0, 40)
+    console = Console(width=width, record=True)
+    console.print(LagTable("geofence", [row, PartitionLag("b", 0, problem=PROBLEM)]))
+    text = console.export_text()
+    assert "…" not in text
+    assert TOPIC in text
+    assert PROBLEM in text
+    assert "123,456,789" in text or width < 100  # digits fold: they are all there

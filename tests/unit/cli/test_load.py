@@ -1,0 +1,17 @@
+"""What `weft run` says of a module that cannot be imported."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.cli.load import load_module
+from weft.errors import ConfigError
+
+
+def test_the_line_is_the_users_own(tmp_path, monkeypatch) -> None:
+    """Also where the standard library raised it, as for a variable that is not set."""
+    (tmp_path / "needs_a_variable.py").write_text('import os\nX = os.environ["NOT_SET_ANYWHERE"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"NOT_SET_ANYWHERE.* \(needs_a_variable\.py:2\)$"):
+        load_module("needs_a_variable")

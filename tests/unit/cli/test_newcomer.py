@@ -1,0 +1,99 @@
+"""`weft topics` and `weft produce` without a broker; `python -m weft`; every page of help."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from weft import __version__
+from weft.cli.main import app, run
+
+ROOT = Path(__file__).parents[3]
+NOBODY = ["--bootstrap-servers", "127.0.0.1:1"]
+
+
+def commands(command, path=("weft",)) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every command with a function of its own, by its words."""
+    inner = getattr(command, "commands", None)
+    if not inner:
+        yield path, command
+    for name, one in (inner or {}).items():
+        yield from commands(one, (*path, name))
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def fails(capsys, *arguments, code=2):
+    assert run(list(arguments)) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(words):
+    """Whoever asks a command for help sees a line that he can run."""
+    example = COMMANDS[words].help.partition("Example: ")[2]
+    assert " ".join(words) in example
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 250, "..", "."])
+@pytest.mark.parametrize("command", [("topics", "create"), ("produce",)], ids=" ".join)
+def test_a_name_that_cannot_be_a_topic(capsys, command, name):
+    """Kafka's rule for names, said before anybody is asked."""
+    assert "cannot be a topic" in fails(capsys, *command, name, *NOBODY)
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "10001", "many"])
+def test_a_wrong_number_of_partitions(capsys, count):
+    """1 to 10,000 partitions: one line, exit 2."""
+    assert "partitions" in fails(capsys, "topics", "create", "x", "--partitions", count)
+
+
+@pytest.mark.parametrize("command", [("topics", "create"), ("produce",)], ids=" ".join)
+def test_properties_are_checked(capsys, command):
+    """A property that librdkafka does not know, or that an option gives, is one line."""
+    assert "nonsense" in fails(capsys, *command, "x", "-X", "nonsense=1")
+    assert "--bootstrap-servers" in fails(capsys, *command, "x", "-X", "bootstrap.servers=a:1")
+    assert "key=value" in fails(capsys, *command, "x", "-X", "security.protocol")
+    assert "cannot be read" in fails(capsys, *command, "x", "--config", "/nowhere/at.all")
+
+
+def test_a_file_that_cannot_be_read(capsys, tmp_path):
+    """A missing file, or a folder, is one line."""
+    assert "cannot be read" in fails(capsys, "produce", "x", str(tmp_path / "none"))
+    assert "Is a directory" in fails(capsys, "produce", "x", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", [("topics", "create"), ("produce",)], ids=" ".join)
+def test_a_broker_that_does_not_answer_is_no_bad_input(capsys, monkeypatch, command):
+    """Nobody at the address: one line that says so, exit 1."""
+    monkeypatch.setattr("weft.cli.cluster.ANSWER_S", 0.3)
+    said = fails(capsys, *command, "x", *NOBODY, code=1)
+    assert "127.0.0.1:1" in said
+    assert "is it running" in said
+
+
+def test_python_m_weft_is_weft():
+    """The command works where its script is on no path."""
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"weft {__version__}\n"
+
+
+def test_the_install_section_names_the_extras_that_there_are():
+    """README's `pip install 'weft[X]'` lines are the extras of pyproject.toml, but for dev."""
+    section = (ROOT / "README.md").read_text().split("## Install")[1].split("##")[0]
+    named = set(re.findall(r"weft\[(\w+)\]", section))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert named == set(project["optional-dependencies"]) - {"dev"}

@@ -1,0 +1,58 @@
+"""`weft run --sink`: which table it means, and one line for what is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from weft.cli.run import table_of
+from weft.errors import ConfigError
+from weft.spark.table import ParquetTable
+
+COLUMNS = "inside boolean"
+
+
+def test_a_folder_and_its_columns_are_a_table() -> None:
+    """As in app.run(sink=...); without the option there is none."""
+    assert table_of("parquet:/shared/checked", COLUMNS) == ParquetTable("/shared/checked", COLUMNS)
+    assert table_of(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("sink", "schema", "told"),
+    [
+        (None, COLUMNS, "--sink-schema has no meaning without --sink: write --sink parquet:"),
+        ("parquet:/x", None, "give the columns of what handlers return, --sink-schema"),
+        ("/x", COLUMNS, "--sink '/x' is no table: write --sink parquet:"),
+        ("parquet:", COLUMNS, "is no table: write --sink parquet:"),
+        ("orc:/x", COLUMNS, "is no table: write --sink parquet:"),
+        ("parquet:s3://b/x", COLUMNS, "for an object store take a topic between"),
+        ("delta:/x", COLUMNS, "no released Delta runtime works on PySpark 4.3: write parquet:"),
+        ("iceberg:db.t", None, "no released Iceberg runtime works on PySpark 4.3"),
+    ],
+)
+def test_what_is_no_table_is_one_line(sink, schema, told) -> None:
+    """With what to write instead."""
+    with pytest.raises(ConfigError) as error:
+        table_of(sink, schema)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_is_for_fleets(tmp_path) -> None:
+    """In one process there is none: exit code 2 and one line."""
+    (tmp_path / "geofence.py").write_text(
+        "import weft\n"
+        'app = weft.App(group="g", kafka={"bootstrap.servers": "127.0.0.1:1"})\n'
+        '@app.consume("t")\n'
+        "def handle(record): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "run", "geofence:app", "--sink", f"parquet:{tmp_path}/t",
+         "--sink-schema", COLUMNS],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith('sink has no meaning with engine="local": leave it out')

@@ -1,0 +1,203 @@
+"""`weft top` by Textual's pilot: what it shows, its keys, and when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+
+import pytest
+
+import weft
+from weft.cli.top import asking
+from weft.cli.top_lines import PARTITIONS_MAX, Wanted, age, cut, lines, number
+from weft.cli.top_screen import Top
+from weft.errors import FatalError
+from weft.observe.overview import overview
+from weft.testing import run
+
+SIZE = (80, 24)
+
+
+@pytest.fixture(scope="module")
+def shot():
+    """A real snapshot: one record parked with one behind it, one that runs, much that is done."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    seen = []
+
+    @app.consume("orders", concurrency=1, retry=weft.Retry(attempts=1))
+    def check(record):
+        if record.offset == 0:
+            raise ValueError("[bold]no[/bold]")
+        if record.offset == 5:
+            seen.append(app.snapshot())
+
+    run(
+        app,
+        [(b"[red]cust-17", b""), (b"[red]cust-17", b""), *[(b"k%d" % n, b"") for n in range(4)]],
+    )
+    return seen[0]
+
+
+def many(shot, count):
+    (row,) = shot["partitions"]
+    rows = [{**row, "partition": n, "remaining": n} for n in range(count)]
+    return {**shot, "partitions": rows}
+
+
+def piloted(ask, keys, steps=(), every_s=0.2):
+    """The screen's text after these keys, at 80 by 24."""
+
+    async def go():
+        top = Top(ask, every_s)
+        async with top.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: top._view is not None or top._failed)
+            for step in steps:
+                step(top)
+            for key in keys:
+                await pilot.press(key)
+                await pilot.pause()
+            await pilot.pause()
+            assert top._table().row_count <= PARTITIONS_MAX + 1
+            return top, "\n".join(
+                "".join(part.text for part in strip)
+                for strip in top.screen._compositor.render_strips()
+            )
+
+    return asyncio.run(go())
+
+
+async def until(pilot, true):
+    for _ in range(3_000):
+        if true():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("not within 60 s")
+
+
+def test_it_fits_80_by_24(shot):
+    """Group, sparklines, handlers, partitions, the record that holds up, and the keys are there."""
+    _, text = piloted(lambda: [shot], [])
+    rows = text.split("\n")
+    assert (len(rows), {len(row) for row in rows}) == (24, {80})
+    for word in (
+        "g ",
+        "1 member(s), running",
+        "check",
+        "orders[0]",
+        "a second",
+        "left",
+        "p99",
+        "ms p99",
+        "Quit",
+    ):
+        assert word in text
+    assert "Record 0 (key [red]cust-17) is parked" in " ".join(text.split())
+
+
+def test_enter_opens_a_partition_to_its_lanes(shot):
+    """Its lanes that stand come under it, and go again; markup in a key is text."""
+    _, text = piloted(lambda: [shot], ["down", "enter"])
+    assert "0 [red]cust-17" in text
+    assert "parked" in text
+    _, text = piloted(lambda: [shot], ["down", "enter", "enter"])
+    assert "0 [red]cust-17  " not in text
+    _, text = piloted(lambda: [shot], ["enter"])
+    assert "orders[0]  " not in text
+
+
+def test_failures_and_help_stand_below(shot):
+    """Keys f, ? and b change what stands below the table."""
+    _, text = piloted(lambda: [shot], ["f"])
+    assert "1 × ValueError check, last orders[0] 0: [bold]no[/bold]" in text
+    _, text = piloted(lambda: [shot], ["question_mark"])
+    assert "hold still" in text
+    _, text = piloted(lambda: [shot], ["f", "b"])
+    assert "is parked" in " ".join(text.split())
+
+
+def test_ten_thousand_partitions_are_paged_through(shot):
+    """A page has a bounded number of lines; the next begins after it; a filter finds one."""
+    big = many(shot, 10_000)
+    once = {"every_s": 3600.0}  # a slow machine would do nothing but look
+    _, text = piloted(lambda: [big], ["right_square_bracket"], **once)
+    assert f"partitions {PARTITIONS_MAX + 1}-{2 * PARTITIONS_MAX} of 10,000" in text
+    _, text = piloted(
+        lambda: [big], [*["right_square_bracket"] * 2, *["left_square_bracket"] * 5], **once
+    )
+    assert f"partitions 1-{PARTITIONS_MAX} of" in text
+    _, text = piloted(lambda: [big], ["slash", *":7777", "enter"], **once)
+    assert "orders[7777]" in text
+    assert "1-1 of 1 " in text
+    _, text = piloted(lambda: [big], ["slash", *":7777", "enter", "escape"], **once)
+    assert "of 10,000" in text
+
+
+def test_hold_still(shot):
+    """While it holds still nothing changes; then it goes on."""
+    shots = [[shot]]
+    _, text = piloted(lambda: shots[0], ["space"], [])
+    assert "held still" in text
+    top, text = piloted(lambda: shots[0], ["space", "space"])
+    assert "held still" not in text
+    assert len(top._history["rate"]) >= 1
+
+
+def test_when_nobody_answers_any_more(shot):
+    """What was seen last stays, and for how long nobody has answered stands above it."""
+    asked = threading.Event()
+
+    def ask():
+        if asked.is_set():
+            raise FatalError("run-1: no answer within 5 s")
+        asked.set()
+        return [shot]
+
+    async def go():
+        top = Top(ask, 0.05)
+        async with top.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: top._failed)
+            await pilot.pause()
+            assert top._table().row_count == 2
+            head = str(top.query_one("#head").render())
+            assert re.search(r"no answer for \d+ s: run-1: no answer within 5 s", head)
+
+    asyncio.run(go())
+
+
+def test_a_silent_member_is_marked(shot):
+    """Its name stands above; partitions that nobody else has are its own, and marked."""
+    silent = {**shot, "silent_s": 33.0}
+    _, text = piloted(lambda: [silent], [])
+    assert "silent: " in text
+    found, _ = lines(overview([silent]), Wanted())
+    assert found[1].cells[-1] == "silent"
+    assert found[1].cells[4:7] == ("-", "-", "-")
+    assert found[0].cells[4:7] == ("0", "0", "0")
+
+
+def test_one_run_that_answers_is_enough(shot):
+    """Others that do not are left out; only when none does it fails, naming one."""
+
+    class Run:
+        name = "run-1"
+
+        def __init__(self, answer):
+            self.answer = answer
+
+        def ask(self, question):
+            if self.answer is None:
+                raise FatalError("no answer within 5 s")
+            return self.answer
+
+    assert asking(lambda: [Run(None), Run(shot)])() == [shot]
+    with pytest.raises(FatalError, match=r"^no answer within 5 s$"):
+        asking(lambda: [Run(None)])()
+
+
+def test_numbers_are_short():
+    """Digits that fit a column."""
+    assert [number(n) for n in (0, 3, 3.25, 1234, 12_345_678, 5e9)] == [
+        "0", "3", "3.2", "1,234", "12.3M", "5.0G",
+    ]  # fmt: skip
+    assert (age(None), age(3), cut("abcdef", 4), cut("abcd", 4)) == ("-", "3.0 s", "…def", "abcd")

@@ -1,0 +1,76 @@
+"""Rules that only show in company, each by itself."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.conftest import Desk
+from tests.unit.core.test_reach import Log
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.commit_state import CommitState
+from weft.core.endings import Returned
+from weft.core.offsets import Offsets
+from weft.core.spec import HandlerSpec, Limits
+from weft.types import Record
+
+UNORDERED = HandlerSpec("h", ordering="unordered", concurrency=1)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_claims_that_are_not_kept_are_given_back(inside):
+    """Either those that are named stay, or those that are not."""
+    commit = CommitState(Offsets(0))
+    named, other = object(), object()
+    for one in (named, other):
+        commit.claim(one)
+    left = commit.keep({id(named)}, inside=inside)
+    kept, gone = (named, other) if inside else (other, named)
+    assert (commit.claims, left) == ([kept], [gone])
+
+
+def test_a_mark_that_is_taken_back_lowers_the_top_to_what_is_done():
+    """Not further: what was done below it stays told."""
+    offsets = Offsets(0)
+    records = [Record("t", 0, offset, 0, None, b"") for offset in range(6)]
+    works = offsets.receive(records, [1] * 6, None)
+    for offset in (0, 4):
+        offsets.done(offset)
+    offsets.mark(5)
+    assert offsets.top == 5
+    offsets.undone(5, works[5])
+    assert (offsets.top, list(offsets.incomplete)) == (4, [1, 2, 3, 5])
+
+
+def test_what_was_not_looked_at_is_worth_measuring():
+    """A record behind all that was measured asks: nobody has looked there yet."""
+    reach = Log(400, (), chars=64).measure()
+    assert reach.worth_measuring(50, reach.looked)
+    assert not reach.worth_measuring(50, reach.looked - 1)
+
+
+def test_what_is_read_of_a_commit_that_is_not_in_doubt_says_nothing():
+    """Its own answer is on the way, or has come."""
+    desk = Desk(UNORDERED, limits=Limits(commit_answer_s=60.0))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    desk.do("calls_ended", desk.started())
+    desk.pass_time(1.0)
+    (sent,) = desk.take(fx.CommitOffsets)
+    (item,) = sent.items
+    desk.do("committed_read", [(part, item.frontier, item.metadata)])
+    assert part.commit.state == states.SENT
+    assert desk.take(fx.CommitsStored) == []
+
+
+def test_only_what_was_handled_is_reported_when_its_partition_goes():
+    """Its outputs were on the way; what only waited will be handled elsewhere."""
+    desk = Desk(UNORDERED)
+    desk.engine.report_results(on=True)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    desk.do("closed", [part], lost=True)
+    reported = desk.take(fx.Finished)
+    assert [(one.work.record.offset, one.outcome) for one in reported] == [(0, "superseded")]

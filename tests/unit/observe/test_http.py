@@ -1,0 +1,186 @@
+"""What is served over HTTP, to whom, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from tests.unit.observe.test_local import Source
+
+import weft
+from weft.errors import ConfigError
+from weft.observe.http import TOKEN_CHARS_MIN, Guard, app_of, serve, token_of
+from weft.observe.serving import Serving, listening
+
+TOKEN = "t" * TOKEN_CHARS_MIN
+GUARD = Guard("127.0.0.1", None)
+
+
+def get(port, path, **headers):
+    """Status, body and headers."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=names)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), error.headers
+
+
+class Ill(Source):
+    """A run that is not well."""
+
+    def live(self):
+        return False, "the polling thread has not gone round for 12 s"
+
+    def ready(self):
+        return False, "stopping"
+
+
+@pytest.fixture
+def start():
+    """Serve a source; the port."""
+    servers = []
+
+    def open_one(source=None, guard=GUARD):
+        server = Serving(app_of(source or Source(), guard), listening("http", "127.0.0.1", 0))
+        servers.append(server)
+        return server.port
+
+    yield open_one
+    for server in servers:
+        server.close()
+
+
+def test_probes_say_why(start):
+    """200 with ok; 503 with the reason in the body."""
+    well, ill = start(), start(Ill())
+    assert get(well, "/livez")[:2] == (200, "ok\n")
+    assert get(well, "/readyz")[:2] == (200, "ok\n")
+    assert get(ill, "/livez")[:2] == (503, "the polling thread has not gone round for 12 s\n")
+    assert get(ill, "/readyz")[:2] == (503, "stopping\n")
+
+
+def test_snapshot_and_why(start):
+    """The same JSON as everywhere."""
+    port = start()
+    assert json.loads(get(port, "/snapshot")[1]) == Source().snapshot()
+    told = json.loads(get(port, "/why?where=t:0:7")[1])
+    assert told["found"][0]["offset"] == 7
+    status, body, _ = get(port, "/why?where=t:x")
+    assert status == 400
+    assert "write TOPIC" in json.loads(body)["error"]
+
+
+def test_only_reading(start):
+    """Nothing can be posted, put or deleted."""
+    port = start()
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/snapshot", method=method)
+        with pytest.raises(urllib.error.HTTPError, match="405") as refused:
+            urllib.request.urlopen(request, timeout=20)
+        refused.value.close()
+    assert get(port, "/secrets")[0] == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "["])
+def test_another_hosts_name_is_refused(start, host):
+    """A page whose name was pointed here reads nothing."""
+    assert get(start(), "/snapshot", Host=host)[0] in (400, 403)
+
+
+def test_another_origin_is_refused(start):
+    """Of a page somewhere else; our own page may ask."""
+    port = start()
+    assert get(port, "/snapshot", Origin="http://evil.example")[0] == 403
+    assert get(port, "/snapshot", Origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert get(port, "/snapshot", Host=f"localhost:{port}")[0] == 200
+
+
+def test_a_token_opens_everything_but_the_probes_need_none(start):
+    """As Bearer, or as a browser's password; a wrong one is refused without a hint."""
+    port = start(guard=Guard("0.0.0.0", TOKEN))
+    assert get(port, "/livez", Host="10.0.0.7:8080")[0] == 200
+    status, _, headers = get(port, "/snapshot")
+    assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="weft"')
+    wrong = ("Bearer no", "Bearer ", "Basic !", f"Token {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü")
+    for given in wrong:
+        assert get(port, "/metrics", Authorization=given.encode().decode("latin-1"))[0] == 401
+    password = base64.b64encode(f"me:{TOKEN}".encode()).decode()
+    for given in (f"Bearer {TOKEN}", f"Basic {password}"):
+        assert get(port, "/snapshot", Authorization=given)[0] == 200
+
+
+def test_open_to_others_needs_a_token():
+    """Refused where the app is made, naming both ways out."""
+    kafka = {"bootstrap.servers": "localhost:9092"}
+    with pytest.raises(ConfigError, match="give http_token_file"):
+        weft.App(group="g", kafka=kafka, http="0.0.0.0:8080")
+    with pytest.raises(ConfigError, match="write HOST:PORT"):
+        weft.App(group="g", kafka=kafka, http="8080")
+    with pytest.raises(ConfigError, match="give that, too"):
+        weft.App(group="g", kafka=kafka, http_token_file="x")
+    weft.App(group="g", kafka=kafka, http="127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"t" * (TOKEN_CHARS_MIN - 1), "16 to 4096"),
+        (b"t" * 4097, "16 to 4096"),
+        ("ü".encode() * 20, "ASCII"),
+        (b"\xff" * 20, "cannot be read"),
+    ],
+)
+def test_tokens_that_cannot_serve(tmp_path, content, said):
+    """Too short, too long, not text: one line, without the token."""
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        token_of(str(file))
+
+
+def test_tokens_at_their_limits(tmp_path):
+    """The shortest and the longest serve; a line end is no part of it."""
+    for length in (TOKEN_CHARS_MIN, 4096):
+        file = tmp_path / "token"
+        file.write_bytes(b"t" * length + (b"\n" if length < 4096 else b""))
+        assert token_of(file) == "t" * length
+    with pytest.raises(ConfigError, match="cannot be read"):
+        token_of(tmp_path / "nothing")
+
+
+def test_metrics_are_served(start):
+    """As text that Prometheus reads."""
+    port = start(Shot())
+    status, text, headers = get(port, "/metrics")
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain")
+    assert 'weft_state{group="g",state="running"} 1.0' in text
+
+
+class Shot(Source):
+    """A source with handlers."""
+
+    def snapshot(self):
+        return {
+            "state": "running", "at": 1.0, "app": {"group": "g", "member": "m"}, "partitions": [],
+            "handlers": {}, "blockers": [], "halts": [], "counts": {},
+        }  # fmt: skip
+
+    measures = snapshot
+
+
+def test_serving_on_a_port_of_ones_own(tmp_path):
+    """Port 0 is any; a token file that is missing is one line."""
+    server = serve(Shot(), "127.0.0.1:0", None)
+    try:
+        assert get(server.port, "/livez")[0] == 200
+    finally:
+        server.close()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        serve(Shot(), "127.0.0.1:0", str(tmp_path / "none"))

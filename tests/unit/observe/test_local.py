@@ -1,0 +1,147 @@
+"""The socket of a run: its rights, who finds it, and what becomes of a dead one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.observe import local
+from weft.observe.local import LocalServer, ask, folder, runs
+
+
+class Source:
+    """A run with one answer each."""
+
+    def snapshot(self):
+        return {"state": "running", "app": {"member": "m"}, "partitions": [], "handlers": {}, "blockers": [],
+                "halts": [{"cause": "unassigned"}]}  # fmt: skip
+
+    measures = snapshot
+
+    def members(self):
+        return [self.snapshot()]
+
+    sums = members
+
+    def picture(self, topic, partition):
+        return None
+
+    def find(self, topic, partition, offset):
+        return {"topic": topic, "partition": partition, "offset": offset, "place": "done"}
+
+    def find_key(self, key, topic):
+        return []
+
+    def live(self):
+        return True, "ok"
+
+    def ready(self):
+        return True, "ok"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory, monkeypatch):
+    """Not the user's own runs."""
+    base = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+    return base
+
+
+@pytest.fixture
+def server():
+    """One run that serves."""
+    one = LocalServer(Source())
+    yield one
+    one.close()
+
+
+def test_the_socket_is_the_users_alone(server):
+    """Mode 0600 in a folder of mode 0700."""
+    assert stat.S_IMODE(server.path.lstat().st_mode) == 0o600
+    assert stat.S_IMODE(server.path.parent.lstat().st_mode) == 0o700
+
+
+def test_runs_are_found_and_asked(server):
+    """By everybody of this user, without a word about where."""
+    (path,) = runs()
+    assert ask(path, {"ask": "snapshot"})["state"] == "running"
+    told = ask(path, {"ask": "why"})
+    assert told["sentences"][0]["about"] == "unassigned"
+    told = ask(path, {"ask": "why", "where": "t:0:7"})
+    assert (told["found"][0]["place"], told["sentences"][0]["text"]) == (
+        "done", "t[0]: record 7 is done.",
+    )  # fmt: skip
+
+
+def test_a_dead_runs_socket_is_removed(server):
+    """Nobody listens there any more: it is cleaned up, the living stay."""
+    dead = server.path.parent / "1-0.sock"
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(dead))
+    assert dead.exists()
+    assert runs() == [server.path]
+    assert not dead.exists()
+
+
+def test_a_closed_run_leaves_nothing():
+    """Its socket goes with it."""
+    one = LocalServer(Source())
+    one.close()
+    assert runs() == []
+    assert not one.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"nonsense\n", "JSON object with `ask`"),
+        (b"[1]\n", "JSON object with `ask`"),
+        (b'{"ask": "shell"}\n', "nobody knows how to answer 'shell'"),
+        (b'{"ask": "why", "where": "t:x"}\n', "write TOPIC"),
+        (b'{"ask": "why", "where": 7}\n', "where and key are text"),
+        (b'{"ask": "why", "key": "' + b"k" * 20_000 + b'"}\n', "at most 16,384 bytes"),
+        (b"x" * (local.ASKED_BYTES_MAX + 1), "one line of at most"),
+    ],
+)
+def test_bad_questions_are_answered_with_what_is_wrong(server, line, said):
+    """And the server goes on."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(20)
+        one.connect(str(server.path))
+        one.sendall(line)
+        with one.makefile("rb") as stream:
+            assert said in json.loads(stream.readline())["error"]
+    assert ask(server.path, {"ask": "snapshot"})["state"] == "running"
+
+
+def test_a_folder_that_others_may_enter_is_refused(own_folder):
+    """So is one that is a link to somewhere."""
+    place = own_folder / "weft"
+    place.mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="can be read by others, and must be a folder of yours"):
+        folder()
+    place.rmdir()
+    place.symlink_to(own_folder)
+    with pytest.raises(ConfigError, match="is no folder, and must be a folder of yours"):
+        runs()
+
+
+def test_without_a_runtime_folder_the_temporary_one_serves(monkeypatch, tmp_path):
+    """Under the user's own number."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert folder() == tmp_path / f"weft-{os.getuid()}"
+
+
+def test_a_path_that_is_too_long_is_one_line(monkeypatch, tmp_path):
+    """Not an OSError from the depths."""
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with pytest.raises(ConfigError, match="too long for a socket"):
+        LocalServer(Source())

@@ -1,0 +1,86 @@
+"""A snapshot as metrics: conventions, bounded labels, and every place and cause."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import weft
+from weft.account.account import HALTS, PLACES
+from weft.observe import metrics
+from weft.observe.metrics import exposed, names
+from weft.runtime.histogram import Histogram
+from weft.testing import run
+
+
+@pytest.fixture(scope="module")
+def text():
+    """What a run with a failing, a skipped and a slow record exposes."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    shots = []
+
+    # One call at a time: the last snapshot is taken after the first record has failed.
+    @app.consume("t", concurrency=1, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    def handler(record):
+        shots.append(app.snapshot())
+        if record.value == b"bad":
+            raise ValueError("\x1b<script>")
+
+    run(app, [(b"<script>", b"bad"), (b"b", b"good"), (b"b", b"good")])
+    return exposed(lambda: shots[-1]).decode()
+
+
+def test_each_name_is_exposed_with_help_and_type(text):
+    """Names as `names()` has them, which the dashboards and alerts are checked against."""
+    bare = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in names()}
+    for name in bare:
+        assert re.search(rf"^# HELP {name}(_total)? \S", text, re.MULTILINE), name
+    for kind in ("counter", "gauge", "histogram"):
+        assert re.search(rf"^# TYPE weft_\w+ {kind}$", text, re.MULTILINE)
+
+
+def test_names_follow_the_conventions():
+    """Prefix, base units in full, _total for counters alone."""
+    for name in names():
+        assert re.fullmatch(r"weft_[a-z_]+", name)
+        assert not re.search(r"_(ms|s|millis|kb|percent)$", name)
+
+
+def test_every_place_and_cause_is_a_label(text):
+    """Also those that hold nothing now: a missing series is not a zero."""
+    for place in PLACES:
+        assert f'place="{place.name}"' in text
+    for cause in HALTS:
+        assert f'weft_halted{{cause="{cause.name}",group="g"}}' in text
+
+
+def test_no_label_comes_from_a_record(text):
+    """Neither key nor error: they would make endless series, and are the user's data."""
+    assert "script" not in text
+    found = {label for labels in re.findall(r"\{([^}]*)\}", text) for label in
+             re.findall(r'(\w+)="', labels)}  # fmt: skip
+    assert found == {"group", "topic", "partition", "handler", "place", "outcome", "cause", "state",
+                     "le"}  # fmt: skip
+
+
+def test_outcomes_and_failures_are_counted(text):
+    """By what became of the records."""
+    assert 'weft_records_finished_total{group="g",handler="handler",outcome="skipped"} 1.0' in text
+    assert 'weft_failed_attempts_total{group="g",handler="handler"} 1.0' in text
+
+
+def test_histograms_are_cumulative():
+    """Each bucket has what is below it; the last one is all."""
+    one = Histogram((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 7.0):
+        one.observe(seconds)
+    row = {"latency_buckets": one.row()}
+    shot = {"state": "running", "partitions": [], "handlers": {"h": row}}
+    text = exposed(lambda: shot).decode()
+    for le, count in (("0.1", 2), ("1.0", 3), ("+Inf", 4)):
+        assert f'weft_handler_seconds_bucket{{group="",handler="h",le="{le}"}} {count}.0' in text
+    assert 'weft_handler_seconds_sum{group="",handler="h"} 7.65' in text
+    assert metrics.TIMED.keys() == {
+        "weft_handler_seconds", "weft_lane_wait_seconds", "weft_completion_age_seconds",
+    }  # fmt: skip

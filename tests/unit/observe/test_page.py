@@ -1,0 +1,111 @@
+"""The page's routes without a browser: headers, bad queries, and how many may watch."""
+
+from __future__ import annotations
+
+import http.client
+import time
+
+import pytest
+from starlette.applications import Starlette
+from tests.unit.observe.test_http import get
+
+from weft.errors import ConfigError
+from weft.observe import feed as module
+from weft.observe.feed import Feed, view_of
+from weft.observe.page import FILES, page_routes
+from weft.observe.serving import Serving, listening
+
+
+@pytest.fixture
+def port():
+    """The page of a group without members."""
+    feed = Feed(list, None)
+    server = Serving(
+        Starlette(routes=page_routes(feed)), listening("http", "127.0.0.1", 0), feed.close
+    )
+    yield server.port
+    server.close()
+
+
+def test_every_file_is_there_and_locked_in(port):
+    """Each is served with its type, and the browser is told to take nothing from elsewhere."""
+    for path, (_, kind) in FILES.items():
+        status, body, headers = get(port, path)
+        assert (status, headers["Content-Type"].split(";")[0]) == (200, kind)
+        assert headers["Content-Security-Policy"].startswith("default-src 'self'; ")
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "https://" not in body
+
+
+def test_a_query_that_cannot_be_is_one_line(port):
+    """400 with what is wrong."""
+    assert get(port, "/events?start=x")[:2] == (400, "start is a whole number from 0\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"order": "x"}, "order is one of remaining"),
+        ({"count": "0"}, "count is 1 to 200"),
+        ({"count": "201"}, "count is 1 to 200"),
+        ({"partition": "-1"}, "partition is a whole number"),
+        ({"offset": "1" * 20}, "offset is a whole number"),
+        ({"topic": "t" * 301}, "at most 300 characters"),
+    ],
+)
+def test_views_have_limits(given, said):
+    """Beyond them a ConfigError that names the limit; at them they are fine."""
+    with pytest.raises(ConfigError, match=said):
+        view_of(given)
+    assert view_of({"count": "200", "topic": "t" * 300, "offset": "1" * 19})["count"] == 200
+
+
+def test_while_nobody_watches_only_sums_are_asked_for():
+    """Blockers walk over every record; they are looked up when somebody comes, before it is told."""
+    asked = []
+
+    def told(name):
+        def ask():
+            asked.append(name)
+            return []
+
+        return ask
+
+    feed = Feed(told("all"), None, told("sums"))
+    deadline = time.monotonic() + 20
+    while not asked:
+        assert time.monotonic() < deadline
+    feed.enter()
+    while feed.number < 1:
+        assert time.monotonic() < deadline
+    feed.close()
+    assert (asked[0], "all" in asked) == ("sums", True)
+    assert len(feed.history()) == len(asked)
+
+
+def test_so_many_may_watch_and_no_more(port, monkeypatch):
+    """One more than the limit is told so; when one leaves there is room again."""
+    monkeypatch.setattr(module, "WATCHERS_MAX", 1)
+
+    connections = []
+
+    def watch():
+        one = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        one.request("GET", "/events")
+        stream = one.getresponse()
+        connections.append((stream, one))
+        return stream.readline()
+
+    def leave():
+        for both in connections.pop():
+            both.close()
+
+    assert watch() == b"event: history\n"
+    assert watch() == b"event: refused\n"
+    leave()
+    leave()
+    deadline = time.monotonic() + 20
+    while (told := watch()) != b"event: history\n":
+        assert time.monotonic() < deadline, told
+        leave()
+    leave()

@@ -1,0 +1,208 @@
+"""Every place and every cause has its sentence, and what to do next."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from weft.account.account import HALTS, PLACES
+from weft.observe.sentences import (
+    HALTED_BY,
+    RECORD_IN,
+    halt_sentence,
+    partition_sentence,
+    record_sentence,
+    why,
+)
+
+NOON = time.mktime((2026, 1, 31, 12, 3, 11, 0, 0, -1))
+
+
+def record(place="running", **more):
+    """A record of orders[3] somewhere."""
+    return {
+        "topic": "orders", "partition": 3, "offset": 10_412, "key": "cust-17", "handler": "check",
+        "place": place, "for_s": 312.0, "since": NOON, "attempts": 0, "attempts_max": 5,
+        "timeout_s": None, "due_in_s": None, "last_error": None, "waiting_behind": 3,
+        "done_beyond": 48_100, "at_frontier": True, "story": [], **more,
+    }  # fmt: skip
+
+
+def partition(**more):
+    """orders[3], whose commit stands."""
+    return {
+        "topic": "orders", "partition": 3, "handler": "check", "remaining": 60_000,
+        "committed": 10_412, "committed_since": NOON, "committed_for_s": 312.0,
+        "map_chars": 2_310, "map_limit": 4_096, "frontier": 10_412, **more,
+    }  # fmt: skip
+
+
+def shot(*blockers, halts=(), partitions=None):
+    """A snapshot."""
+    return {
+        "state": "running", "app": {"member": "m2"}, "blockers": list(blockers),
+        "halts": list(halts), "partitions": [partition()] if partitions is None else partitions,
+    }  # fmt: skip
+
+
+def test_the_sentence_of_the_issue():
+    """Since when it is committed to what, which record, for how long, and how much waits."""
+    (told,) = why(shot(record()), "orders", 3)
+    assert told.text == (
+        "orders[3] is committed to 10,412 since 12:03:11 (312 s). Record 10,412 (key cust-17) runs "
+        "in member m2 for 312 s, attempt 1 of 5. 48,100 records beyond it are done (map 2,310 of "
+        "4,096 characters), 3 wait behind it."
+    )
+    assert told.next == "timeout_s on @app.consume would end it; none is set"
+
+
+ERROR = {"type": "ValueError", "message": "no such customer"}
+IN = {
+    "ready": ({}, "may start and waits for a free slot"),
+    "gathering": ({}, "in a batch that fills up"),
+    "behind": ({"behind": record(offset=7)}, "queued behind record 7, which runs for 312 s"),
+    "past_map": ({}, "past the reach of the offset map"),
+    "held": ({}, "a call of an earlier assignment"),
+    "marking": ({}, "waits for 312 s for its started-mark"),
+    "running": ({"timeout_s": 400.0}, "runs for 312 s, attempt 1 of 5"),
+    "sending": ({}, "not acknowledged by the broker for 312 s"),
+    "committing": ({}, "waits for 312 s for its commit"),
+    "pending": ({}, "waits for 312 s for its transaction"),
+    "retrying": (
+        {"attempts": 1, "last_error": ERROR, "due_in_s": 4.0},
+        "failed once: ValueError: no such customer; attempt 2 of 5 comes in 4.0 s",
+    ),
+    "parked": (
+        {"attempts": 5, "last_error": ERROR},
+        "is parked for 312 s, given up after 5 attempts: ValueError: no such customer",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", [place.name for place in PLACES])
+def test_each_place_has_its_sentence_and_its_next_step(place):
+    """No record is anywhere that `weft why` has no words for."""
+    more, said = IN[place]
+    told = record_sentence(record(place, **more))
+    assert told.text.startswith("orders[3]: record 10,412 (key cust-17) ")
+    assert said in told.text
+    assert told.next
+    assert (told.about, str(told)) == (place, f"{told.text} Next: {told.next}")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("unfetched", "not fetched again yet"),
+        ("done", "is done."),
+        ("elsewhere", "this member does not have"),
+        ("not_read", "we stand at 5,000"),
+        ("not_there", "the log ends at 9,000"),
+    ],
+)
+def test_records_that_are_not_held_have_sentences_too(place, said):
+    """Looked up by offset: done, another member's, not read yet, not there at all."""
+    row = {"topic": "t", "partition": 0, "offset": 9_999, "place": place}
+    row |= {"position": 5_000, "end": 9_000}
+    assert said in record_sentence(row).text
+
+
+def test_there_are_no_other_places():
+    """The table speaks of what exists."""
+    looked_up = {"unfetched", "done", "elsewhere", "not_read", "not_there"}
+    assert RECORD_IN.keys() == {place.name for place in PLACES} | looked_up
+
+
+BY = {
+    "paused": ({"topic": "orders"}, "Nothing of orders starts: the application said app.pause()"),
+    "stopping": ({"mode": "buffered"}, "a stop was asked for (buffered)"),
+    "revoking": ({"topic": "orders", "partition": 3}, "Nothing of orders[3] starts"),
+    "broker": ({"for_s": 12.0}, "The broker does not answer for 12 s"),
+    "rate_limit": ({"handler": "check"}, "Calls of check wait"),
+    "slots": ({"handler": "check"}, "All calls of check"),
+    "buffers": ({"topic": "orders", "partition": 3}, "Nothing more of orders[3] is fetched"),
+    "open_transaction": (
+        {"topic": "orders", "partition": 3, "stable_end": 12, "end": 40},
+        "orders[3]: records from offset 12 on wait behind an open transaction of another producer",
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", [cause.name for cause in HALTS])
+def test_each_cause_has_its_sentence_and_its_next_step(cause):
+    """Nothing stands still for a reason that `weft why` has no words for."""
+    more, said = BY.get(cause, ({}, ""))
+    told = halt_sentence({"cause": cause, **more})
+    assert said in told.text
+    assert told.next
+    assert HALTED_BY.keys() == {one.name for one in HALTS}
+
+
+def test_without_a_question_the_causes_come_first_then_the_three_worst():
+    """At 3 a.m. nobody knows what to ask."""
+    rows = [record(offset=n, at_frontier=False) for n in range(5)]
+    told = why(shot(*rows, halts=[{"cause": "outputs"}]))
+    assert [one.about for one in told] == ["outputs", "running", "running", "running"]
+    assert told[1].text.endswith("3 wait behind it.")
+
+
+def test_a_partition_behind_an_open_transaction_is_not_said_to_move():
+    """The one sentence is about what holds it up."""
+    cause = {"cause": "open_transaction", "topic": "orders", "partition": 3}
+    halts = [{**cause, "stable_end": 12, "end": 40}]
+    told = why(shot(partitions=[partition()], halts=halts), "orders", 3)
+    assert [one.about for one in told] == ["open_transaction"]
+
+
+def test_a_healthy_run_is_said_to_be():
+    """With how much is left."""
+    quick = record(waiting_behind=0, done_beyond=0)
+    (told,) = why(shot(quick))
+    assert told.text == "Nothing is stuck: state running, 60,000 records left."
+
+
+def test_a_partition_that_is_drained_or_not_ours():
+    """Both are answers."""
+    done = partition(remaining=0)
+    assert "nothing left to do" in why(shot(partitions=[done]), "orders", 3)[0].text
+    assert "is not with this member" in why(shot(), "orders", 4)[0].text
+    assert "is not with this member" in why(shot(), "other")[0].text
+
+
+def test_a_topic_is_all_of_its_partitions():
+    """Each with its own sentence, and the causes that concern one of them."""
+    rows = [partition(), partition(partition=4)]
+    halts = [{"cause": "paused", "topic": "else"}, {"cause": "paused", "topic": "orders"}]
+    told = why(shot(record(), halts=halts, partitions=rows), "orders")
+    assert [one.about for one in told] == ["running", "moving", "paused"]
+
+
+def test_a_partition_without_a_commit():
+    """It is said that there is none, not that it is -1."""
+    told = partition_sentence(partition(committed=-1), None)
+    assert told.text == "orders[3] has no commit yet. 60,000 records are left; none holds it up."
+
+
+def test_of_many_partitions_that_stand_alike_one_is_told():
+    """A rebalance of ten thousand is two lines; another member's, or another cause, has its own."""
+    halts = [
+        {"cause": "revoking", "topic": "orders", "partition": n, "member": f"m{n % 2}"}
+        for n in range(10_000)
+    ]
+    buffers = {"cause": "buffers", "topic": "orders", "partition": 3, "member": "m0"}
+    told = [one.text for one in why(shot(halts=[*halts, buffers]))]
+    assert len(told) == 3
+    assert [text.endswith("So it is with 4,999 more of this topic.") for text in told] == [
+        True, True, False,
+    ]  # fmt: skip
+
+
+def test_a_topic_of_ten_thousand_partitions_is_answered_at_once():
+    """Each cause is looked at once, not once for each partition: that was a hundred million."""
+    rows = [{**partition(), "partition": n} for n in range(10_000)]
+    halts = [{"cause": "revoking", "topic": "orders", "partition": n} for n in range(10_000)]
+    began = time.process_time()
+    told = why(shot(halts=halts, partitions=rows), "orders")
+    assert len(told) == 20_000
+    assert time.process_time() - began < 10  # a tenth of a second; it was minutes

@@ -1,0 +1,231 @@
+"""Each granted call ends exactly once, whatever its handler does and whenever it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from tests.support.bench import BENCHES, Bench
+
+import weft
+from weft.runtime.calls.aio import AsyncExecutor
+from weft.runtime.calls.batches import BatchTasks
+from weft.runtime.calls.threads import LOOK_S, ThreadExecutor
+from weft.runtime.door import STOOD_STILL_S, since_boot
+from weft.testing import run
+from weft.types import Record
+
+WAIT_S = 60.0
+
+
+def app_of(handler: Any, **options: Any) -> weft.App:
+    """An app with this handler."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app.consume("t", **{"retry": weft.Retry(attempts=2, delay_s=0), **options})(handler)
+    return app
+
+
+def exits_sync(record: Record) -> Iterator[weft.Produce]:
+    """A generator handler that ends the process, as it thinks."""
+    yield weft.Produce(b"", topic="out")
+    raise SystemExit(3)
+
+
+async def exits_async(record: Record) -> Iterator[weft.Produce]:
+    """The same of an async handler."""
+    return exits_sync(record)
+
+
+def exits_batch(records: weft.RecordBatch) -> Iterator[weft.Produce]:
+    """The same of a batch handler."""
+    return exits_sync(records[0])
+
+
+@pytest.mark.parametrize("handler", [exits_sync, exits_async, exits_batch])
+def test_sys_exit_in_a_generator_fails_the_attempt(handler: Any) -> None:
+    """The slot is given back each time: more records than slots are all exhausted."""
+    batched = {"batch": weft.Batch(max_records=1)} if handler is exits_batch else {}
+    app = app_of(handler, concurrency=2, on_exhausted=weft.Skip(), **batched)
+    results = run(app, [(f"k{n}", b"") for n in range(6)], timeout_s=20)
+    assert [result.outcome for result in results] == ["skipped"] * 6
+    assert {r.error.type for r in results if r.error is not None} == {"SystemExit"}
+
+
+def on_loop(main: Callable[[asyncio.AbstractEventLoop], Coroutine[Any, Any, None]]) -> None:
+    """Run a test on a loop."""
+
+    async def bounded() -> None:
+        try:
+            await asyncio.wait_for(main(asyncio.get_running_loop()), WAIT_S)
+        finally:
+            while BENCHES:
+                BENCHES.pop().executor.close()
+
+    asyncio.run(bounded())
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """Let the loop go on until this is so."""
+    while not true():  # noqa: ASYNC110  # bounded by on_loop
+        await asyncio.sleep(0.001)
+
+
+def async_bench(loop: asyncio.AbstractEventLoop, **spec: Any) -> Bench:
+    """A bench whose handler runs on this loop; a batch handler with `batch=`."""
+    kind = BatchTasks if "batch" in spec else AsyncExecutor
+    return Bench(lambda plan, door: kind(plan, door, loop), **spec)
+
+
+def test_a_swallowed_cancellation_is_not_the_next_records() -> None:
+    """What fails next on the same worker has failed: it is not given back and called again."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        bench = async_bench(loop, concurrency=1, retry=weft.Retry(attempts=1))
+        begun, cancelling = [], []
+
+        async def handler(record: Record) -> None:
+            begun.append(record.value)
+            cancelling.append(asyncio.current_task().cancelling())
+            if record.value == b"0":
+                try:
+                    await asyncio.sleep(WAIT_S)
+                except asyncio.CancelledError:
+                    return
+            raise ValueError
+
+        bench.function = handler
+        first, second = bench.poll(2)
+        await until(lambda: begun)
+        bench.executor.cancel(first, expired=False)
+        await until(lambda: second.attempts)
+        assert (begun, cancelling) == ([b"0", b"1"], [0, 0])
+
+    on_loop(main)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_timeout_before_the_call_began_is_not_lost(batched: bool) -> None:
+    """The loop had no time for it: its time counts from its beginning, and ends it."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        batch = {"batch": weft.Batch(max_records=1)} if batched else {}
+        bench = async_bench(loop, timeout_s=0.05, **batch)
+        began = []
+
+        async def handler(_argument: Any) -> None:
+            began.append(time.monotonic())
+            await asyncio.sleep(WAIT_S)
+
+        bench.function = handler
+        (work,) = bench.poll(1)
+        bench.executor.cancel(work, expired=True)
+        await until(lambda: work.attempts)
+        assert work.failure is not None
+        assert work.failure.error is not None
+        assert work.failure.error.type == "AttemptTimeout"
+        assert time.monotonic() - began[0] >= 0.05
+
+    on_loop(main)
+
+
+def test_a_batch_that_is_dropped_before_it_began_is_given_back() -> None:
+    """Cancelled before its first step a task would never run: its slot was gone for ever."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        bench = async_bench(loop, concurrency=1, batch=weft.Batch(max_records=1))
+        begun = []
+
+        async def handler(records: weft.RecordBatch) -> None:
+            begun.append(records[0].value)
+
+        bench.function = handler
+        (work,) = bench.poll(1)
+        bench.executor.cancel(work, expired=False)
+        await until(lambda: work.partition.in_flight == 0 and begun)
+        assert (begun, work.attempts) == ([b"0"], 0)
+
+    on_loop(main)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_batch_goes_on_for_what_stays(both: bool) -> None:
+    """S6: one of its two partitions goes away: nothing of the other is handled again."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        bench = async_bench(loop, batch=weft.Batch(max_records=4, linger_s=0.001))
+        calls, go_on = [], asyncio.Event()
+
+        async def handler(records: weft.RecordBatch) -> None:
+            calls.append(len(records))
+            await go_on.wait()
+
+        bench.function = handler
+        works = bench.poll(4, partitions=2)
+        await until(lambda: bench.ticked() or calls)
+        gone = [work for work in works if both or work.record.partition == 1]
+        held = list({work.partition for work in gone})
+        bench.door.call(lambda engine, now: engine.revoking(now, held))
+        bench.executor.warn(held)
+        for work in gone:
+            bench.executor.cancel(work, expired=False)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        bench.door.call(lambda engine, now: engine.closed(now, held))
+        go_on.set()
+        await until(lambda: not bench.executor._calls.running)
+        assert calls == [4]
+        stay = [work.partition.frontier for work in works if work not in gone]
+        assert stay == ([] if both else [2, 2])
+
+    on_loop(main)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("kind", ["async", "waiting", "threads", "batch"])
+def test_nothing_begins_after_a_standstill(kind: str, delivery: str) -> None:
+    """While its first call lasts the process stands still: what waits behind it does not begin."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        begun: list[bytes] = []
+
+        def stand_still(argument: Any) -> None:
+            record = argument if isinstance(argument, Record) else argument[0]
+            begun.append(record.value)
+            time.sleep(2 * LOOK_S)  # standing still takes time, too
+            bench.door.round_at = since_boot() - STOOD_STILL_S - 0.1
+
+        async def handler(argument: Any) -> None:
+            stand_still(argument)
+            if kind == "waiting":
+                await asyncio.sleep(0)
+
+        batch = {"batch": weft.Batch(max_records=1)} if kind == "batch" else {}
+        spec = {"delivery": delivery, "concurrency": 4, **batch}
+        if kind == "threads":
+            bench = Bench(OneThread, **spec)
+            bench.function = stand_still
+        else:
+            bench = async_bench(loop, **spec)
+            bench.function = handler
+        bench.door.round_at = float("inf")
+        works = bench.poll(4)
+        await until(
+            lambda: (
+                bench.ticked() or (begun and all(work.partition.in_flight == 0 for work in works))
+            )
+        )
+        assert begun == [b"0"]
+        assert [work.attempts for work in works] == [0] * 4
+
+    on_loop(main)
+
+
+class OneThread(ThreadExecutor):
+    """Its four records are all for one thread, one after another."""
+
+    def _wake_one(self) -> None:
+        if self._idle or not self._threads:
+            super()._wake_one()

@@ -1,0 +1,95 @@
+"""contextvars: what a call sets is its own, in every kind of executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+import weft
+from weft.testing import run
+
+user: ContextVar[str] = ContextVar("user", default="nobody")
+
+
+def call_of(kind: str, seen: list[str]) -> tuple[Any, dict[str, Any]]:
+    """A handler that notes what it finds and then sets its own, and its options."""
+
+    def note(name: str) -> None:
+        seen.append(user.get())
+        user.set(name)
+
+    async def at_once(record: weft.Record) -> None:
+        note(f"user {record.offset}")
+
+    async def waits(record: weft.Record) -> None:
+        note(f"user {record.offset}")
+        for _ in range(3):
+            await asyncio.sleep(0.0005)
+            assert user.get() == f"user {record.offset}"
+
+    def plain(record: weft.Record) -> None:
+        note(f"user {record.offset}")
+
+    def generator(record: weft.Record) -> Iterator[weft.Produce]:
+        note(f"user {record.offset}")
+        yield weft.Produce(b"", topic="out")
+        assert user.get() == f"user {record.offset}"
+
+    def batch(records: weft.RecordBatch) -> None:
+        note(f"user {records[0].offset}")
+
+    async def async_batch(records: weft.RecordBatch) -> None:
+        note(f"user {records[0].offset}")
+        await asyncio.sleep(0.0005)
+        assert user.get() == f"user {records[0].offset}"
+
+    handler = locals()[kind]
+    batched = {"batch": weft.Batch(max_records=1)} if "batch" in kind else {}
+    return handler, batched
+
+
+@pytest.mark.parametrize("kind", ["at_once", "waits", "plain", "generator", "batch", "async_batch"])
+def test_no_call_sees_what_another_has_set(kind: str) -> None:
+    """Of 30 records none finds another's value, and each finds its own after it has waited."""
+    seen: list[str] = []
+    handler, options = call_of(kind, seen)
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app.consume("t", concurrency=4, **options)(handler)
+    results = run(app, [(f"k{n}", b"x") for n in range(30)])
+    assert {result.outcome for result in results} == {"done"}
+    assert {result.attempts for result in results} == {1}
+    assert seen == ["nobody"] * 30
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_prefetch_generator_finds_its_own_when_it_releases(kind: str) -> None:
+    """What it sets before it yields is there when it goes on, and no other load sees it."""
+    seen: list[str] = []
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+
+    def load(records: Sequence[weft.Record]) -> Iterator[list[str]]:
+        token = user.set(f"load of {records[0].offset}")
+        yield ["value"] * len(records)
+        seen.append(user.get())
+        user.reset(token)
+        seen.append(user.get())
+
+    async def load_async(records: Sequence[weft.Record]) -> AsyncIterator[list[str]]:
+        token = user.set(f"load of {records[0].offset}")
+        yield ["value"] * len(records)
+        seen.append(user.get())
+        user.reset(token)
+        seen.append(user.get())
+
+    @app.consume("t", prefetch=load if kind == "sync" else load_async, concurrency=1)
+    async def handle(record: weft.Record) -> None:
+        assert record.prefetched == "value"
+        assert user.get() == "nobody"
+
+    results = run(app, [b"a", b"b"])
+    assert {result.attempts for result in results} == {1}
+    assert seen == ["load of 0", "nobody", "load of 1", "nobody"]

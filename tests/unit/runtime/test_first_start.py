@@ -1,0 +1,128 @@
+"""What is said at a start: where a new group begins, what is missing, what was refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import weft
+from weft.runtime.member.refusals import TOLD_MAX, Refusals
+from weft.testing import MemoryKafka
+from weft.types import ErrorInfo
+
+
+@pytest.fixture
+def kafka():
+    with MemoryKafka() as broker:
+        broker.create_topic("orders", 2)
+        broker.produce("orders", "1")
+        yield broker
+
+
+def app_on(kafka, **properties):
+    return weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap, **properties})
+
+
+def told(caplog, word):
+    return [one for one in caplog.records if word in one.getMessage()]
+
+
+def test_a_new_group_says_where_it_starts(kafka, caplog):
+    """Once, at the first start; a group that has committed says nothing."""
+    caplog.set_level(logging.INFO, "weft")
+    app = app_on(kafka)
+    app.consume("orders")(lambda record: None)
+    app.run(until="drained")
+    (line,) = told(caplog, "no commits yet")
+    assert line.levelname == "INFO"
+    assert line.getMessage() == (
+        "no commits yet group=g topics=orders partitions=2 starts_at='earliest (auto.offset.reset)'"
+    )
+    caplog.clear()
+    app.run(until="drained")
+    assert told(caplog, "no commits yet") == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delivery": "at_most_once"},
+        {"delivery": "exactly_once"},
+        {"ledger": weft.SqlLedger("sqlite://")},
+    ],
+    ids=["at_most_once", "exactly_once", "ledger"],
+)
+def test_where_money_is_at_stake_a_default_is_a_warning(kafka, caplog, options):
+    """The delivery that was chosen says that it matters; a start that was chosen, too, is fine."""
+    for properties, level in (({}, "WARNING"), ({"auto.offset.reset": "earliest"}, "INFO")):
+        caplog.clear()
+        caplog.set_level(logging.INFO, "weft")
+        app = weft.App(
+            group=f"g-{level}", kafka={"bootstrap.servers": kafka.bootstrap, **properties}
+        )
+        handler = (lambda record, tx: None) if "ledger" in options else (lambda record: None)
+        app.consume("orders", **options)(handler)
+        app.run(until="drained")
+        (line,) = told(caplog, "no commits yet")
+        assert line.levelname == level
+        assert ("set auto.offset.reset, to say where to begin" in line.getMessage()) == (
+            level == "WARNING"
+        )
+
+
+def test_all_that_is_missing_is_one_line_with_the_command(kafka):
+    """Topics to read, outputs and dead letters: one error, and the command that makes them."""
+    app = app_on(kafka)
+    on_exhausted = weft.DeadLetter("{topic}.dlq")
+    app.consume(["orders", "more"], output="out", on_exhausted=on_exhausted)(print)
+    with pytest.raises(weft.ConfigError) as caught:
+        app.run(until="drained")
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in ("'more'", "'out' (output= of print)", "'orders.dlq' (DeadLetter of print)"):
+        assert word in message
+    assert "weft topics create more more.dlq orders.dlq out" in message
+    assert "@app.consume" in message
+    assert 'on_missing="create"' in message
+
+
+def test_dead_letter_topics_are_made_where_that_was_asked_for(kafka):
+    """`on_missing="create"` makes the dead-letter topic, and no other."""
+    app = app_on(kafka)
+    app.consume("orders", on_exhausted=weft.DeadLetter("dead", on_missing="create"))(print)
+    app.run(until="drained")
+    assert kafka.records("dead") == []
+    other = app_on(kafka)
+    other.consume("none", on_exhausted=weft.DeadLetter("none2", on_missing="create"))(print)
+    with pytest.raises(weft.ConfigError, match="'none' does not exist"):
+        other.run(until="drained")
+
+
+def test_a_topic_that_only_the_handler_names_is_said_once(kafka, caplog):
+    """`Produce(topic=...)` cannot be looked at before: the first refusal says what to do."""
+    for _ in range(5):
+        kafka.produce("orders", "1")
+    app = app_on(kafka)
+
+    @app.consume("orders", retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=weft.Skip())
+    def handle(record):
+        return weft.Produce(b"x", topic="nobody.made.it")
+
+    report = app.run(until="drained")
+    assert report.skipped == 6
+    (line,) = told(caplog, "output refused")
+    assert line.levelname == "ERROR"
+    assert "nobody.made.it" in line.getMessage()
+    assert "weft topics create" in line.getMessage()
+
+
+def test_refusals_are_told_so_many_times_and_no_more(caplog):
+    """A topic taken from each record cannot fill the log."""
+    refusals = Refusals()
+    for number in range(TOLD_MAX + 10):
+        refusals.tell(ErrorInfo("UNKNOWN_TOPIC_OR_PART", f"output to t{number}: unknown"))
+        refusals.tell(ErrorInfo("_UNKNOWN_TOPIC", f"output to t{number}: so it is"))
+    refusals.tell(ErrorInfo("_MSG_TIMED_OUT", "output to t: late"))
+    refusals.tell(None)
+    assert len(told(caplog, "output refused")) == TOLD_MAX

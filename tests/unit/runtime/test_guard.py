@@ -1,0 +1,131 @@
+"""Helper threads: what escapes from one ends the run with its reason, and `wait()` returns."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import weft
+from weft.errors import ConfigError
+from weft.kafka import guard
+from weft.runtime.calls.processes.executor import ProcessExecutor
+from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.member.topic_ids import TopicIds
+
+pytestmark = pytest.mark.threads_may_die
+WAIT_S = 60.0
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
+def test_a_death_is_told_with_its_cause(error: BaseException) -> None:
+    """Also sys.exit(), which Python would not even print."""
+    told = []
+
+    def body() -> None:
+        raise error
+
+    thread = guard.thread("weft-x", body, lambda *death: told.append(death))
+    thread.start()
+    thread.join(WAIT_S)
+    assert told == [("weft-x", error)]
+
+
+def test_a_thread_that_returns_tells_nothing() -> None:
+    """It has ended, not died; it gets its arguments."""
+    told, seen = [], []
+    thread = guard.thread("weft-x", seen.append, lambda *death: told.append(death), 7)
+    thread.start()
+    thread.join(WAIT_S)
+    assert (seen, told) == ([7], [])
+
+
+def run_of(memory_broker, handler=None, **consume):
+    memory_broker.create_topic("t")
+    memory_broker.produce("t", b"1")
+    app = weft.App(
+        group="g", kafka={"bootstrap.servers": memory_broker.bootstrap}, drain_timeout_s=0.5
+    )
+    app.consume("t", **consume)(handler or (lambda record: None))
+    return app.start()
+
+
+def test_a_refused_look_at_topic_ids_ends_the_run(memory_broker, monkeypatch) -> None:
+    """DESCRIBE was denied while it ran: the watch ends, and `wait` returns with the reason."""
+
+    def refuse(self, seat, reread):
+        raise ConfigError("not authorized to describe t")
+
+    monkeypatch.setattr(TopicIds, "look", refuse)
+    report = run_of(memory_broker).wait(WAIT_S)
+    assert (report.exit_code, report.reason) == (1, "not authorized to describe t")
+
+
+def test_a_broken_end_is_an_end(memory_broker, monkeypatch) -> None:
+    """Whatever fails while everything is closed: `wait` returns, and names it."""
+    run = run_of(memory_broker)
+
+    def fail():
+        raise ValueError("cannot close")
+
+    monkeypatch.setattr(run, "_close_clients", fail)
+    run.stop()
+    report = run.wait(WAIT_S)
+    assert report.exit_code == 1
+    assert "weft-watch died: ValueError: cannot close" in report.reason
+
+
+def test_callbacks_that_exit_end_the_run(memory_broker) -> None:
+    """sys.exit() in a callback ends its thread; later callbacks would never be called."""
+    run = run_of(memory_broker)
+    run._member.callbacks.call(exit_now)
+    report = run.wait(WAIT_S)
+    assert report.exit_code == 1
+    assert "weft-callbacks died: SystemExit" in report.reason
+
+
+def exit_now() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("name", ["weft-background", "weft-callbacks"])
+def test_only_what_escapes_ends_it(memory_broker, name: str) -> None:
+    """An error of one callback or of one piece of background work is logged, and it goes on."""
+    run, done = run_of(memory_broker), threading.Event()
+
+    def bad() -> None:
+        raise ValueError("this one")
+
+    queue = {
+        "weft-background": run._member.seat.background,
+        "weft-callbacks": run._member.callbacks.call,
+    }
+    queue[name](bad)
+    queue[name](done.set)
+    assert done.wait(WAIT_S)
+    run.stop()
+    assert run.wait(WAIT_S).exit_code == 0
+
+
+def test_a_dispatcher_that_dies_ends_the_run(memory_broker, monkeypatch) -> None:
+    """Nothing would be given to the workers any more."""
+
+    def die(self):
+        raise ValueError("no more")
+
+    monkeypatch.setattr(ProcessExecutor, "_dispatch", die)
+    report = run_of(memory_broker, handle, executor="processes", concurrency=1).wait(WAIT_S)
+    assert report.exit_code == 1
+    assert "weft-dispatch died: ValueError: no more" in report.reason
+
+
+def handle(record) -> None:
+    """A handler that a worker process can find."""
+
+
+def test_callbacks_alone_log_a_death(caplog) -> None:
+    """Without a run there is only the log."""
+    callbacks = Callbacks()
+    callbacks.call(exit_now)
+    callbacks.close(WAIT_S)
+    assert "thread weft-callbacks died" in caplog.text

@@ -1,0 +1,139 @@
+"""Is a run well? What the probes say of every state that a run can be in."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from weft.runtime.run import outside
+from weft.runtime.run.outside import RunSource
+
+NOW = 10_000.0
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch):
+    """The clock stands still."""
+    monkeypatch.setattr(outside, "since_boot", lambda: NOW)
+
+
+def source(member=None, watching=None):
+    """What answers for a run in that state."""
+    run = SimpleNamespace(member=member, watching=watching, snapshot=dict)
+    return RunSource(run)
+
+
+def member(**differs):
+    """One that polls and has a partition."""
+    made = SimpleNamespace(
+        door=SimpleNamespace(broken=None, round_at=NOW),
+        ending=False,
+        ended=threading.Event(),
+        leaving=False,
+        fatal=None,
+        engine=SimpleNamespace(state=SimpleNamespace(stop_mode=None)),
+        partitions=[("t", 0)],
+    )
+    for name, value in differs.items():
+        setattr(made, name, value)
+    return made
+
+
+def watching(*, away_s=None, reserve=False, loop_stands_s=None):
+    """What is known of the broker and of the handlers' loop."""
+    stands = None if loop_stands_s is None else SimpleNamespace(stands_s=lambda: loop_stands_s)
+    return SimpleNamespace(broker_away_s=lambda: away_s, in_reserve=reserve, loop=stands)
+
+
+def ended():
+    """The event of a member that has ended."""
+    event = threading.Event()
+    event.set()
+    return event
+
+
+NOT_LIVE = {
+    "engine": (
+        member(door=SimpleNamespace(broken="KeyError", round_at=NOW)),
+        watching(),
+        "the engine has failed: KeyError",
+    ),
+    "polling thread": (
+        member(door=SimpleNamespace(broken=None, round_at=NOW - outside.POLL_STANDS_S - 1)),
+        watching(),
+        "the polling thread has not gone round for 11 s",
+    ),
+    "loop": (
+        member(),
+        watching(loop_stands_s=outside.LOOP_STANDS_S + 1),
+        "the handlers' loop has not turned for 61 s: a handler blocks",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", NOT_LIVE)
+def test_what_only_a_restart_cures_is_not_live_and_not_ready(state):
+    """Each with its reason."""
+    of_member, of_watching, reason = NOT_LIVE[state]
+    assert source(of_member, of_watching).live() == (False, reason)
+    assert source(of_member, of_watching).ready() == (False, reason)
+
+
+NOT_READY = {
+    "start": (None, None, "starting: the group is not joined yet"),
+    "leaving": (member(leaving=True), watching(), "stopping"),
+    "fatal": (member(fatal=RuntimeError()), watching(), "stopping"),
+    "stop": (
+        member(engine=SimpleNamespace(state=SimpleNamespace(stop_mode="drain"))),
+        watching(),
+        "stopping",
+    ),
+    "broker": (member(), watching(away_s=12.4), "the broker has not answered for 12 s"),
+    "nothing": (member(partitions=[]), watching(), "no partition is assigned yet"),
+}
+
+
+@pytest.mark.parametrize("state", NOT_READY)
+def test_what_passes_by_itself_is_live_and_not_ready(state):
+    """A restart would not help, so none is asked for."""
+    of_member, of_watching, reason = NOT_READY[state]
+    assert source(of_member, of_watching).live()[0]
+    assert source(of_member, of_watching).ready() == (False, reason)
+
+
+@pytest.mark.parametrize("made", [member(ending=True), member(ended=ended())])
+def test_a_run_that_ends_is_live_however_long_it_takes(made):
+    """The polling thread may stand still then."""
+    made.door.round_at = 0.0
+    assert source(made, watching()).live() == (True, "ending")
+
+
+def test_a_run_that_handles_records_is_ready():
+    """And so is one in reserve: its group has more members than partitions."""
+    just_turned = watching(loop_stands_s=outside.LOOP_STANDS_S)
+    just_round = SimpleNamespace(broken=None, round_at=NOW - outside.POLL_STANDS_S)
+    assert source(member(door=just_round), just_turned).ready() == (True, "ok")
+    ready, reason = source(member(partitions=[]), watching(reserve=True)).ready()
+    assert (ready, "in reserve" in reason) == (True, True)
+
+
+BROKEN = member(door=SimpleNamespace(broken="not looked at yet", round_at=0.0))
+
+
+@pytest.mark.parametrize("parts", [(BROKEN, None), (None, watching(loop_stands_s=1_000.0))])
+def test_a_run_of_which_one_part_is_missing_begins(parts):
+    """It is neither dead nor ready before both are there."""
+    assert source(*parts).live() == (True, "starting")
+    assert source(*parts).ready() == (False, "starting: the group is not joined yet")
+
+
+def test_measures_leave_the_worst_records_out():
+    """They are asked for every few seconds, and cost less so."""
+
+    def snapshot(*, worst=True, mapped=False):
+        return {"worst": worst}
+
+    made = RunSource(SimpleNamespace(member=None, watching=None, snapshot=snapshot))
+    assert (made.snapshot(), made.measures()) == ({"worst": True}, {"worst": False})

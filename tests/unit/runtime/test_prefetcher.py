@@ -1,0 +1,255 @@
+"""What becomes of records that wait to be loaded, or were loaded too late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.support.bench import Bench
+
+import weft
+from weft.core import states
+from weft.core.endings import Returned
+from weft.core.partition import Partition, Work
+from weft.runtime.calls import prefetch
+from weft.runtime.calls.prefetch import Prefetcher
+from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan
+
+
+class Inner:
+    """The executor behind: what it was asked for."""
+
+    def __init__(self) -> None:
+        self.started: list[list[Work]] = []
+        self.cancelled: list[tuple[Work, bool]] = []
+        self.warned: list[Sequence[Partition] | None] = []
+        self.closed = False
+
+    def start(self, works: Sequence[Work]) -> None:
+        """Keep them."""
+        self.started.append(list(works))
+
+    start_batch = start
+
+    def cancel(self, work: Work, *, expired: bool) -> None:
+        """Keep it."""
+        self.cancelled.append((work, expired))
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """Keep them."""
+        self.warned.append(partitions)
+
+    def close(self) -> None:
+        """Keep it."""
+        self.closed = True
+
+
+class Clock:
+    """The module's clock, in the hands of a test."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """The time."""
+        return self.now
+
+
+class Loading:
+    """A prefetcher without loaders: the test is the loader."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.inner = Inner()
+
+        def make(plan: HandlerPlan, door: Door) -> Prefetcher:
+            plan.prefetch = lambda records: [record.offset for record in records]
+            prefetcher = Prefetcher(plan, door, None)
+            prefetcher.inner = self.inner
+            return prefetcher
+
+        self.bench = Bench(make, **spec)
+        self.prefetcher: Prefetcher = self.bench.executor
+        self.batched = "batch" in spec
+
+    def load(self) -> None:
+        """One round of a loader."""
+        works = self.prefetcher._queue.get_nowait()
+        assert works
+        self.prefetcher._load_for(works, batched=self.batched)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time stands still unless a test moves it; nothing is loaded but by a test."""
+    monkeypatch.setattr(prefetch, "LOADERS", 0)
+    clock = Clock()
+    monkeypatch.setattr(prefetch, "time", clock)
+    return clock
+
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_what_waits_to_be_loaded_is_given_back(all_of_them: bool) -> None:
+    """Of the partitions that go, or of all when the run stops; the others keep their order."""
+    loading = Loading(concurrency=8)
+    works = loading.bench.poll(6, partitions=2)
+    going = works[0].partition
+    loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
+    loading.prefetcher.warn(None if all_of_them else [going])
+    back = [work for work in works if all_of_them or work.partition is going]
+    assert [w for w in works if w.state == states.QUEUED] == back
+    while loading.prefetcher._queue.qsize():
+        loading.load()
+    handed_on = [work for call in loading.inner.started for work in call]
+    assert handed_on == [work for work in works if work not in back]
+    assert loading.inner.warned == [None if all_of_them else [going]]
+
+
+def test_a_batch_that_waits_to_be_loaded_is_given_back_whole() -> None:
+    """Its slot is free again, and its records start a batch again, as their first attempt."""
+    loading = Loading(concurrency=1, batch=weft.Batch(max_records=3, linger_s=0))
+    works = loading.bench.poll(3)
+    slots = loading.bench.door.engine.state.handlers[0].slots
+    loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
+    assert slots.free == 0
+    loading.prefetcher.warn([works[0].partition])
+    assert (slots.free, {work.state for work in works}) == (1, {states.QUEUED})
+    loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=False))
+    loading.load()
+    assert [set(call) for call in loading.inner.started] == [set(works)]
+    assert {work.record.attempt for work in works} == {1}
+
+
+def test_a_recall_leaves_what_is_not_its_own_in_the_queue() -> None:
+    """The word that ends a loader, and the one that wakes it, are still there."""
+    loading = Loading(concurrency=2)
+    works = loading.bench.poll(1)
+    loading.prefetcher._queue.put(None)
+    loading.prefetcher._queue.put([])
+    loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
+    loading.prefetcher.warn([works[0].partition])
+    left = [loading.prefetcher._queue.get_nowait() for _ in range(2)]
+    assert left == [None, []]
+    assert loading.prefetcher._queue.empty()
+
+
+def test_what_is_given_back_is_no_longer_loading() -> None:
+    """A time-out that comes later is for the call that it starts next."""
+    loading = Loading(concurrency=1, timeout_s=5.0)
+    (work,) = loading.bench.poll(1)
+    loading.prefetcher.cancel(work, expired=True)
+    loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
+    loading.prefetcher.warn(None)
+    assert (loading.prefetcher._loading, loading.prefetcher._late) == (set(), {})
+    loading.prefetcher.cancel(work, expired=True)
+    assert loading.inner.cancelled == [(work, True)]
+
+
+def late(**spec: Any) -> tuple[Loading, Work]:
+    """A record whose time-out came while it was loading, and that was handed on since."""
+    loading = Loading(concurrency=1, timeout_s=5.0, **spec)
+    (work,) = loading.bench.poll(1)
+    loading.prefetcher.cancel(work, expired=True)
+    assert loading.inner.cancelled == []
+    loading.prefetcher._expire_late()  # not handed on yet: nothing to end
+    loading.load()
+    assert loading.inner.started == [[work]]
+    return loading, work
+
+
+@pytest.mark.parametrize("spec", [{}, {"batch": weft.Batch(max_records=1)}])
+def test_a_late_call_has_all_its_time_from_when_it_was_handed_on(
+    clock: Clock, spec: dict[str, Any]
+) -> None:
+    """Then it is ended, once."""
+    loading, work = late(**spec)
+    for seconds, cancelled in ((0.0, 0), (4.9, 0), (0.2, 1), (10.0, 1)):
+        clock.now += seconds
+        loading.prefetcher._expire_late()
+        assert loading.inner.cancelled == [(work, True)] * cancelled
+    assert loading.prefetcher._late == {}
+
+
+def test_the_time_is_over_when_it_is_over(clock: Clock) -> None:
+    """After `timeout_s` to the instant."""
+    loading, work = late()
+    clock.now += 5.0
+    loading.prefetcher._expire_late()
+    assert loading.inner.cancelled == [(work, True)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_late_call_that_has_ended_is_forgotten(clock: Clock, again: bool) -> None:
+    """Neither it nor a later attempt of the same record is ended for it."""
+    loading, work = late()
+    if again:  # it failed, was loaded and handed on anew: state and record are of that attempt
+        work.record = work.record._replace(attempt=2)
+    else:
+        ended = [Returned(work, [])]
+        loading.bench.door.call(lambda engine, now: engine.calls_ended(now, [], ended))
+    clock.now += 60.0
+    loading.prefetcher._expire_late()
+    assert (loading.inner.cancelled, loading.prefetcher._late) == ([], {})
+
+
+def test_a_late_call_is_looked_after_by_a_loader() -> None:
+    """Whoever waits for records without a limit is woken."""
+    loading, _ = late()
+    assert loading.prefetcher._queue.get_nowait() == []
+
+
+def test_a_call_in_time_goes_to_the_executor_behind() -> None:
+    """Once handed on, a time-out is that executor's; so is a partition that goes at any time."""
+    loading = Loading(concurrency=1, timeout_s=5.0)
+    (work,) = loading.bench.poll(1)
+    loading.prefetcher.cancel(work, expired=False)  # loading: it ends by itself
+    assert (loading.inner.cancelled, loading.prefetcher._late) == ([], {})
+    loading.load()
+    assert loading.prefetcher._queue.empty()
+    loading.prefetcher.cancel(work, expired=False)
+    loading.prefetcher.cancel(work, expired=True)
+    assert loading.inner.cancelled == [(work, False), (work, True)]
+
+
+def test_each_record_gets_its_value() -> None:
+    """In the order of the records."""
+    loading = Loading(concurrency=4)
+    works = loading.bench.poll(3)
+    for _ in works:
+        loading.load()
+    assert [work.record.prefetched for work in works] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_wrong_number_of_values_fails_the_attempt(count: int) -> None:
+    """One for each record, neither more nor fewer."""
+    loading = Loading(concurrency=1, batch=weft.Batch(max_records=2, linger_s=0))
+    works = loading.bench.poll(2)
+    loading.prefetcher._function = lambda _: [1] * count
+    loading.load()
+    assert loading.inner.started == []
+    assert {w.failure.error.type for w in works if w.failure and w.failure.error} == {"BadPrefetch"}
+
+
+def test_gathered_for_one_load() -> None:
+    """Records that are there are loaded together, up to the limit; the end waits its turn."""
+    loading = Loading(concurrency=60)
+    works = loading.bench.poll(40)
+    prefetcher = loading.prefetcher
+    prefetcher._queue.put(None)
+    first, second = prefetcher._next(batched=False), prefetcher._next(batched=False)
+    third = prefetcher._next(batched=False)
+    assert first == works[:15]  # a quarter of the slots
+    assert second == works[15:30]
+    assert third == works[30:]
+    assert prefetcher._next(batched=False) is None
+
+
+def test_closing_ends_the_executor_behind() -> None:
+    """Loaders first, then what they hand on to."""
+    loading = Loading(concurrency=1)
+    loading.prefetcher.close()
+    assert loading.inner.closed

@@ -1,0 +1,157 @@
+"""What the log says of failures: the first of each kind at once, the others counted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import weft
+from weft.cli import logs
+from weft.core.effects import Troubled
+from weft.runtime.member import telling
+from weft.runtime.member.telling import ALIKE_EVERY_S, KINDS_MAX, SUMMARY_EVERY_S, Telling, place_of
+from weft.testing import run
+from weft.types import ErrorInfo, Record
+
+TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    boom()\nE: bad\n'
+
+
+class Handler:
+    """A stand-in with a name."""
+
+    def __init__(self, name="h"):
+        self.name = name
+
+
+class Work:
+    """A record somewhere."""
+
+    def __init__(self, offset=0, handler="h"):
+        self.partition = type("P", (), {"topic": "t", "number": 1, "handler": Handler(handler)})
+        self.record = Record("t", 1, offset, 0, b"k", b"v")
+
+
+@pytest.fixture
+def told(caplog):
+    """A telling at a time that the test sets, and what it wrote."""
+    caplog.set_level(logging.INFO, logger="weft")
+    clock = [0.0]
+
+    class Told:
+        telling = Telling(lambda: clock[0])
+
+        def fail(self, offset=0, kind="E", at=3, outcome="failed", handler="h"):
+            trace = TRACE.replace("line 3", f"line {at}")
+            error = ErrorInfo(kind, "bad", trace)
+            self.telling.trouble(Troubled(Work(offset, handler), outcome, 1, error))
+
+        def at(self, seconds):
+            clock[0] = seconds
+
+        def lines(self, *, last=False):
+            caplog.clear()
+            self.telling.write(last=last)
+            return [record.weft for record in caplog.records]
+
+    return Told()
+
+
+def test_the_first_failure_is_told_with_its_traceback(told, caplog):
+    """Where, which attempt, what error; the traceback stands below the line."""
+    told.fail(7)
+    assert told.lines() == [
+        {
+            "event": "attempt failed", "handler": "h", "topic": "t", "partition": 1, "offset": 7,
+            "attempt": 1, "error": "E: bad",
+        }
+    ]  # fmt: skip
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert logs.TextLines().format(record).endswith("\n" + TRACE.rstrip())
+    assert logging.Formatter().format(record).endswith(TRACE.rstrip())
+
+
+def test_failures_alike_are_counted_in_the_next_line(told):
+    """One in ten seconds; the next says how many were left out."""
+    for offset in range(5):
+        told.fail(offset)
+    told.at(ALIKE_EVERY_S - 0.1)
+    told.fail(5)
+    assert len(told.lines()) == 1
+    told.at(ALIKE_EVERY_S)
+    told.fail(6)
+    (line,) = told.lines()
+    assert (line["offset"], line["left_out"]) == (6, 5)
+
+
+def test_what_was_left_out_is_said_at_the_end(told):
+    """Never dropped unsaid."""
+    for offset in range(4):
+        told.fail(offset)
+    told.lines()
+    assert told.lines(last=True) == [
+        {"event": "more attempts failed", "handler": "h", "error_type": "E", "left_out": 3}
+    ]
+    assert told.lines(last=True) == []
+
+
+@pytest.mark.parametrize("other", [{"kind": "F"}, {"at": 4}, {"handler": "g"}])
+def test_another_type_place_or_handler_is_another_kind(told, other):
+    """Each is told at once."""
+    told.fail()
+    told.fail(**other)
+    assert len(told.lines()) == 2
+
+
+def test_endless_kinds_become_one(told):
+    """A handler whose errors are all different does not fill the memory, nor the log."""
+    for number in range(KINDS_MAX + 50):
+        told.fail(kind=f"E{number}")
+    assert len(told.telling._failures) == KINDS_MAX + 1
+    assert len(told.lines()) == KINDS_MAX + 1
+    assert sum(line["left_out"] for line in told.lines(last=True)) == 49
+
+
+def test_given_up_records_are_summed_up(told):
+    """The first dead letter of a kind at once, then one line a minute, and at the end."""
+    for offset in range(3):
+        told.fail(offset, outcome="dead_lettered")
+    (line,) = told.lines()
+    assert (line["event"], line["offset"], line["attempts"]) == ("record dead-lettered", 0, 1)
+    told.at(SUMMARY_EVERY_S)
+    (line,) = told.lines()
+    assert (line["event"], line["outcome"], line["count"]) == (
+        "more records given up", "dead_lettered", 2,
+    )  # fmt: skip
+    told.fail(9, outcome="dead_lettered")
+    assert told.lines() == []
+    assert [line["count"] for line in told.lines(last=True)] == [1]
+
+
+def test_the_place_is_the_innermost_line():
+    """Of a traceback; nothing where there is none."""
+    assert place_of(TRACE) == '  File "a.py", line 3, in f'
+    assert place_of("") == ""
+
+
+def test_a_run_tells_what_failed(caplog, monkeypatch):
+    """80 records whose handler raises: the log has the traceback, each outcome, and all counts."""
+    caplog.set_level(logging.INFO, logger="weft")
+    monkeypatch.setattr(telling, "ALIKE_EVERY_S", 60.0)
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+
+    @app.consume("t", retry=weft.Retry(attempts=2, delay_s=0.01), on_exhausted=weft.Skip())
+    def handler(record):
+        raise ValueError("no such customer")
+
+    run(app, [(b"%d" % n, b"x") for n in range(80)])
+    lines = [record for record in caplog.records if record.levelno == logging.WARNING]
+    events = [record.weft["event"] for record in lines]
+    assert events.count("attempt failed") == 1
+    assert events.count("record skipped") == 1
+    failed = lines[events.index("attempt failed")]
+    assert 'in handler\n    raise ValueError("no such customer")' in failed.exc_text
+    sums = {record.weft["event"]: record.weft for record in lines}
+    assert sums["more attempts failed"]["left_out"] == 159
+    assert sums["more records given up"]["count"] == 79

@@ -1,0 +1,53 @@
+"""Failures by handler and type, with an example of each."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.runtime.member import troubles
+from weft.testing import run
+
+
+def failures(errors, **options):
+    """The rows after a run whose records failed with these, one each."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    rows = []
+
+    @app.consume("t", concurrency=1, ordering="partition", **options)
+    def handler(record):
+        if record.offset < len(errors):
+            raise errors[record.offset]
+        rows.extend(app.snapshot()["failures"])
+
+    run(app, [(b"k\x1b[31m", b"")] * (len(errors) + 1))
+    return rows
+
+
+def test_each_type_has_its_counts_and_its_last_example():
+    """Attempts and outcomes are counted apart; the example is escaped."""
+    once = weft.Retry(attempts=2, delay_s=0)
+    rows = failures(
+        [ValueError("a\x1b[2J"), KeyError("b"), ValueError("c\nd")],
+        retry=once,
+        on_exhausted=weft.Skip(),
+    )
+    assert [(r["type"], r["attempts"], r["skipped"]) for r in rows] == [
+        ("ValueError", 4, 2),
+        ("KeyError", 2, 1),
+    ]
+    example = rows[0]["example"]
+    assert (example["offset"], example["message"], example["attempt"]) == (2, "c\\nd", 2)
+    assert example["key"] == "k\\x1b[31m"
+    assert "\x1b" not in example["traceback"]
+    assert "ValueError" in example["traceback"]
+
+
+@pytest.mark.parametrize(("kinds", "others"), [(49, 0), (50, 0), (51, 1)])
+def test_kinds_are_bounded(kinds, others):
+    """Beyond the limit they are counted as one, not forgotten."""
+    errors = [type(f"E{n}", (Exception,), {})("x") for n in range(kinds)]
+    rows = failures(errors, retry=weft.Retry(attempts=1), on_exhausted=weft.Skip())
+    told = {row["type"]: row["attempts"] for row in rows}
+    assert told.get(troubles.OTHERS, 0) == others
+    assert sum(told.values()) == kinds

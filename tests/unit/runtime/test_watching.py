@@ -1,0 +1,297 @@
+"""What is looked at from beside a run, and told when it takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from weft.core.endings import Returned
+from weft.core.engine import Engine
+from weft.core.epochs import Assignment
+from weft.core.spec import HandlerSpec
+from weft.errors import ConfigError
+from weft.kafka.ports import CommitAnswer, KafkaUnavailable, Polled
+from weft.runtime.calls.loops import HandlerLoop
+from weft.runtime.door import Door
+from weft.runtime.member.telling import Telling
+from weft.runtime.run import watching
+from weft.runtime.run.watching import (
+    LONG_CALL_S,
+    OUTPUTS_LATE_S,
+    UNASSIGNED_S,
+    Watching,
+    why_unassigned,
+)
+from weft.types import Record
+
+
+class Kept(Telling):
+    """Lines that nobody writes."""
+
+    kept: list | None = None
+
+    def write(self, *, last=False):
+        if self.kept is not None:
+            self.kept += [(line.what, line.fields) for line in self._lines]
+            self._lines.clear()
+
+
+class Member:
+    """A member with an engine, at a time that the test sets."""
+
+    def __init__(self, spec=None):
+        self.time = 0.0
+        self.engine = Engine([spec or HandlerSpec("h")])
+        self.door = Door(self.engine, lambda effects: None, self.now)
+        self.telling = Kept()
+        self.partitions = {}
+        self.leaving = self.ending = False
+        self.fatal = None
+        self.config = type("C", (), {"plans": []})
+
+    def now(self):
+        return self.time
+
+    def poll(self, count=1):
+        """Records of one partition; they start at once."""
+        (partition,) = self.engine.assigned(self.time, [Assignment("t", 0, 0, 0)])
+        self.partitions["t", 0] = partition
+        records = [Record("t", 0, o, 0, b"k%d" % o, b"v") for o in range(count)]
+        self.engine.polled(self.time, [(partition, records, [100] * count)])
+        return list(partition.offsets.incomplete.values())
+
+    def told(self):
+        """The lines that wait."""
+        lines = [(line.what, line.fields) for line in self.telling._lines]
+        self.telling._lines.clear()
+        return lines
+
+
+class Group:
+    """An admin client that knows one group."""
+
+    def __init__(self, *answer, error=None):
+        self.answer, self.error, self.asked = answer, error, 0
+
+    def describe(self, topics, timeout_s):
+        if self.error:
+            raise self.error
+
+    def group_state(self, group, timeout_s):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return self.answer
+
+
+def look_at_records(member, watched):
+    """As after five seconds."""
+    watched._account_at = 0.0
+    watched.look(None)
+
+
+def test_a_long_call_is_told_at_each_limit():
+    """At 30 s, 5 min and 1 h, once each, with how to end it."""
+    member = Member()
+    member.poll()
+    watched = Watching(member, "g", None)
+    told = []
+    member.telling.kept = told
+    for seconds in (29.9, 30.0, 299.0, 301.0, 3601.0, 9999.0):
+        member.time = seconds
+        look_at_records(member, watched)
+    assert [fields["seconds"] for what, fields in told if what == "a call runs long"] == [
+        30, 301, 3601,
+    ]  # fmt: skip
+    (_, first), *_ = told
+    assert (first["topic"], first["offset"], first["key"], first["attempt"]) == ("t", 0, "k0", 1)
+    assert "timeout_s" in first["fix"]
+    assert LONG_CALL_S == (30.0, 300.0, 3600.0)
+
+
+def test_of_many_long_calls_some_are_shown_and_all_counted():
+    """A thousand hanging calls make five lines."""
+    member = Member()
+    member.poll(50)
+    watched = Watching(member, "g", None)
+    member.time = 31.0
+    look_at_records(member, watched)
+    told = member.told()
+    assert len(told) == watching.LONG_SHOWN_MAX
+    assert told[0][1]["more_such_calls"] == "45"
+
+
+def test_unacknowledged_outputs_are_told():
+    """Five seconds after they were given to the producer."""
+    member = Member()
+    works = member.poll(3)
+    member.engine.calls_ended(1.0, [], [Returned(work, ("x",)) for work in works])
+    watched = Watching(member, "g", None)
+    member.time = OUTPUTS_LATE_S + 0.9
+    look_at_records(member, watched)
+    assert member.told() == []
+    member.time = OUTPUTS_LATE_S + 1.0
+    look_at_records(member, watched)
+    ((what, fields),) = member.told()
+    assert (what, fields["records"], fields["offset"]) == ("outputs are not acknowledged", 3, 0)
+
+
+def test_no_partition_is_told_with_the_groups_state():
+    """After five seconds, then at longer and longer times; no longer once there is one."""
+    member = Member()
+    watched = Watching(member, "g", None)
+    group = Group("PREPARING_REBALANCE", 2)
+    watched.look(group)
+    assert member.told() == []
+    for seconds in UNASSIGNED_S:
+        watched._unassigned_at = time.monotonic() - seconds
+        watched._group_asked_at = 0.0
+        watched.look(group)
+        watched.look(group)
+        ((what, fields),) = member.told()
+        assert (what, fields["group_state"], fields["members"]) == (
+            "no partition yet", "PREPARING_REBALANCE", 2,
+        )  # fmt: skip
+        assert "session.timeout.ms" in fields["reason"]
+    member.poll()
+    watched._unassigned_at = 0.0
+    watched.look(group)
+    assert member.told() == []
+
+
+def test_an_unreachable_group_is_a_reason_too():
+    """What the brokers do not say is said to be that."""
+    member = Member()
+    watched = Watching(member, "g", None)
+    watched._unassigned_at = time.monotonic() - 6
+    watched.look(Group(error=RuntimeError("no route")))
+    ((_, fields),) = member.told()
+    assert fields["reason"] == "the brokers do not answer: no route"
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("STABLE", "no partition to spare"),
+        ("PreparingRebalance", "does not answer"),
+        ("PREPARING_REBALANCING", "does not answer"),
+        ("EMPTY", "coordinator has not answered"),
+        ("x", "not known"),
+    ],
+)
+def test_what_a_groups_state_means(state, said):
+    """Each state has its sentence, in any spelling of it."""
+    assert said in why_unassigned(state, 2)
+
+
+def test_a_lone_member_without_partitions_is_not_told_of_others():
+    """Nobody else has them: after a topic was deleted, "none to spare" led astray."""
+    assert "the topic was deleted" in why_unassigned("STABLE", 1)
+
+
+def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch):
+    """A handler that blocks the loop is found, and where it does; so is its end."""
+    monkeypatch.setattr(watching, "LOOP_STANDS_S", 0.2)
+    monkeypatch.setattr(watching, "LOOP_ASKED_EVERY_S", 0.01)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    gate, begun = threading.Event(), threading.Event()
+    member = Member()
+    member.poll()
+    watched = Watching(member, "g", HandlerLoop(loop))
+
+    def blocking_handler():
+        begun.set()
+        gate.wait(100)
+
+    def look_until(what):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            watched.look(None)
+            for line in member.telling._lines:
+                if line.what == what:
+                    return line
+        raise AssertionError(what)
+
+    watched.look(None)
+    try:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
+        loop.call_soon_threadsafe(blocking_handler)
+        assert begun.wait(60)
+        line = look_until("the handlers' loop does not turn")
+        assert "blocking_handler" in line.traceback
+        assert 'executor="threads"' in line.fields["fix"]
+        assert watched.loop.stands_s() >= 0.2
+        gate.set()
+        look_until("the handlers' loop turns again")
+    finally:
+        gate.set()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+class TestBroker:
+    """Whether a broker is there, also when there is nothing to read."""
+
+    def looked(self, quiet_s, group):
+        """A member that heard nothing for so long, after one look."""
+        member = Member()
+        watched = Watching(member, "g", None)
+        member.telling.broker_seen_at = time.monotonic() - quiet_s
+        watched.look(group)
+        return watched.broker_away_s()
+
+    def test_one_that_was_heard_of_lately_is_not_asked(self):
+        """No request beside the records."""
+        assert self.looked(1.0, Group(error=KafkaUnavailable("gone"))) is None
+
+    def test_one_that_does_not_answer_is_away_since_it_was_heard_of_last(self):
+        """Not only since we asked."""
+        away_s = self.looked(watching.BROKER_QUIET_S + 1, Group(error=KafkaUnavailable("gone")))
+        assert watching.BROKER_QUIET_S + 1 <= away_s < watching.BROKER_QUIET_S + 20
+
+    @pytest.mark.parametrize("group", [Group("EMPTY", 0), Group(error=ConfigError("no right"))])
+    def test_one_that_answers_is_there(self, group):
+        """Also when its answer is no."""
+        assert self.looked(watching.BROKER_QUIET_S + 1, group) is None
+
+    def unassigned(self, group, **telling):
+        """A member without a partition for so long that its group is asked, after one look."""
+        member = Member()
+        watched = Watching(member, "g", None)
+        watched._unassigned_at = time.monotonic() - 60
+        vars(member.telling).update(telling)
+        watched.look(group)
+        return member
+
+    @pytest.mark.parametrize(
+        ("back_s", "asked"), [(watching.SETTLED_S - 5, 0), (watching.SETTLED_S + 1, 1)]
+    )
+    def test_the_group_is_not_asked_soon_after_an_outage(self, back_s, asked):
+        """Describing it while brokers come back can abort the process."""
+        group = Group("STABLE", 1)
+        member = self.unassigned(group, broker_back_at=time.monotonic() - back_s)
+        assert group.asked == asked
+        ((_, fields),) = member.told()
+        assert ("brokers were away" in fields["reason"]) == (not asked)
+
+    def test_the_group_is_not_asked_where_no_broker_answers(self):
+        """Also when nobody has noticed yet that they are away."""
+        group = Group(error=KafkaUnavailable("gone"))
+        member = self.unassigned(group)
+        assert group.asked == 0
+        assert member.told()[0][1]["reason"] == "the brokers do not answer: gone"
+
+    def test_a_commit_that_failed_is_no_sign_of_a_broker(self):
+        """It may have reached nobody; one that was stored is a sign, and ends an outage."""
+        telling = Telling(lambda: 100.0)
+        telling.broker_lost_at = 50.0
+        telling.heard(Polled(commits=[CommitAnswer(1, "t", 0, "retry", "no broker")]))
+        assert telling.broker_lost_at == 50.0
+        telling.heard(Polled(commits=[CommitAnswer(2, "t", 0, "stored", "")]))
+        assert (telling.broker_lost_at, telling.broker_back_at) == (None, 100.0)

@@ -1,0 +1,110 @@
+"""Snapshots of a fleet's members as one."""
+
+from __future__ import annotations
+
+import json
+
+from weft.spark.fleet.aggregate import merged
+from weft.spark.fleet.outside import FleetSource, answered
+
+
+def shot(name: str, waits: int) -> dict:
+    """One member's answer, with one blocker and one cause."""
+    blocker = {"offset": waits, "waiting_behind": waits, "done_beyond": 1}
+    return {
+        "shot": {
+            "state": "running", "partitions": [], "handlers": {}, "counts": {"late": 1},
+            "blockers": [blocker], "halts": [{"cause": "slots", "handler": name}], "holds": [name],
+        },
+        "latencies": {},
+    }  # fmt: skip
+
+
+def test_the_worst_blockers_of_all_members_come_first():
+    """Blockers and causes say whose they are, the heaviest blocker first."""
+    whole = merged("running", {1: shot("a", 3), 0: shot("b", 2)}, [], {"group": "g"})
+    assert [(row["member"], row["offset"]) for row in whole["blockers"]] == [(1, 3), (0, 2)]
+    assert [(row["member"], row["handler"]) for row in whole["halts"]] == [(0, "b"), (1, "a")]
+    assert (whole["holds"], whole["counts"]) == (["a", "b"], {"late": 2})
+
+
+def test_histograms_add_up():
+    """The driver's metrics are those of all members."""
+    row = {"latency_buckets": {"le": [0.1], "counts": [2, 1], "sum": 0.5}, "done": 3}
+    shots = {n: {**shot("a", 1), "shot": {**shot("a", 1)["shot"], "handlers": {"h": row}}}
+             for n in range(3)}  # fmt: skip
+    total = merged("running", shots, [], {"group": "g"})["handlers"]["h"]
+    assert total["latency_buckets"] == {"le": [0.1], "counts": [6, 3], "sum": 1.5}
+    assert total["done"] == 9
+
+
+class Members:
+    """A fleet of two: the second has the partition; nobody answers for a third."""
+
+    def __init__(self, *, there=True):
+        self.there = there
+
+    def members(self):
+        return [{"app": {"member": "m0"}}, {"app": {"member": "m1"}}]
+
+    def ask(self, question):
+        question = json.loads(json.dumps(question))  # as it travels
+        mine = answered(Member(), question) if self.there else None
+        return {"m0": answered(Member(mine=False), question), "m1": mine, "m2": None}
+
+
+class Member:
+    """One member, as a source."""
+
+    def __init__(self, *, mine=True):
+        self.mine = mine
+
+    def picture(self, topic, partition):
+        return {"cells": "r"} if self.mine else None
+
+    def find(self, topic, partition, offset):
+        return {"offset": offset, "place": "running" if self.mine else "elsewhere"}
+
+    def find_key(self, key, topic):
+        return [{"key": key.decode(), "place": "behind"}] if self.mine else []
+
+
+def test_the_driver_asks_the_member_that_has_the_record():
+    """Of records, keys and partitions it knows what their member knows, and who that is."""
+    source = FleetSource(dict, Members())
+    assert source.find("t", 0, 7) == {"offset": 7, "place": "running", "member": "m1"}
+    assert source.find_key(b"k", None) == [{"key": "k", "place": "behind", "member": "m1"}]
+    assert source.picture("t", 0) == {"cells": "r"}
+    assert len(source.members()) == 2
+
+
+def test_a_record_that_no_member_has_is_elsewhere():
+    """So it is when nobody answers."""
+    source = FleetSource(dict, Members(there=False))
+    assert source.find("t", 0, 7)["place"] == "elsewhere"
+    assert source.find_key(b"k", "t") == []
+    assert source.picture("t", 0) is None
+
+
+def test_a_fleet_is_ready_once_it_has_partitions():
+    """And lives while it has not failed."""
+    told = {"state": "running", "partitions": [], "blockers": []}
+    source = FleetSource(lambda: told, Members())
+    assert source.ready() == (False, "the fleet is running, with 0 partitions")
+    told["partitions"] = [{}]
+    assert (source.ready(), source.live()) == ((True, "ok"), (True, "running"))
+
+
+def test_failures_and_commit_times_of_all_members():
+    """The driver's page and metrics have them."""
+    failed = {
+        "handler": "h", "type": "ValueError", "attempts": 2, "parked": 1, "dead_lettered": 0,
+        "skipped": 0, "first_at": 1.0, "last_at": 2.0, "example": {},
+    }  # fmt: skip
+    took = {"le": [0.1], "counts": [2, 0], "sum": 0.1}
+    shots = {n: shot("a", 1) for n in range(2)}
+    for one in shots.values():
+        one["shot"] |= {"failures": [failed], "commit_buckets": took}
+    whole = merged("running", shots, [], {"group": "g"})
+    assert [row["attempts"] for row in whole["failures"]] == [4]
+    assert whole["commit_buckets"] == {"le": [0.1], "counts": [4, 0], "sum": 0.2}

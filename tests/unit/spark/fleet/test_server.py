@@ -1,0 +1,143 @@
+"""Who gets a place at the control channel's door."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.unit.spark.fleet.test_wire import RUN, SECRET
+
+from weft.spark.fleet.limits import STRANGERS_MAX, STRANGERS_OF_ONE_MAX
+from weft.spark.fleet.server import Server, Strangers
+from weft.spark.fleet.wire import Wire, introduce
+
+
+class Crowd:
+    """The server's audience: notes who joined."""
+
+    def __init__(self) -> None:
+        self.joined_places: list[str] = []
+        self.told_types: list[str] = []
+
+    def joined(self, hello: dict[str, Any], wire: Wire) -> int | None:
+        """Welcome everybody."""
+        self.joined_places.append(hello["place"])
+        wire.send({"type": "welcome"})
+        return 0
+
+    def told(self, _index: int, _wire: Wire, message: dict[str, Any]) -> None:
+        """Note it; fail where it is asked for."""
+        self.told_types.append(message["type"])
+        if message["type"] == "bad":
+            raise KeyError("what a member forgot to say")
+
+    def left(self, _index: int, _wire: Wire) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def crowd() -> Crowd:
+    """Nobody yet."""
+    return Crowd()
+
+
+@pytest.fixture
+def server(crowd: Crowd) -> Iterator[Server]:
+    """A control channel on loopback."""
+    running = Server("127.0.0.1", 0, SECRET, RUN, crowd)
+    yield running
+    running.close()
+
+
+def dial(server: Server) -> socket.socket:
+    """A connection to it."""
+    return socket.create_connection(("127.0.0.1", server.port), 60)
+
+
+def test_strangers_do_not_lock_members_out(server, crowd, monkeypatch) -> None:
+    """Connections that only hold their place give it up to a member that dials."""
+    monkeypatch.setattr("weft.spark.fleet.server.STRANGER_S", 0.0)
+    strangers = [dial(server) for _ in range(STRANGERS_MAX + 5)]
+    for one in strangers:
+        one.sendall(b"x") if one.fileno() >= 0 else None
+    wire = Wire(dial(server))
+    assert introduce(wire, SECRET, "0.0", {})["type"] == "welcome"
+    assert crowd.joined_places == ["0.0"]
+    wire.close()
+    for one in strangers:
+        one.close()
+
+
+def test_a_strange_proof_is_no_traceback(server, crowd, capfd, caplog) -> None:
+    """A proof that is not even text of bytes: hung up on, without a word on stderr."""
+    peer = dial(server)
+    challenge = json.loads(peer.makefile("rb").readline())
+    assert challenge["run"] == RUN
+    hello = {"type": "hello", "nonce": "n", "place": "0.0", "proof": "\ud800"}
+    peer.sendall(json.dumps(hello).encode() + b"\n")
+    assert peer.recv(1) == b""
+    peer.close()
+    assert "Traceback" not in capfd.readouterr().err
+    assert [one for one in caplog.records if one.levelname != "DEBUG"] == []
+    assert crowd.joined_places == []
+
+
+def test_a_member_that_says_it_wrong_is_a_line_in_the_log(server, crowd, caplog) -> None:
+    """What fails in hearing a member is told in one line, and its connection ends."""
+    wire = Wire(dial(server))
+    introduce(wire, SECRET, "0.0", {})
+    wire.send({"type": "bad"})
+    assert wire.receive() is None
+    assert "KeyError: 'what a member forgot to say'" in caplog.text
+    wire.close()
+
+
+class FakeWire:
+    """A connection that can be hung up on."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+
+    def hang_up(self) -> None:
+        """Remember it."""
+        self.gone.set()
+
+
+@pytest.mark.parametrize(
+    ("there", "newcomer", "young", "enters", "leaves"),
+    [
+        (["a"] * (STRANGERS_OF_ONE_MAX - 1), "a", False, True, None),
+        (["a"] * STRANGERS_OF_ONE_MAX, "a", False, True, 0),
+        (["a"] * STRANGERS_OF_ONE_MAX, "a", True, False, None),
+        (["a"] * STRANGERS_OF_ONE_MAX, "b", True, True, None),
+        (["b", *(["a"] * 3), *map(str, range(STRANGERS_MAX - 4))], "c", False, True, 1),
+        ([*map(str, range(STRANGERS_MAX - 1))], "c", True, True, None),
+        ([*map(str, range(STRANGERS_MAX))], "c", True, False, None),
+    ],
+)
+def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monkeypatch) -> None:
+    """At the limit the oldest of the address goes, or of the largest crowd; never a young one."""
+    monkeypatch.setattr("weft.spark.fleet.server.STRANGER_S", 60.0 if young else 0.0)
+    strangers = Strangers()
+    wires = [FakeWire() for _ in there]
+    for wire, address in zip(wires, there, strict=True):
+        assert strangers.enter(wire, address)
+    assert strangers.enter(FakeWire(), newcomer) is enters
+    assert [n for n, wire in enumerate(wires) if wire.gone.is_set()] == (
+        [] if leaves is None else [leaves]
+    )
+
+
+def test_a_place_is_given_back(monkeypatch) -> None:
+    """Who has proved itself does not count."""
+    monkeypatch.setattr("weft.spark.fleet.server.STRANGER_S", 60.0)
+    strangers = Strangers()
+    wires = [FakeWire() for _ in range(STRANGERS_OF_ONE_MAX)]
+    for wire in wires:
+        strangers.enter(wire, "a")
+    strangers.leave(wires[3])
+    assert strangers.enter(FakeWire(), "a")

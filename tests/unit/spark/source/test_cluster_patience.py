@@ -1,0 +1,31 @@
+"""Which answers of brokers the source waits out, once they have answered before."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+
+from weft.spark.source.cluster import may_come_back, offset_of
+
+
+@pytest.mark.parametrize(
+    ("code", "waits"),
+    [
+        (KafkaError._TIMED_OUT, True),
+        (KafkaError.LEADER_NOT_AVAILABLE, True),
+        # Fenced while it stood still, a broker has new epochs, which the client learns in a moment.
+        (KafkaError.FENCED_LEADER_EPOCH, True),
+        (KafkaError.UNKNOWN_LEADER_EPOCH, True),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+    ],
+)
+def test_what_passes_by_itself_is_waited_for(code, waits):
+    """A query ended where its only broker had stood still for longer than its session."""
+    assert may_come_back(KafkaException(KafkaError(code))) is waits
+
+
+def test_a_leader_that_did_not_answer_is_no_offset():
+    """The client gives -1001 and no error: taken for an end of the log it looked like lost data."""
+    assert (offset_of(0), offset_of(-1)) == (0, -1)  # -1: nothing is that late
+    with pytest.raises(TimeoutError, match="did not answer"):
+        offset_of(OFFSET_INVALID)
