@@ -15,7 +15,11 @@ from weft.kafka.connect import Connection, connect
 from weft.kafka.ports import Polled, ToCommit
 from weft.types import Record, Sent
 
-LIMIT_S = 20.0
+#: a cold broker makes its coordinator's topic first, and refuses joins for seconds; a member id that
+#: librdkafka gives up half-way through a join is waited for by its group, 45 s (librdkafka#5569)
+LIMIT_S = 60.0
+#: for a broker's answer where no poll may wait for it: a busy machine is patient
+ANSWER_S = 30.0
 #: so that a real group's members hear of each other soon
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 100},
@@ -106,6 +110,10 @@ class Cluster:
     def add_partitions(self, topic: str, partitions: int) -> None:
         raise AssertionError
 
+    def write_open(self, topic: str) -> None:
+        """A record in partition 0, in a transaction that stays open for the test."""
+        raise AssertionError
+
 
 class InMemory(Cluster):
     """On `weft.testing.MemoryKafka`."""
@@ -131,6 +139,14 @@ class InMemory(Cluster):
 
     def add_partitions(self, topic, partitions):
         self.broker.add_partitions(topic, partitions)
+
+    def write_open(self, topic):
+        with self.broker.changed:
+            inner = self.broker.broker
+            producer = inner.init_producer(uuid.uuid4().hex)
+            inner.begin(producer)
+            inner.produce((topic, 0), None, b"open", producer=producer)
+            self.broker.notify()
 
 
 class Real(Cluster):
@@ -180,6 +196,15 @@ class Real(Cluster):
         for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
             future.result(LIMIT_S)
 
+    def write_open(self, topic):
+        name = {"transactional.id": uuid.uuid4().hex, "log_level": 0}
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap, **name})
+        producer.init_transactions(LIMIT_S)
+        producer.begin_transaction()
+        producer.produce(topic, b"open", partition=0)
+        assert producer.flush(LIMIT_S) == 0
+        self.closing.append(lambda: producer.abort_transaction(LIMIT_S))
+
 
 class Joined:
     """A member and what it has lived through; it begins partitions where the group left them."""
@@ -198,7 +223,7 @@ class Joined:
 
     def on_assigned(self, partitions):
         self._tell("assigned", partitions)
-        found = self.consumer.find(partitions, 5.0)
+        found = self.consumer.find(partitions, ANSWER_S)
         usual = {where: one.committed or one.log_start for where, one in found.items()}
         starts = {where: self.starts.get(where, usual[where]) for where in partitions}
         return {where: start for where, start in starts.items() if start is not None}
@@ -260,11 +285,11 @@ class Joined:
         token = self.consumer.commit([ToCommit(topic, partition, offset, metadata)])
         return self.until(lambda: next((a for a in self.seen.commits if a.token == token), None))
 
-    def leave(self) -> None:
+    def leave(self, limit_s: float = 5.0) -> None:
         """Leave the group, once."""
         if not self.left:
             self.left = True
-            self.consumer.leave(5.0)
+            self.consumer.leave(limit_s)
 
 
 class Deliveries(list[ports.Delivery]):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,8 +121,18 @@ def test_orderings_decide_what_runs_together(
     topic = cluster.topic(2)
     fill_keys(cluster, topic, 60, 2, 2)
     log = Log()
-    app = app_on(cluster, topic)
-    app.consume(topic, ordering=ordering, concurrency=8)(logged(log, "async", lambda: 0.003))
+    app, company = app_on(cluster, topic), asyncio.Event()
+
+    @app.consume(topic, ordering=ordering, concurrency=8)
+    async def handle(record: weft.Record) -> None:
+        log.enter(record)
+        if log.highest >= together:
+            company.set()
+        # The first ones stay until all of their company are there.
+        await asyncio.wait_for(company.wait(), LIMIT_S)
+        await asyncio.sleep(0.003)
+        log.leave(record)
+
     assert app.run(until="drained").done == 60
     assert log.highest == together
 
@@ -235,7 +246,7 @@ def test_drained_is_not_fooled_by_holes(cluster: Cluster) -> None:
     owner.until(lambda: owner.assigned)
     port = cluster.connection(source).transactions(source)
     port.open()
-    messages = [weft_message(topic, b"never"), weft_message(topic, b"x" * 1_000_001)]
+    messages = [weft_message(topic, b"never"), weft_message(topic, b"x" * 2_000_000)]
     end = port.transact(messages, [], owner.consumer.membership(), lambda _: None)
     assert end.outcome == "aborted"
     port.close()
@@ -261,10 +272,19 @@ def test_a_second_member_takes_over_without_repeats(cluster: Cluster, protocol: 
     fill_keys(cluster, topic, 600, 4, 40)
     log = Log()
     handles = []
+
+    begun: set[int] = set()
+
+    def work_s(number: int) -> float:
+        """Much until both have some of it: the first must not be through before the second is in."""
+        begun.add(number)
+        return 0.01 if len(begun) == 2 or len(log.calls) < 20 else 0.25
+
     try:
         for number in range(2):
             app = app_on(cluster, topic, kafka=PROTOCOLS[protocol])
-            app.consume(topic, concurrency=4, commit=SOON)(logged(log, "async", lambda: 0.01))
+            work = partial(work_s, number)
+            app.consume(topic, concurrency=4, commit=SOON)(logged(log, "async", work))
             handles.append(app.start(until="drained"))
             wait_for(lambda n=number: len(log.calls) > 20 * (n + 1))
         reports = [handle.wait(LIMIT_S * 2) for handle in handles]
@@ -293,11 +313,21 @@ def test_stop_commits_what_is_done_and_leaves_the_rest(cluster: Cluster) -> None
     fill_keys(cluster, topic, 200, 1, 200)
     log = Log()
     app = app_on(cluster, topic)
-    app.consume(topic, concurrency=5)(logged(log, "async", lambda: 0.01))
-    handle = app.start()
-    wait_for(lambda: len(log.calls) >= 20)
-    handle.stop()
-    report = handle.wait(LIMIT_S)
+    stopped = threading.Event()
+
+    @app.consume(topic, concurrency=5)
+    async def handle(record: weft.Record) -> None:
+        log.enter(record)
+        while len(log.calls) > 20 and not stopped.is_set():  # noqa: ASYNC110  # another thread's
+            await asyncio.sleep(0.01)
+        log.leave(record)
+
+    running: Any = app.start()
+    wait_for(lambda: len(log.calls) > 20)
+    running.stop()
+    wait_for(lambda: running.member.engine.state.stop_mode == "in_flight")
+    stopped.set()
+    report = running.wait(LIMIT_S)
     assert report.exit_code == 0
     assert report.done == len(log.calls) < 200
     assert app.run(until="drained").done == 200 - report.done

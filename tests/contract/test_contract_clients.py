@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.contract.clusters import LIMIT_S, Cluster, Deliveries, Joined
+from tests.contract.test_contract import METADATA_CHARS_MAX
 
 from weft.kafka.connect import AdminPort
 from weft.kafka.ports import OutMessage, ProducerPort, ToCommit, TransactionEnd, TransactionsPort
@@ -19,7 +20,7 @@ SOON = {"topic.metadata.propagation.max.ms": 300}
 @pytest.fixture
 def producer(cluster: Cluster) -> ProducerPort:
     """A producer, closed at the end."""
-    made = cluster.connection("g", producer=SOON).producer(lambda: None)
+    made = cluster.connection("g", producer=SOON).producer(lambda: None, print)
     cluster.closing.append(lambda: made.close(5.0))
     return made
 
@@ -75,7 +76,15 @@ def test_a_key_always_goes_to_the_same_partition(cluster: Cluster, producer: Pro
         assert sent.partition == zlib.crc32(sent.key or b"") % 5
 
 
-@pytest.mark.parametrize(("size", "error"), [(990_000, None), (1_000_001, "MSG_SIZE_TOO_LARGE")])
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [
+        # With its batch around it: 1,048,587, 1,048,588 and 1,048,589 bytes.
+        (1_048_515, None),
+        (1_048_516, None),
+        (1_048_517, "MSG_SIZE_TOO_LARGE"),
+    ],
+)
 def test_a_message_that_is_too_large_is_refused(
     cluster: Cluster, producer: ProducerPort, size: int, error: str | None
 ) -> None:
@@ -127,11 +136,11 @@ def test_served_is_called_after_deliveries(cluster: Cluster) -> None:
     topic = cluster.topic()
     told = Deliveries()
     seen: list[int] = []
-    producer = cluster.connection("g").producer(lambda: seen.append(len(told)))
+    producer = cluster.connection("g").producer(lambda: seen.append(len(told)), print)
     for number in range(10):
         producer.send(OutMessage(topic, b"%d" % number, None), told.append)
     told.wait(10)
-    producer.close(5.0)
+    producer.close(LIMIT_S)
     assert seen[-1] == 10
 
 
@@ -163,7 +172,7 @@ class Member:
         """Messages and an offset of the source in one transaction."""
         messages = [OutMessage(self.target, value, b"k", (), 0) for value in values]
         membership = extra.get("membership") or self.joined.consumer.membership()
-        offsets = [ToCommit(self.source, 0, offset, "map")]
+        offsets = [ToCommit(self.source, 0, offset, extra.get("metadata", "map"))]
         return (port or self.port).transact(messages, offsets, membership, self.read_back)
 
     def read_back(self, offsets: Any) -> list[tuple[int | None, str]]:
@@ -193,12 +202,22 @@ def test_a_transaction_stores_outputs_and_offsets(member: Member) -> None:
 
 def test_a_refused_message_aborts_the_transaction(member: Member) -> None:
     """Nothing of it counts, the message is known, and the next transaction works."""
-    end = member.transact([b"ok", b"x" * 1_000_001], 5)
+    end = member.transact([b"ok", b"x" * 2_000_000], 5)
     assert end.outcome == "aborted"
     assert [member.port.is_refusal(one) for one in end.deliveries] == [False, True]
     assert member.committed() is None
     assert member.transact([b"again"], 6).outcome == "committed"
     assert [r.value for r in member.cluster.records(member.target, 1)] == [b"again"]
+
+
+def test_a_map_that_is_too_large_aborts_the_transaction(member: Member) -> None:
+    """It is said that this was it; with a smaller one the same goes through, once."""
+    end = member.transact([b"1"], 5, metadata="x" * (METADATA_CHARS_MAX + 1))
+    assert (end.outcome, end.maps_too_large, end.content) == ("aborted", True, None)
+    assert member.committed() is None
+    end = member.transact([b"1"], 5, metadata="x" * METADATA_CHARS_MAX)
+    assert (end.outcome, end.maps_too_large) == ("committed", False)
+    assert [r.value for r in member.cluster.records(member.target, 1)] == [b"1"]
 
 
 def test_a_newer_producer_fences_the_older(member: Member) -> None:
@@ -224,7 +243,7 @@ def test_membership_of_before_a_rebalance_is_refused(member: Member) -> None:
 def test_markers_are_gaps_and_aborted_records_are_hidden(member: Member) -> None:
     """A reader gets ascending offsets with holes, and its end is past the last marker."""
     member.transact([b"1"], 1)
-    member.transact([b"no", b"x" * 1_000_001], 2)
+    member.transact([b"no", b"x" * 2_000_000], 2)
     member.transact([b"2"], 3)
     reader = member.cluster.join(f"{member.group}-reader", member.target)
     reader.until(lambda: len(reader.records) == 2 and len(reader.seen.ends) >= 2)
@@ -233,7 +252,9 @@ def test_markers_are_gaps_and_aborted_records_are_hidden(member: Member) -> None
     assert second > first + 1
     last = {partition: end for _, partition, end in reader.seen.ends}
     assert last[0] > second + 1
-    ends = member.cluster.connection("g").admin().ends([member.target], committed=True, timeout_s=9)
+    ends = (
+        member.cluster.connection("g").admin().ends([member.target], committed=True, timeout_s=60)
+    )
     assert ends[member.target, 0] == last[0]
 
 

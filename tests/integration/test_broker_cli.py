@@ -49,7 +49,7 @@ def status(weft, *arguments):
 
 def nodes_listed(bootstrap):
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    return {f"{one.host}:{one.port}" for one in admin.list_topics(timeout=10).brokers.values()}
+    return {f"{one.host}:{one.port}" for one in admin.list_topics(timeout=60).brokers.values()}
 
 
 def test_up_prints_the_address_of_a_broker_that_answers(weft):
@@ -76,14 +76,14 @@ def test_a_data_folder_keeps_its_records_and_survives_a_stale_pid(weft, tmp_path
     create_topic(first, "kept", partitions=2, replication=1, config=None)
     pid = status(weft, *data)["nodes"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: status(weft, *data)["state"] == "down", 10)
+    assert wait_until(lambda: status(weft, *data)["state"] == "down", 60)
     state_file = tmp_path / "data" / "cluster.json"
     state = json.loads(state_file.read_text())
     state["pids"] = {"1": os.getpid()}  # The number was given to another process: to us.
     state_file.write_text(json.dumps(state))
     second = up(weft, *data)
     assert second == first
-    assert len(admin.list_topics(timeout=10).topics["kept"].partitions) == 2
+    assert len(admin.list_topics(timeout=60).topics["kept"].partitions) == 2
 
 
 def test_each_data_folder_is_a_cluster_of_its_own(weft, tmp_path):
@@ -119,6 +119,6 @@ def test_three_nodes_and_one_is_brought_back(weft, tmp_path):
     address = up(weft, "--nodes", "3", *data)
     assert nodes_listed(address) == set(address.split(","))
     os.kill(status(weft, *data)["nodes"][1]["pid"], signal.SIGKILL)
-    assert wait_until(lambda: status(weft, *data)["state"] == "partial", 10)
+    assert wait_until(lambda: status(weft, *data)["state"] == "partial", 60)
     assert up(weft, *data) == address
     assert status(weft, *data)["state"] == "up"

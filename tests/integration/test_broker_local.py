@@ -23,14 +23,14 @@ def produce(bootstrap, topic, count):
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
     for number in range(count):
         producer.produce(topic, str(number).encode())
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 def consume(bootstrap, topic, count, **config):
     settings = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest"}
     consumer = Consumer({**settings, "group.id": uuid.uuid4().hex, **config})
     consumer.subscribe([topic])
-    values, deadline = [], time.monotonic() + 30
+    values, deadline = [], time.monotonic() + 90
     try:
         while len(values) < count and time.monotonic() < deadline:
             values += [m.value() for m in consumer.consume(count, timeout=0.5) if not m.error()]
@@ -42,7 +42,7 @@ def consume(bootstrap, topic, count, **config):
 def test_the_fixture_answers_metadata(kafka_broker):
     """The fixture gives a broker on loopback that lists itself."""
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap})
-    listed = admin.list_topics(timeout=10).brokers.values()
+    listed = admin.list_topics(timeout=60).brokers.values()
     assert [f"{one.host}:{one.port}" for one in listed] == [kafka_broker.bootstrap]
 
 
@@ -51,12 +51,12 @@ def test_topics_come_and_go(kafka_broker):
     name = f"t-{uuid.uuid4().hex}"
     kafka_broker.create_topic(name, partitions=3, config={"cleanup.policy": "compact"})
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap})
-    assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
+    assert len(admin.list_topics(timeout=60).topics[name].partitions) == 3
     resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-    shown = admin.describe_configs([resource])[resource].result(10)
+    shown = admin.describe_configs([resource])[resource].result(60)
     assert shown["cleanup.policy"].value == "compact"
     kafka_broker.delete_topic(name)
-    assert name not in admin.list_topics(timeout=10).topics
+    assert name not in admin.list_topics(timeout=60).topics
 
 
 def test_what_the_broker_refuses_names_the_topic(kafka_broker):
@@ -80,8 +80,8 @@ def test_groups_start_at_once(kafka_broker, protocol):
 def test_topics_are_not_made_by_accident(kafka_broker):
     """A mistyped topic is an error on this broker, not a new topic."""
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap})
-    admin.list_topics("mistyped", timeout=10)
-    assert "mistyped" not in admin.list_topics(timeout=10).topics
+    admin.list_topics("mistyped", timeout=60)
+    assert "mistyped" not in admin.list_topics(timeout=60).topics
 
 
 def test_a_killed_broker_comes_back_with_its_records():
@@ -98,7 +98,7 @@ def test_a_killed_broker_comes_back_with_its_records():
         assert len(consume(address, "kept", 100)) == 100
         admin = AdminClient({"bootstrap.servers": address})
         resource = ConfigResource(ConfigResource.Type.BROKER, "1")
-        shown = admin.describe_configs([resource])[resource].result(10)
+        shown = admin.describe_configs([resource])[resource].result(60)
         assert shown["message.max.bytes"].value == "54321"
         folder = broker._cluster.folder
     assert not folder.exists()
@@ -124,7 +124,7 @@ def test_a_stopped_broker_resumes():
         with pytest.raises(KafkaException):
             admin.list_topics(timeout=1)
         broker.kill(sig=signal.SIGCONT)
-        assert admin.list_topics(timeout=20).brokers
+        assert admin.list_topics(timeout=60).brokers
 
 
 def test_a_folder_that_runs_already_is_refused(tmp_path):
@@ -147,7 +147,7 @@ def test_it_dies_with_its_program(tmp_path):
         pid = int(one.stdout.readline())
         one.kill()
 
-    assert wait_until(lambda: not is_node(pid, tmp_path / "node-1" / "server.properties"), 10)
+    assert wait_until(lambda: not is_node(pid, tmp_path / "node-1" / "server.properties"), 60)
 
 
 def test_it_says_when_it_is_not_started():

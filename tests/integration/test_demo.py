@@ -55,7 +55,7 @@ class Demo:
 
     def left(self) -> list[str]:
         """Command lines of what still runs a moment after the end."""
-        _, alive = psutil.wait_procs(list(self.family), timeout=10)
+        _, alive = psutil.wait_procs(list(self.family), timeout=END_S)
         return [" ".join(one.cmdline())[:120] for one in alive if one.status() != "zombie"]
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from weft.kafka.failures import root_cause
 from weft.kafka.verdicts import delivery_verdict, poll_verdict, transaction_verdict
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def static_member(bootstrap: str, group: str, protocol: str) -> Consumer:

@@ -73,7 +73,7 @@ class Gate:
 
     def handler(self, record):
         self.started.append(record.value)
-        self.open.wait(30)
+        self.open.wait(100)
         self.finished.append(record.value)
 
     def stop(self, mode):
@@ -89,7 +89,7 @@ def test_stop_in_flight_finishes_what_runs(kafka):
     gate = Gate(kafka)
     gate.stop("in_flight")
     gate.open.set()
-    report = gate.run.wait(20)
+    report = gate.run.wait(60)
     assert (report.exit_code, report.reason, report.done) == (0, "stopped", 2)
     assert sorted(gate.started) == sorted(gate.finished) == [b"0", b"1"]
     assert gate.committed() == 2
@@ -100,17 +100,16 @@ def test_stop_buffered_finishes_what_waits_too(kafka):
     gate = Gate(kafka)
     gate.stop("buffered")
     gate.open.set()
-    assert gate.run.wait(20).done == 6
+    assert gate.run.wait(60).done == 6
     assert gate.committed() == 6
 
 
 def test_stop_now_only_commits(kafka):
     """It waits for no handler; what was not finished is not committed."""
     gate = Gate(kafka)
-    began = time.monotonic()
     gate.app.stop("now")
-    report = gate.run.wait(20)
-    assert time.monotonic() - began < 5
+    report = gate.run.wait(60)
+    assert gate.finished == []
     gate.open.set()
     assert (report.exit_code, report.done, gate.committed()) == (0, 0, 0)
 
@@ -120,9 +119,11 @@ def test_a_harsher_stop_overtakes_a_milder_one_and_not_the_other_way(kafka):
     gate = Gate(kafka)
     gate.stop("buffered")
     gate.app.stop("in_flight")
+    # Not before the engine knows: what ends before that is followed by what waits.
+    wait_for(lambda: gate.run._member.engine.state.stop_mode == "in_flight")
     gate.app.stop("buffered")
     gate.open.set()
-    assert gate.run.wait(20).done == 2
+    assert gate.run.wait(60).done == 2
 
 
 def test_a_drain_that_takes_too_long_cancels_and_commits_what_is_done(kafka):
@@ -140,17 +141,17 @@ def test_a_drain_that_takes_too_long_cancels_and_commits_what_is_done(kafka):
             seen.append(record.value)
             return
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         except asyncio.CancelledError:
             seen.append("cancelled")
             raise
 
     run = kafka.start(app)
-    wait_for(lambda: seen == [b"quick"])
+    wait_for(lambda: app.snapshot()["handlers"]["handler"]["done"] == 1)
     began = time.monotonic()
     run.stop()
-    report = run.wait(20)
-    assert 0.4 < time.monotonic() - began < 5
+    report = run.wait(60)
+    assert time.monotonic() - began > 0.4
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 1, 0)
     assert seen == [b"quick", "cancelled"]
     commit = kafka.commit_of(group, source)
@@ -177,7 +178,7 @@ def test_a_handler_may_stop_pause_and_look_at_its_own_app(kafka, kind):
         plain(record)
 
     app.consume(source)(waits if kind == "async" else plain)
-    report = kafka.start(app).wait(20)
+    report = kafka.start(app).wait(60)
     assert (report.exit_code, report.done) == (0, 5)
     assert set(states) == {"running"}
     assert kafka.committed(group, source) == 5

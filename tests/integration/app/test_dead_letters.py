@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+from tests.support.exactness import read_committed
+
 import weft
+from weft.testing.cluster import batch_bytes
+
+LIMIT = 3_000_000
 
 
-def dead_letter_app(kafka, source, policy, group=None):
-    app = kafka.app(group=group)
+def dead_letter_app(kafka, source, policy, group=None, delivery="at_least_once"):
+    app = kafka.app(group=group, kafka={"auto.offset.reset": "earliest"})
+    retry = weft.Retry(attempts=2, delay_s=0)
 
-    @app.consume(source, retry=weft.Retry(attempts=2, delay_s=0), on_exhausted=policy)
+    @app.consume(source, delivery=delivery, retry=retry, on_exhausted=policy)
     async def handler(record):
         raise ValueError("brøken")
 
@@ -124,3 +134,72 @@ def test_on_missing_create_makes_the_topic(kafka):
     )
     assert report.dead_lettered == 1
     assert len(kafka.read(f"{source}.made", 1)) == 1
+
+
+def batch_of(letter):
+    return batch_bytes(letter.key(), letter.value(), letter.headers())
+
+
+def big_letter(kafka, length, limit):
+    """Dead-letter a record with a value of this length; the letter, and what was cut of it."""
+    source, group = uuid.uuid4().hex, uuid.uuid4().hex  # names of one length
+    kafka.topic(name=source, max_message_bytes=2 * LIMIT)
+    letters = kafka.topic(max_message_bytes=limit)
+    fill_large(kafka, source, value=b"x" * length, key=b"k")
+    app = dead_letter_app(kafka, source, weft.DeadLetter(letters), group)
+    assert kafka.drain(app).dead_lettered == 1
+    (letter,) = kafka.read(letters, 1)
+    return letter, app.snapshot()["dead_letters_cut"]
+
+
+def fill_large(kafka, topic, **record):
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "message.max.bytes": 2 * LIMIT, "log_level": 0}
+    )
+    producer.produce(topic, **record)
+    assert producer.flush(60) == 0
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_the_broker_decides_what_is_too_large(kafka, caplog, over):
+    """Up to its topic's limit a letter is whole, also past librdkafka's default of 1,000,000."""
+    half, _ = big_letter(kafka, LIMIT // 2, 2 * LIMIT)
+    around = batch_of(half) - LIMIT // 2
+    letter, cut = big_letter(kafka, LIMIT + over - around, LIMIT)
+    assert (letter.value() is None, cut) == ((True, 1) if over > 0 else (False, 0))
+    assert ("dead letter too large" in caplog.text) == (over > 0)
+
+
+@pytest.mark.parametrize(
+    ("record", "marks"),
+    [
+        ({"value": b"v", "headers": [(f"h{n}", b"x" * 1000) for n in range(1000)]}, {"headers"}),
+        ({"value": b"v", "key": b"k" * 1_030_000}, {"key"}),
+        (
+            {"value": b"v" * 900_000, "key": b"k" * 40_000, "headers": [("h", b"x" * 50_000)]},
+            {"value"},
+        ),
+    ],
+    ids=["headers", "key", "value"],
+)
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_what_is_large_is_given_up_in_turn(kafka, record, marks, delivery):
+    """Value, then headers, then the end of the key: every record can be dead-lettered."""
+    source, letters = (
+        kafka.topic(max_message_bytes=2_000_000),
+        kafka.topic(max_message_bytes=200_000),
+    )
+    fill_large(kafka, source, **record)
+    app = dead_letter_app(kafka, source, weft.DeadLetter(letters), delivery=delivery)
+    report = kafka.drain(app)
+    assert (report.exit_code, report.dead_lettered) == (0, 1)
+    (letter,) = read_committed(kafka.bootstrap, letters)
+    headers = dict(letter.headers())
+    assert headers["__dlq.errors.offset"] == b"0"
+    assert letter.value() is None
+    assert ("__dlq.errors.headers.omitted" in headers) == ("headers" in marks)
+    assert ("__dlq.errors.key.size" in headers) == ("key" in marks)
+    if "key" in marks:
+        assert letter.key() == b"k" * 1000
+        assert headers["__dlq.errors.key.size"] == b"1030000"
+    assert app.snapshot()["dead_letters_cut"] == len(marks | {"value"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from confluent_kafka import Producer
@@ -56,11 +55,11 @@ def test_transaction_markers_at_the_end_are_no_records(kafka, outcome):
     producer = Producer(
         {"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.name("x"), "log_level": 0}
     )
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(source, b"in a transaction")
-    producer.flush(20)
-    (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(20)
+    producer.flush(60)
+    (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(60)
     # The marker is written after the answer: until then it is not part of the end.
     wait_for(lambda: kafka.count(source) == 3)
     app, seen = counting(kafka, source, group)
@@ -85,7 +84,7 @@ def test_retries_are_waited_for(kafka):
 
 
 def test_records_that_come_later_are_not_waited_for(kafka):
-    """The ends are taken once, at the start."""
+    """The ends are taken once, at the start: it ends while the first of them lasts."""
     source = kafka.topic()
     kafka.fill(source, [b"1", b"2"])
     app = kafka.app()
@@ -96,10 +95,11 @@ def test_records_that_come_later_are_not_waited_for(kafka):
         if not more.is_set():
             more.set()
             kafka.fill(source, [b"later"] * 1000)
-        time.sleep(0.002)  # the handler's work
+        if record.value == b"later":
+            wait_for(lambda: app.snapshot()["state"] != "running")
 
     report = kafka.drain(app)
-    assert 2 <= report.done < 1000
+    assert 2 <= report.done <= 3
 
 
 def test_partitions_of_other_members_count(kafka):
@@ -107,11 +107,11 @@ def test_partitions_of_other_members_count(kafka):
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"])
     gate = threading.Event()
-    first = kafka.app(group=group)
+    first = kafka.app(group=group, revoke_timeout_s=90.0)
 
     @first.consume(source, commit=weft.Commit(interval_s=0.1))
     def handler(record):
-        gate.wait(30)
+        gate.wait(100)
 
     holder = kafka.start(first)
     wait_for(lambda: first.snapshot()["handlers"]["handler"]["in_flight"])
@@ -121,10 +121,10 @@ def test_partitions_of_other_members_count(kafka):
     with pytest.raises(TimeoutError):
         run.wait(1.2)
     gate.set()
-    report = run.wait(20)
+    report = run.wait(60)
     assert (report.exit_code, report.done, seen) == (0, 0, [])
     holder.stop()
-    assert holder.wait(20).done == 1
+    assert holder.wait(60).done == 1
 
 
 def test_a_topic_emptied_by_retention_is_drained(kafka):
@@ -134,7 +134,7 @@ def test_a_topic_emptied_by_retention_is_drained(kafka):
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
     gone = TopicPartition(source, 0, 3)
-    kafka.admin.delete_records([gone])[gone].result(20)
+    kafka.admin.delete_records([gone])[gone].result(60)
     app, seen = counting(kafka, source, group)
     assert (kafka.drain(app).exit_code, seen) == (0, [])
 

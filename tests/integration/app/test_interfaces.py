@@ -38,7 +38,7 @@ def test_start_returns_a_handle_that_stops_waits_and_tells(kafka):
     with pytest.raises(weft.ConfigError, match="running already"):
         app.start()
     run.stop()
-    report = run.wait(20)
+    report = run.wait(60)
     assert (report.exit_code, report.ok, report.reason, report.done) == (0, True, "stopped", 1)
     assert 0 < report.seconds < 60
     assert report.error is None
@@ -62,7 +62,7 @@ def test_run_off_the_main_thread_installs_no_signal_handlers(kafka):
     reports = []
     thread = threading.Thread(target=lambda: reports.append(app.run(until="drained")))
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert reports[0].done == 1
 
 
@@ -176,7 +176,7 @@ def test_leaving_the_results_early_leaves_the_app_running(kafka):
         break
     assert stream.closed
     app.results().close()
-    report = run.wait(30)
+    report = run.wait(60)
     assert report.done == 5000
 
 
@@ -191,13 +191,13 @@ def test_superseded_records_are_told(kafka):
     @app.consume(source)
     def handler(record):
         started.set()
-        gate.wait(20)
+        gate.wait(60)
 
     stream = app.results()
     run = kafka.start(app)
-    assert started.wait(20)
+    assert started.wait(60)
     run.stop("now")
-    run.wait(20)
+    run.wait(60)
     gate.set()
     outcomes = [result.outcome for result in stream]
     assert outcomes in ([], ["superseded"])
@@ -227,6 +227,7 @@ def test_callbacks_tell_of_assignments_commits_and_results(kafka):
     )
     app.consume(source, value="str")(lambda _: None)
     kafka.drain(app)
+    wait_for(lambda: len(calls) == 4 + sum(what == "commit" for what, _ in calls))
     by_kind = Counter(what for what, _ in calls)
     assert by_kind["result"] == 2
     assert {v.record.value for what, v in calls if what == "result"} == {"x", "y"}
@@ -278,11 +279,15 @@ def test_the_snapshot_is_json_with_all_its_fields(kafka):
         if record.value == b"0":
             raise ValueError
         if record.value in (b"8", b"9"):
-            gate.wait(20)
+            gate.wait(60)
 
     run = kafka.start(app)
     row = wait_for(
-        lambda: [p for p in app.snapshot()["partitions"] if p["in_flight"] == 2 and p["map_chars"]]
+        lambda: [
+            p
+            for p in app.snapshot()["partitions"]
+            if (p["highest_seen"], p["in_flight"]) == (9, 2) and p["map_chars"]
+        ]
     )[0]
     shot = json.loads(json.dumps(app.snapshot()))
     assert set(row) >= PARTITION_FIELDS
@@ -297,5 +302,5 @@ def test_the_snapshot_is_json_with_all_its_fields(kafka):
     assert shot["state"] == "running"
     gate.set()
     run.stop()
-    run.wait(20)
+    run.wait(60)
     assert app.snapshot()["state"] == "ended"

@@ -103,7 +103,7 @@ def test_anything_else_is_a_final_failure_that_names_the_fix(kafka):
     stream = app.results()
     run = kafka.start(app, until="drained")
     results = {result.record.value: result for result in stream}
-    assert run.wait(20).skipped == len(BAD)
+    assert run.wait(60).skipped == len(BAD)
     for name, (_, fix) in BAD.items():
         result = results[name]
         assert (result.outcome, result.attempts) == ("skipped", 1), name
@@ -172,6 +172,6 @@ def test_an_output_to_a_missing_topic_fails_the_attempt(kafka):
     stream = app.results()
     run = kafka.start(app, until="drained")
     (result,) = list(stream)
-    assert run.wait(20).failed_attempts == 2
+    assert run.wait(60).failed_attempts == 2
     assert result.outcome == "skipped"
     assert (result.error.type, "no-such-topic" in result.error.message) == ("_UNKNOWN_TOPIC", True)

@@ -49,7 +49,7 @@ def test_no_secret_in_logs_snapshots_reprs_or_results(kafka, everything_logged):
     stream = app.results()
     run = kafka.start(app, until="drained")
     results = list(stream)
-    report = run.wait(20)
+    report = run.wait(60)
     shown = [repr(app), repr(app.options), repr(run), repr(results), repr(report)]
     shown += [json.dumps(app.snapshot()), repr(app.handlers)]
     assert all(CANARY not in text for text in shown)

@@ -79,7 +79,7 @@ def test_two_patterns_on_a_topic_made_later_end_the_run_with_exit_code_2(kafka):
     run = kafka.start(app)
     wait_for(lambda: seen)
     kafka.topic(name=f"{stem}.ab")
-    report = run.wait(20)
+    report = run.wait(60)
     assert report.exit_code == 2
     assert "matches two patterns" in report.reason
     assert "\n" not in report.reason
@@ -140,5 +140,5 @@ def test_several_apps_run_in_one_process(kafka):
 
     alone = kafka.start(make("alone"), until="drained")
     pair = [kafka.start(make("pair", group), until="drained") for _ in range(2)]
-    assert {run.wait(20).exit_code for run in (alone, *pair)} == {0}
+    assert {run.wait(60).exit_code for run in (alone, *pair)} == {0}
     assert seen == {"alone": 100, "pair": 100}

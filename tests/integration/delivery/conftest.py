@@ -14,3 +14,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "delivery" in item.path.parts:
             item.add_marker(pytest.mark.broker)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))  # they start processes, and are patient

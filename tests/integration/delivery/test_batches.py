@@ -86,19 +86,19 @@ def test_a_batch_that_does_not_fill_starts_after_its_linger(kafka: Kafka) -> Non
     topic = kafka.topic()
     app, started = kafka.app(), []
 
-    @app.consume(topic, batch=weft.Batch(100, linger_s=0.5))
+    @app.consume(topic, batch=weft.Batch(100, linger_s=2.0))
     async def handler(batch: weft.RecordBatch) -> None:
         started.append((time.time(), values_of(batch), batch[0].timestamp_ms))
 
     kafka.start(app)
     wait_for(lambda: app.snapshot()["partitions"])
     kafka.fill(topic, [b"1"])
-    threading.Event().wait(0.2)
+    wait_for(lambda: app.snapshot()["partitions"][0]["buffered"])
     kafka.fill(topic, [b"2"])
     wait_for(lambda: started)
     at, values, sent_ms = started[0]
     assert values == [1, 2]
-    assert 0.45 <= at - sent_ms / 1000 < 1.5
+    assert 1.9 <= at - sent_ms / 1000 < 30
 
 
 def test_a_full_batch_does_not_linger(kafka: Kafka) -> None:
@@ -242,7 +242,7 @@ def test_outputs_of_a_batch_are_stored_before_any_of_it_is_done(
 
     report = kafka.drain(app)
     assert (report.done, report.skipped) == (39, 1)
-    assert order.seen[13] == 100, "not given up alone"
+    assert order.seen[13] == 200, "both of its attempts are its own: none was spent in company"
     stored = Counter(m.value() for m in read_committed(kafka.bootstrap, output))
     assert stored.keys() == {b"%d" % n for n in range(40) if n != 13}
     if delivery == "exactly_once":
@@ -441,7 +441,7 @@ def test_explicit_handlers_return_none(kafka: Kafka, kind: str) -> None:
     kafka.fill(topic, keyed(2, 2))
     app = kafka.app()
 
-    def handle(batch: weft.RecordBatch) -> str:
+    def handle(batch: weft.RecordBatch) -> Any:  # `str` is refused where it is written
         batch.ack(batch[0])
         return "done"
 
@@ -489,7 +489,7 @@ def test_acknowledgements_of_a_running_batch_are_committed(kafka: Kafka) -> None
         for record in batch[:6]:
             threading.Event().wait(0.01)
             batch.ack(record)
-        release.wait(20)
+        release.wait(60)
         for record in batch[6:]:
             batch.ack(record)
 
@@ -499,4 +499,4 @@ def test_acknowledgements_of_a_running_batch_are_committed(kafka: Kafka) -> None
     release.set()
     wait_for(lambda: kafka.committed(group, topic) == 10)
     run.stop()
-    assert run.wait(20).done == 10
+    assert run.wait(60).done == 10

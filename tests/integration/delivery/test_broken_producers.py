@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,8 +27,37 @@ def break_client(client: Any, code: int) -> None:
     call(clib.handle(client), code, b"broken by the test")
 
 
+class Gate:
+    """Lets handlers go on up to a number of results, so that what breaks breaks in the middle."""
+
+    def __init__(self) -> None:
+        self.results, self.most = 0, 0.0
+
+    def work(self, seconds: float) -> None:
+        """Work, and wait where enough is done."""
+        time.sleep(seconds)  # its work
+        while self.results > self.most:
+            time.sleep(0.005)  # until the test says more, at its end at the latest
+
+    def break_at(self, run: Any, count: int, broken: Callable[[], Any], code: int) -> None:
+        """Break this client once more than so many records are done."""
+        self.most = count + 200
+        wait_for(lambda: run.snapshot()["handlers"]["handler"]["done"] > count)
+        break_client(wait_for(broken), code)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that is open after the test."""
+    made = Gate()
+    yield made
+    made.most = math.inf
+
+
 @pytest.mark.parametrize("code", FATAL_CODES)
-def test_outputs_and_dead_letters_survive_a_fatal_error(kafka: Kafka, code: int) -> None:
+def test_outputs_and_dead_letters_survive_a_fatal_error(
+    kafka: Kafka, gate: Gate, code: int
+) -> None:
     """Every record has its output, none is parked, no attempt is charged, the run ends by itself."""
     topic, output, dead = kafka.topic(4), kafka.topic(), kafka.topic()
     kafka.fill(topic, [{"value": b"%d" % n, "key": b"%d" % (n % 50)} for n in range(6000)])
@@ -40,17 +71,17 @@ def test_outputs_and_dead_letters_survive_a_fatal_error(kafka: Kafka, code: int)
         on_exhausted=weft.DeadLetter(dead),
     )
     def handler(record: weft.Record) -> bytes:
-        time.sleep(0.005)  # its work
+        gate.work(0.005)
         if int(record.value) % 10 == 0:
             failures.append(record.attempt)
             raise ValueError("ten")
+        gate.results += 1
         return record.value
 
     run = kafka.start(app, until="drained")
     for share in (1, 3, 5):
-        wait_for(lambda at=share: app.snapshot()["handlers"]["handler"]["done"] > 600 * at)
-        outputs = run._member.outputs
-        break_client(outputs._producer._life.producer, code)
+        gate.break_at(run, 600 * share, lambda: run._member.outputs._producer._life.producer, code)
+    gate.most = math.inf
     report = run.wait(60)
     assert (report.exit_code, report.parked) == (0, 0)
     assert (report.done, report.dead_lettered) == (5400, 600)
@@ -62,7 +93,7 @@ def test_outputs_and_dead_letters_survive_a_fatal_error(kafka: Kafka, code: int)
     assert letters == {b"%d" % n for n in range(0, 6000, 10)}
 
 
-def test_a_transaction_survives_a_fatal_error(kafka: Kafka) -> None:
+def test_a_transaction_survives_a_fatal_error(kafka: Kafka, gate: Gate) -> None:
     """The producer breaks in the middle of transactions: each output is there once, in lane order."""
     topic, output = kafka.topic(4), kafka.topic()
     kafka.fill(topic, [{"value": b"%d" % n, "key": b"%d" % (n % 50)} for n in range(4000)])
@@ -70,14 +101,15 @@ def test_a_transaction_survives_a_fatal_error(kafka: Kafka) -> None:
 
     @app.consume(topic, output=output, delivery="exactly_once")
     def handler(record: weft.Record) -> bytes:
-        time.sleep(0.01)  # its work
+        gate.work(0.01)
+        gate.results += 1
         return record.value
 
     run = kafka.start(app, until="drained")
     for share in (1, 2, 3):
-        wait_for(lambda at=share: app.snapshot()["handlers"]["handler"]["done"] > 700 * at)
-        producer = wait_for(lambda: run._member.transactor._port._producer)
-        break_client(producer, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        code = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+        gate.break_at(run, 700 * share, lambda: run._member.transactor._port._producer, code)
+    gate.most = math.inf
     report = run.wait(60)
     assert report.exit_code == 0
     values = [int(m.value()) for m in read_committed(kafka.bootstrap, output)]

@@ -17,12 +17,17 @@ from tests.support.verdict import Verdict, judge
 
 STATIC = {"group.instance.id": "the-one"}
 CONCURRENCY = 16
+KEYS = 200
 LONG = pytest.mark.long
 
 
-def kill_and_restart(run: Chaos, kills: int) -> None:
-    """Kill the only member at random moments in its work, and start it again each time."""
+def kill_and_restart(run: Chaos, kills: int, each: int) -> None:
+    """Kill the only member at random moments in its work, and start it again each time.
+
+    Each child finds so much work, however fast the others were.
+    """
     for _ in range(kills):
+        run.supply(each, keys=KEYS)
         child = run.start()
         run.let_work(child, run.dice.uniform(0.3, 0.9))
         run.kill(child)
@@ -66,9 +71,9 @@ def scenario(chaos: Callable[..., Chaos], mode: str, seed: int, **options: Any) 
 def test_at_least_once_loses_nothing(chaos: Callable[..., Chaos], mode: str, kills: int) -> None:
     """Nothing lost, lanes in order, and only what was not committed yet is repeated."""
     with scenario(chaos, mode, 610) as run:
-        # Enough that the last child still finds work, however fast the others were.
-        run.produce({"each": 1_500, "batch": 20_000}.get(mode, 6_000) * kills, keys=200)
-        kill_and_restart(run, kills)
+        each = {"each": 1_500, "batch": 20_000}.get(mode, 6_000)
+        run.produce(each * kills, keys=KEYS)
+        kill_and_restart(run, kills, each)
         last = run.start()
         run.all_done(90)
         run.until(run.committed, 10, "everything committed")
@@ -89,8 +94,8 @@ def test_at_most_once_handles_nothing_twice(
 ) -> None:
     """Nothing is started twice; missed is at most what was marked, a slot's worth for each kill."""
     with scenario(chaos, "at_most_once", 620, kind=kind) as run:
-        run.produce(1500 * kills, keys=200)
-        kill_and_restart(run, kills)
+        run.produce(1500 * kills, keys=KEYS)
+        kill_and_restart(run, kills, 1500)
         last = run.start()
         run.until(run.committed, 60, "everything committed")
         run.terminate(last)
@@ -124,8 +129,9 @@ def test_exactly_once_copies_each_record_once(
     with scenario(chaos, mode, 630) as run:
         run.plan.output = f"{run.plan.topic}-out"
         run.broker.create_topic(run.plan.output, 3)
-        run.produce((1500 if mode == "exactly_once" else 6000) * kills, keys=200)
-        kill_and_restart(run, kills)
+        each = 1500 if mode == "exactly_once" else 6000
+        run.produce(each * kills, keys=KEYS)
+        kill_and_restart(run, kills, each)
         last = run.start()
         run.all_done(90)
         run.until(run.committed, 20, "everything committed")

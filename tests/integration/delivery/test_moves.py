@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.integration.delivery.test_kills import went_back
 from tests.integration.processes.test_churn import churn
-from tests.support.chaos import PROTOCOLS, Chaos
+from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos
 from tests.support.delivery_app import MODES
 from tests.support.exactness import compare, read_committed
 from tests.support.verdict import judge
@@ -42,7 +42,9 @@ def test_promises_hold_while_members_come_and_go(
 ) -> None:
     """Nothing lost, repeated, missed or out of order by joins and leaves; outputs exactly once."""
     exact = mode.startswith("exact")
-    with chaos(seed=640, protocol=protocol, partitions=6, work_s=0.01, mode=mode) as run:
+    # Who leaves in the middle of its join is waited for by its group, for a session.
+    options = {"session_s": SESSION_S, "partitions": 6, "work_s": 0.01, "mode": mode}
+    with chaos(seed=640, protocol=protocol, **options) as run:
         if exact:
             run.plan.output = f"{run.plan.topic}-out"
             run.broker.create_topic(run.plan.output, 3)

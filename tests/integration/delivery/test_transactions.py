@@ -13,15 +13,16 @@ import pytest
 from confluent_kafka import Consumer
 from tests.integration.delivery.test_kills import STATIC
 from tests.integration.processes.conftest import SETTINGS
-from tests.support.chaos import Chaos, Child
+from tests.support.chaos import SESSION_S, Chaos, Child
 from tests.support.exactness import Copy, compare, read_committed
 
 from weft.broker import LocalBroker
-from weft.kafka import calls
+from weft.kafka import calls, transactions
 from weft.kafka.ports import Delivery, OutMessage, ToCommit
-from weft.kafka.transactions import TRANSACTION_TIMEOUT_S, KafkaTransactions
+from weft.kafka.transactions import KafkaTransactions
 
-SUCCESSOR_S = 12.0
+#: how long a dead one's transaction stays open by itself: more than a busy machine takes
+OPEN_S = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_process_that_stands_still_is_not_taken_for_fenced(
 
     The broker answers a transaction that it has ended itself as it answers fencing.
     """
-    with copying(chaos, seed=652) as run:
+    with copying(chaos, seed=652, session_s=SESSION_S) as run:
         first, second = run.start(), run.start()
         run.feed(200)
         run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
@@ -106,12 +107,12 @@ def test_a_process_that_stands_still_is_not_taken_for_fenced(
 def test_a_killed_producers_successor_is_not_held_up(
     chaos: Callable[..., Chaos], static: bool
 ) -> None:
-    """Kill -9 in mid-transaction: the successor takes its id, which ends it, and works within 12 s.
+    """Kill -9 in mid-transaction: the successor takes its id, which ends it, and works at once.
 
     A foreign open transaction would block the group's offsets until its time-out.
     """
     kafka = STATIC if static else {}
-    with copying(chaos, seed=653, kafka=kafka) as run:
+    with copying(chaos, seed=653, session_s=SESSION_S, kafka=kafka) as run:
         run.produce(4000, keys=200)
         took = []
         for _ in range(2):
@@ -121,7 +122,7 @@ def test_a_killed_producers_successor_is_not_held_up(
             began = time.monotonic()
             successor = run.start()
             working = partial(run.starts_of, successor)
-            run.until(lambda w=working: w() > 0, SUCCESSOR_S, "the successor works")
+            run.until(lambda w=working: w() > 0, 60, "the successor works")
             took.append(time.monotonic() - began)
             run.kill(successor)
         last = run.start()
@@ -133,9 +134,10 @@ def test_a_killed_producers_successor_is_not_held_up(
 
 
 def test_a_transaction_open_at_the_kill_ends_with_its_successor(
-    chaos_broker: LocalBroker,
+    chaos_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sure to be open: produced and never ended. `open` of the same id aborts it, at once."""
+    monkeypatch.setattr(transactions, "TRANSACTION_TIMEOUT_S", OPEN_S)
     topic = "open-transaction"
     chaos_broker.create_topic(topic)
     config = {"bootstrap.servers": chaos_broker.bootstrap, "log_level": 0}
@@ -144,14 +146,14 @@ def test_a_transaction_open_at_the_kill_ends_with_its_successor(
     assert dead._producer is not None
     dead._producer.begin_transaction()
     dead._producer.produce(topic, b"never committed")
-    assert dead._producer.flush(10) == 0
+    assert dead._producer.flush(60) == 0
     began = time.monotonic()
     successor = KafkaTransactions(config, "the-same-id")
     successor.open()
     took_s = time.monotonic() - began
-    assert read_committed(chaos_broker.bootstrap, topic, TRANSACTION_TIMEOUT_S) == []
+    assert read_committed(chaos_broker.bootstrap, topic) == []
     print(f"the successor was held up {took_s:.2f} s")
-    assert took_s < SUCCESSOR_S
+    assert time.monotonic() - began < OPEN_S / 2
     successor.close()
 
 
@@ -178,16 +180,16 @@ def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) 
     # Of two partitions the second member gets one for certain, and only by a new generation.
     chaos_broker.create_topic(topic, partitions=2)
     config = {"bootstrap.servers": chaos_broker.bootstrap, "log_level": 0}
-    member = {**config, "group.id": group, "session.timeout.ms": 6000}
+    member = {**config, "group.id": group}
     consumer, other = Consumer(member), Consumer(member)
     consumer.subscribe([topic])
     poll_until_assigned(consumer)
     membership = calls.group_metadata(consumer)
     other.subscribe([topic])
     poll_until_assigned(other, consumer)
-    transactions = KafkaTransactions(config, "stale-membership")
-    transactions.open()
-    end = transactions.transact(
+    port = KafkaTransactions(config, "stale-membership")
+    port.open()
+    end = port.transact(
         [OutMessage(topic, b"x", None)],
         [ToCommit(topic, 0, 5, "")],
         membership,
@@ -197,14 +199,14 @@ def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) 
     assert isinstance(end.deliveries[0], Delivery)
     assert read_committed(chaos_broker.bootstrap, topic) == []
     membership.close()
-    transactions.close()
+    port.close()
     consumer.close()
     other.close()
 
 
 def poll_until_assigned(consumer: Consumer, *others: Consumer) -> None:
     """Poll this member, and the others along, until it has partitions."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not consumer.assignment():
         assert time.monotonic() < deadline
         for member in (consumer, *others):
@@ -213,16 +215,21 @@ def poll_until_assigned(consumer: Consumer, *others: Consumer) -> None:
 
 def test_a_static_kip_848_member_comes_back_by_itself(chaos: Callable[..., Chaos]) -> None:
     """Refused until the old session has run out, it makes its consumer anew, and then it works."""
-    with chaos(seed=655, protocol="consumer", mode="each", work_s=0.01) as run:
+    refused = "the consumer is made anew code=UNRELEASED_INSTANCE_ID"
+    options = {"session_s": SESSION_S, "mode": "each", "work_s": 0.01}
+    with chaos(seed=655, protocol="consumer", **options) as run:
         run.plan.kafka |= STATIC
         run.produce(1500)
         child = run.start()
         run.let_work(child, 0.5)
-        run.kill(child)
+        # It asks before the kill: a busy machine may start it only when the session has run out.
         again = run.start()
+        run.until(lambda: refused in again.said(10**6), 30, "the place is taken")
+        run.supply(1500)
+        run.until(lambda: run.running_in(child) > 0, 30, "it works")
+        run.kill(child)
         run.all_done(60)
         run.until(run.committed, 10, "everything committed")
         run.terminate(again)
-        assert "the consumer is made anew code=UNRELEASED_INSTANCE_ID" in again.said(10**6)
         verdict = run.verdict()
         assert verdict.restarts + verdict.repeated

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.integration.processes.test_kill import STATIC, kill_and_restart
 from tests.integration.processes.test_pause import stand_still
-from tests.support.chaos import Chaos
+from tests.support.chaos import SESSION_S, Chaos
 
 
 def found(run: Chaos) -> str:
@@ -55,6 +55,7 @@ def test_a_commit_without_its_map_is_found(chaos: Callable[..., Chaos]) -> None:
 @pytest.mark.long
 def test_a_zombie_that_trusts_itself_is_found(chaos: Callable[..., Chaos]) -> None:
     """Without doubt after standing still, a member goes on with what it has lost."""
-    with chaos(seed=804, mutant="trusting", concurrency=16, work_s=0.02, kind="threads") as run:
+    options = {"session_s": SESSION_S, "concurrency": 16, "work_s": 0.02, "kind": "threads"}
+    with chaos(seed=804, mutant="trusting", **options) as run:
         stand_still(run)
         assert "zombies" in found(run)

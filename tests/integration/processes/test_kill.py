@@ -14,8 +14,10 @@ STATIC = {"group.instance.id": "the-one"}  # a killed member's place is free aga
 def kill_and_restart(run: Chaos, kills: int) -> None:
     """Kill the only member at random moments in its work, and start it again each time."""
     for _ in range(kills):
+        run.supply(1500)
         child = run.start()
         run.let_work(child, run.dice.uniform(0.8, 1.8))
+        run.let_settle(child)
         run.kill(child)
 
 

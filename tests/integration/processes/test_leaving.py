@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.support.chaos import PROTOCOLS, Chaos
+from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos
 
 LEAVE_S = 10.0  # what a member grants the group to let it go; more than any protocol needs
-MARGIN_S = 2.0
+MARGIN_S = 20.0  # a busy machine's
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -18,7 +18,9 @@ def test_members_that_leave_together_end_in_time(
     chaos: Callable[..., Chaos], protocol: str
 ) -> None:
     """L4, S4: SIGTERM for a joining member, a working one and a third, one right after another."""
-    with chaos(seed=901, protocol=protocol, concurrency=16, work_s=0.01) as run:
+    # Who leaves in the middle of its join is waited for by its group, for a session.
+    options = {"session_s": SESSION_S, "concurrency": 16, "work_s": 0.01}
+    with chaos(seed=901, protocol=protocol, **options) as run:
         run.feed(400)
         members = [run.start(), run.start()]
         run.until(lambda: min(map(run.starts_of, members)) > 20, 30, "both work")

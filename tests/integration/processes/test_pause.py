@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.support.chaos import SESSION_S, Chaos
+from tests.support.chaos import SESSION_S, STOOD_STILL, STOPPED_S, Chaos
 from tests.support.verdict import Excuse
 
 
@@ -16,7 +17,7 @@ def stand_still(run: Chaos) -> tuple[Excuse, float]:
     run.feed(600)
     run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
     threading.Event().wait(2.0)  # a cooperative group's second round is over
-    since = run.suspend(first)
+    since = run.suspend_at_work(first)
     run.until(lambda: taken_over(run, second.pid, since), 30, "the second takes all over")
     threading.Event().wait(0.5)
     excuse = run.wake(first, since)
@@ -42,12 +43,40 @@ def test_a_zombie_commits_nothing_and_starts_nothing(
     chaos: Callable[..., Chaos], protocol: str, kind: str
 ) -> None:
     """S7: stopped with SIGSTOP until another member has its partitions, then continued."""
-    with chaos(seed=301, protocol=protocol, concurrency=16, work_s=0.02, kind=kind) as run:
+    options = {"session_s": SESSION_S, "concurrency": 16, "work_s": 0.02, "kind": kind}
+    with chaos(seed=301, protocol=protocol, **options) as run:
         excuse, since = stand_still(run)
         verdict = run.verdict()
         late = [e for e in run.entries if e.pid == excuse.pid and e.kind != "S" and e.at > since]
         assert late, "nothing was in flight when it was stopped"
         assert verdict.bounds[excuse]
+
+
+@pytest.mark.parametrize("kind", ["async", pytest.param("threads", marks=pytest.mark.long)])
+def test_at_most_once_begins_nothing_behind_its_successor(
+    chaos: Callable[..., Chaos], kind: str
+) -> None:
+    """Woken after its session it begins no record that another member has or has gone past."""
+    options = {"concurrency": 16, "work_s": 0.02, "kind": kind, "mode": "at_most_once"}
+    with chaos(seed=304, protocol="eager", session_s=SESSION_S, **options) as run:
+        first, second = run.start(), run.start()
+        run.feed(600)
+        run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
+        since = run.suspend(first)
+        run.until(lambda: taken_over(run, second.pid, since), 30, "the second takes all over")
+        run.wake(first, since)
+        threading.Event().wait(SESSION_S)
+        run.stop_feeding()
+        run.until(run.committed, 30, "everything committed")
+        for child in (first, second):
+            run.terminate(child)
+        run.look()
+        begun = sorted((e for e in run.entries if e.kind == "S"), key=lambda entry: entry.at)
+        assert max(Counter(entry.record for entry in begun).values()) == 1
+        last: dict[tuple[int, str], int] = {}
+        for entry in begun:
+            assert last.get(entry.lane, -1) < entry.offset
+            last[entry.lane] = entry.offset
 
 
 def test_a_short_stop_costs_nothing(chaos: Callable[..., Chaos]) -> None:
@@ -57,12 +86,12 @@ def test_a_short_stop_costs_nothing(chaos: Callable[..., Chaos]) -> None:
         run.feed(400)
         run.let_work(child, 0.5)
         since = run.suspend(child)
-        threading.Event().wait(SESSION_S / 2)
+        threading.Event().wait(STOPPED_S + 0.1)
         run.wake(child, since)
         woken = run.completed
         run.until(lambda: run.completed > woken + 100, 5, "it goes on")
         run.stop_feeding()
         run.all_done(20)
         run.terminate(child)
-        assert "stood still" in child.said()
+        assert STOOD_STILL in child.said(10**7)
         assert run.verdict().repeated == 0

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from tests.support.chaos import SESSION_S, Chaos, Child
+from tests.support.chaos import Chaos, Child
 
-PROCESS_START_S = 2.0  # Python, imports and the look at the cluster, on a busy machine
+SESSION_S = 60.0  # so that a busy machine cannot take for "at once" what waited for it
+AT_ONCE_S = 30.0
 
 
 def named(run: Chaos, name: str) -> Child:
@@ -30,7 +31,7 @@ def assigned_after(child: Child) -> float:
 
 def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> None:
     """After kill -9 and a restart under the same id: partitions in 0.3 s and no rebalance for others."""
-    with chaos(seed=501, concurrency=16, work_s=0.01) as run:
+    with chaos(seed=501, session_s=SESSION_S, concurrency=16, work_s=0.01) as run:
         run.feed(300)
         other, killed = named(run, "other"), named(run, "killed")
         run.until(lambda: min(map(run.starts_of, (other, killed))) > 50, 30, "both work")
@@ -38,7 +39,7 @@ def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> 
         run.kill(killed)
         again = named(run, "killed")
         run.until(lambda: run.starts_of(again) > 20, 10, "it works again")
-        assert assigned_after(again) < 1.5
+        assert assigned_after(again) < AT_ONCE_S
         assert other.said(10**6).count("assigned") == rebalances
         run.stop_feeding()
         run.all_done(20)
@@ -49,14 +50,14 @@ def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> 
 
 def test_a_static_member_that_ends_leaves_no_ghost(chaos: Callable[..., Chaos]) -> None:
     """After SIGTERM another member has all partitions long before the session would be over."""
-    with chaos(seed=502, concurrency=16, work_s=0.01) as run:
+    with chaos(seed=502, session_s=SESSION_S, concurrency=16, work_s=0.01) as run:
         run.feed(300)
         leaving, staying = named(run, "leaving"), named(run, "staying")
         run.until(lambda: min(map(run.starts_of, (leaving, staying))) > 50, 30, "both work")
         took_s = run.terminate(leaving)
         at = time.monotonic()
-        run.until(lambda: covers(run, staying, at), SESSION_S, "the other has all partitions")
-        assert took_s < 3.0
+        moved_s = run.until(lambda: covers(run, staying, at), 60, "the other has all partitions")
+        assert took_s + moved_s < AT_ONCE_S
         run.stop_feeding()
         run.all_done(20)
         run.terminate(staying)

@@ -17,6 +17,7 @@ from weft.kafka.ports import KafkaUnavailable
 
 RECORDS = 200
 UNREADABLE = 3
+WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -29,7 +30,7 @@ def test_partitions_wait_until_their_offsets_are_read(
     producer = Producer({"bootstrap.servers": chaos_broker.bootstrap})
     for number in range(RECORDS):
         producer.produce(topic, b"%d" % number, b"%d" % (number % 7))
-    assert producer.flush(10) == 0
+    assert producer.flush(WAIT_S) == 0
     first = run(chaos_broker, topic, protocol, stop_after=RECORDS // 2)
     read, failures = KafkaConsumer.find, iter(range(UNREADABLE))
 
@@ -61,7 +62,7 @@ def test_a_partition_begins_exactly_where_it_is_told(
     producer = Producer({"bootstrap.servers": chaos_broker.bootstrap})
     for number in range(PARTITIONS * 2 * START):
         producer.produce(topic, b"v", partition=number % PARTITIONS)
-    assert producer.flush(10) == 0
+    assert producer.flush(WAIT_S) == 0
     for number in range(ROUNDS):
         group = {"bootstrap.servers": chaos_broker.bootstrap, "group.id": f"{topic}-{number}"}
         consumer = KafkaConsumer({**group, **PROTOCOLS[protocol]})
@@ -86,11 +87,11 @@ class Listener:
 
 
 def first_offsets(consumer: KafkaConsumer, topic: str) -> dict[int, int]:
-    """The first offset of each partition that comes, within 10 s."""
+    """The first offset of each partition that comes, within the limit."""
     listener = Listener()
     consumer.subscribe([topic], listener)
     found: dict[int, int] = {}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S
     while len(found) < PARTITIONS and time.monotonic() < deadline:
         polled = consumer.poll(0.05)
         for where in listener.assigned:

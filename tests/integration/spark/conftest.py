@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from weft.broker import LocalBroker
+
+
+#: A busy machine takes its time for Java and Python; a test that hangs still ends.
+LIMIT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of this folder may take longer than others."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")
@@ -32,12 +44,28 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        # Without it query.stop() waits for ever for a batch that hangs.
+        .config("spark.sql.streaming.stopTimeout", "60s")
+        # So long Java and Python wait for each other's hello; 15 s where nobody says more.
+        .config("spark.python.authenticate.socketTimeout", "120s")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
     session.dataSource.register(KafkaSource)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_the_session(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Queries and jobs that a failed test left would hold the session's two slots for ever."""
+    yield
+    if "spark" not in request.fixturenames:
+        return
+    session = request.getfixturevalue("spark")
+    for query in session.streams.active:
+        query.stop()
+    session.sparkContext.cancelAllJobs()
 
 
 @pytest.fixture
@@ -63,7 +91,7 @@ def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
         producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
         for value in values:
             producer.produce(topic, value, partition=partition, **more)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
 
     return write
 

@@ -49,8 +49,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             member.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(members, timeout=10)
-    process.wait(10)
+    psutil.wait_procs(members, timeout=60)
+    process.wait(60)
 
 
 def run(*command: str, log: Path, timeout_s: float = 100, **environment: str) -> None:

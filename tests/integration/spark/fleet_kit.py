@@ -17,11 +17,15 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 
+from weft.broker.state import free_ports
+
 ROOT = Path(__file__).parents[3]
-#: Long: what comes back sooner came back by its static id.
-SESSION_MS = 30_000
+#: Long: what comes back sooner came back by its static id, also where the machine stood still.
+SESSION_MS = 120_000
 #: A machine that runs other things too takes its time to start Java and Python.
-START_S = 150
+START_S = 200
+#: And to end them.
+END_S = 60
 
 #: Logs each call as it begins and ends, in one file that members append to.
 APP = """
@@ -37,13 +41,26 @@ def note(**fields):
     with open(LOG, "ab", buffering=0) as file:
         file.write(line(dict(fields, pid=os.getpid(), at=time.time())))
 
+def be_patient():  # so long a machine may stand still while somebody leaves
+    from weft.kafka import consumer
+    from weft.runtime.member import member
+    from weft.spark.fleet import hosting
+    consumer.JOIN_END_S = hosting.ORPHAN_DRAIN_S = member.LEAVE_S = member.LEAVE_LEAST_S = 45
+
+def opened():
+    with open(LOG, "rb") as file:
+        return file.read().count(b'"what": "open"')
+
 @asynccontextmanager
 async def lifespan(app):
-    note(what="open")
+    be_patient()
+    note(what="open", weft=weft.__file__)
+    while opened() < {together}:  # nobody begins before the others are there
+        await asyncio.sleep(0.05)
     yield "state of " + str(os.getpid())
     note(what="close")
 
-app = weft.App(group={group!r}, kafka=KAFKA, lifespan=lifespan, drain_timeout_s=10)
+app = weft.App(group={group!r}, kafka=KAFKA, lifespan=lifespan, drain_timeout_s={drain_s})
 
 @app.consume({topic!r}, concurrency={concurrency}{options})
 async def handle(record):
@@ -75,8 +92,9 @@ class Fleet:
     def events(self, what: str | None = None) -> list[dict[str, Any]]:
         """What the handlers and lifespans noted."""
         path = self.folder / "calls.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        noted = [json.loads(line) for line in lines]
+        text = path.read_bytes() if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # the last line may be half written
+        noted = [json.loads(line) for line in whole.splitlines()]
         return [one for one in noted if what in (None, one["what"])]
 
     def done(self) -> set[tuple[int, int]]:
@@ -87,6 +105,10 @@ class Fleet:
         """Process ids that have handled something in the last second."""
         now = time.time()
         return {one["pid"] for one in self.events("begin") if now - one["at"] < 1.0}
+
+    def handlers(self) -> set[int]:
+        """Process ids that have ever handled something."""
+        return {one["pid"] for one in self.events("begin")}
 
     def descendants(self) -> list[psutil.Process]:
         """Java, the daemon and the workers."""
@@ -100,13 +122,32 @@ class Fleet:
         """SIGINT to the driver's process group, as a terminal sends it: Java gets it too."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def wait(self, timeout_s: float = 40.0) -> int:
+    def wait(self, timeout_s: float = START_S) -> int:
         """Its exit code."""
         return self.process.wait(timeout_s)
 
 
+def at_work(fleet: Fleet, members: int = 2) -> set[int]:
+    """Wait until so many members handle records; their process ids."""
+
+    def now() -> set[int] | None:
+        found = fleet.members()
+        return found if len(found) == members else None
+
+    return wait_until(now, START_S, f"{members} at work")
+
+
+def free_port() -> int:
+    """A port that nobody has, and that nobody is given who asks the system for any."""
+    return free_ports(1)[0]
+
+
 def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
-    """Write fleetapp.py, and the module beside it that it imports."""
+    """Write fleetapp.py, and the module beside it that it imports.
+
+    `together`: so many lifespans are open before the first record is handled, so that no member
+    is done before another one has started.
+    """
     options = "".join(f", {name}={text}" for name, text in more.pop("options", {}).items())
     # The new group protocol leaves these to the broker.
     times = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 500}
@@ -122,6 +163,9 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
         "topic": topic,
         "concurrency": 20,
         "seconds": 0.01,
+        "together": 1,
+        # Longer than a machine stands still: a drain that works ends long before.
+        "drain_s": 90,
         "options": options,
         **more,
     }
@@ -131,25 +175,39 @@ def write_app(folder: Path, bootstrap: str, topic: str, **more: Any) -> None:
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, engine: str = "spark", wait_s: int = START_S
+    folder: Path,
+    *arguments: str,
+    engine: str = "spark",
+    wait_s: int = START_S,
+    env: dict[str, str] | None = None,
+    command: list[str] | None = None,
 ) -> Iterator[Fleet]:
-    """`weft run fleetapp:app …` in that folder; killed at the end, with its kin."""
-    command = [sys.executable, "-m", "weft.cli.main", "run", "fleetapp:app"]
-    conf = ["--conf", "spark.ui.enabled=false", "--conf", f"weft.control.wait_s={wait_s}"]
+    """`weft run fleetapp:app …` in that folder, or `command`; killed at the end, with its kin."""
+    run = [sys.executable, "-m", "weft.cli.main", "run", "fleetapp:app"]
+    conf = ["--conf", f"weft.control.wait_s={wait_s}"]
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})
+    }  # fmt: skip
+    if "SPARK_REMOTE" not in environment and not any(one.startswith("sc://") for one in arguments):
+        conf += ["--conf", "spark.ui.enabled=false"]
     how = [] if engine == "local" else ["--engine", "spark", *conf]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    whole = [*run, *how, *arguments] if command is None else command
     with (folder / "stderr").open("wb") as errors:
         process = subprocess.Popen(
-            [*command, *how, *arguments], cwd=folder, stderr=errors, stdout=errors, start_new_session=True,
+            whole, cwd=folder, stderr=errors, stdout=errors, start_new_session=True,
             env=environment,
         )  # fmt: skip
+    fleet = Fleet(process, folder)
     try:
-        yield Fleet(process, folder)
+        yield fleet
+    except BaseException:
+        print(fleet.text[-6_000:], file=sys.stderr)  # what the driver said, below the failure
+        raise
     finally:
         kin = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         for one in (process, *kin):
             kill(one.pid)
-        process.wait(10)
+        process.wait(END_S)
 
 
 def kill(pid: int) -> None:
@@ -182,7 +240,7 @@ def fill(bootstrap: str, topic: str, count: int, partitions: int, keys: int = 50
     for number in range(count):
         key = number % keys
         producer.produce(topic, b"%d" % (number // keys), b"k%d" % key, key % partitions)
-    assert producer.flush(30) == 0
+    assert producer.flush(END_S) == 0
 
 
 def order_breaks(events: list[dict[str, Any]]) -> list[str]:

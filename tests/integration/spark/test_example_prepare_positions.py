@@ -36,6 +36,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[dict]:
         consumer.close()
 
 
+@pytest.mark.long
 def test_prepared_by_spark_and_checked_by_weft(kafka_broker, produce, tmp_path):
     """What cannot be read, is nowhere, unknown or not watched is left out; alerts are for those in the zone."""
     for topic in ("gps.raw", "gps.prepared", "geofence.alerts"):

@@ -10,7 +10,7 @@ from tests.integration.spark.example_kit import example, kill, run
 
 from weft.broker.process import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SCRIPT = "results_to_parquet.py"
 RECORDS, BATCH, WAIT_S = 150, 25, 300
@@ -83,6 +83,7 @@ def alerts(topic, produce):
     return name
 
 
+@pytest.mark.long
 def test_killed_between_commit_points_every_row_is_there_once(
     spark, kafka_broker, alerts, tmp_path
 ):

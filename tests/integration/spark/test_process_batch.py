@@ -7,6 +7,7 @@ import contextlib
 import os
 
 import pytest
+from pyspark import TaskContext
 
 import weft
 from weft.errors import ConfigError
@@ -45,11 +46,15 @@ def told(folder):
 
 
 def teller(folder):
-    """A function for handlers that writes down a line in this process's file."""
+    """A function for handlers that writes down a line in this process's file, one for each task.
+
+    Spark uses a process again: the second task may be in that of the first, if it starts late.
+    """
     path = str(folder)
 
     def tell(*words: object) -> None:
-        with open(f"{path}/{os.getpid()}", "a") as file:  # noqa: PTH123  # in Spark's worker
+        task = TaskContext.get().partitionId()
+        with open(f"{path}/{os.getpid()}-{task}", "a") as file:  # noqa: PTH123  # in Spark's worker
             file.write(" ".join(map(str, words)) + "\n")
 
     return tell

@@ -18,7 +18,7 @@ def run_once(spark, tmp_path):
         writer = results.writeStream.format("parquet").trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.start(str(tmp_path / "out"))
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(120)
         rows = spark.read.schema(results.schema).parquet(str(tmp_path / "out"))
         return rows.orderBy("partition", "offset").collect()
 

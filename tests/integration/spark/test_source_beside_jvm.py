@@ -10,6 +10,7 @@ import uuid
 import pytest
 from benchmarks.spark_source import connector_jars
 from confluent_kafka import Producer
+from tests.support.exactness import read_committed
 
 pytestmark = [
     pytest.mark.spark,
@@ -46,17 +47,18 @@ def mixed_topic(kafka_broker):
     plain = Producer({"bootstrap.servers": kafka_broker.bootstrap})
     for _ in range(400):
         plain.produce(name, **record(chance))
-    assert plain.flush(20) == 0
+    assert plain.flush(60) == 0
     config = {"bootstrap.servers": kafka_broker.bootstrap, "transactional.id": name}
     producer = Producer(config)
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     for _ in range(6):
         producer.begin_transaction()
         for _ in range(20):
             producer.produce(name, **record(chance))
-        producer.flush(20)
+        producer.flush(60)
         end = producer.commit_transaction if chance.random() < 0.5 else producer.abort_transaction
-        end(20)
+        end(60)
+    read_committed(kafka_broker.bootstrap, name)  # its markers are there
     return name
 
 

@@ -68,7 +68,7 @@ def test_an_unknown_topic_is_named(read, read_stream, tmp_path):
         .start()
     )
     with pytest.raises(Exception, match="topic 'no-such' does not exist"):
-        query.awaitTermination(60)
+        query.awaitTermination(120)
 
 
 def test_partitions_that_are_not_named_are_told(topic, read):
@@ -103,7 +103,7 @@ def test_streaming_options_in_a_batch_and_the_other_way_round(topic, read, read_
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path / "c"))
             .start()
-            .awaitTermination(60)
+            .awaitTermination(120)
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,29 @@ def note(text: str) -> None:
         file.write(f"{text} {os.getpid()}\n".encode())
 
 
+def noted() -> list[list[str]]:
+    """What all have noted, whole lines."""
+    return [line.split() for line in Path(os.environ[NOTES]).read_text().splitlines()]
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait for it, with a limit."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, f"it never came so far: {what}"
+        time.sleep(0.01)  # between two looks, with a limit
+
+
+def meet(processes: int = 2) -> None:
+    """Wait until so many processes, this one among them, have noted something."""
+    until(lambda: len({line[-1] for line in noted()}) >= processes, "the others have begun")
+
+
+def linger(others: int) -> None:
+    """Wait until so many other records have begun."""
+    until(lambda: len({line[1] for line in noted()}) > others, "the others are handled")
+
+
 @contextmanager
 def opened(app: weft.App) -> Iterator[str]:
     """A lifespan that says so."""
@@ -27,15 +50,17 @@ def opened(app: weft.App) -> Iterator[str]:
 
 
 def work(record: weft.Record) -> weft.Produce | None:
-    """Do what the value says: `die`, `die-once`, `sleep`, `pause`, `raise`, `out`, or just burn."""
+    """Do what the value says: die, die-once, sleep, linger, meet, raise, out, or just burn."""
     text = record.value.decode()
     note(f"start {record.offset} {record.attempt}")
     if text == "die" or (text == "die-once" and record.attempt == 1):
         os.kill(os.getpid(), 9)
     if text == "sleep":
         time.sleep(60)  # a call that hangs
-    if text == "pause":
-        time.sleep(1)  # a slow one among fast ones
+    if text.startswith("linger"):
+        linger(int(text.split()[1]))  # a slow one among fast ones
+    if text == "meet":
+        meet()
     if text == "raise":
         raise ValueError("as asked")
     end = time.perf_counter() + 0.001
@@ -59,7 +84,8 @@ def work_batch(batch: weft.RecordBatch) -> None:
 
 
 def state_of_app(record: weft.Record) -> weft.Produce:
-    """What the lifespan opened in this process."""
+    """What the lifespan opened in this process; all of them meet over each record."""
+    meet(3)
     return weft.Produce(str(app.state), topic="out")
 
 

@@ -1,0 +1,274 @@
+"""A run seen from outside on a real broker: why it is stuck, its probes and its metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from tests.integration.app.conftest import wait_for
+
+import weft
+from weft.broker import LocalBroker
+
+
+@pytest.fixture(autouse=True)
+def own_sockets(tmp_path, monkeypatch):
+    """Runs of this test alone, and they serve."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_SOCKET", "1")
+
+
+def cli(*arguments):
+    """Run `weft …` as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "weft.cli.main", *arguments],
+        capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ),
+    )  # fmt: skip
+
+
+def why(*arguments):
+    """The sentences of `weft why`, as JSON has them."""
+    done = cli("why", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)
+    return told["sentences"]
+
+
+def get(port, path):
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_record_that_holds_up_a_commit_is_named(kafka):
+    """One hangs, what is beyond it is done: the sentence, by partition, offset, key, and unasked."""
+    source, app, gate = kafka.topic(), kafka.app(), threading.Event()
+    kafka.fill(source, [{"value": b"%d" % n, "key": b"cust-%d" % (n % 20)} for n in range(100)])
+
+    @app.consume(source, commit=weft.Commit(interval_s=0.05))
+    def handler(record):
+        if record.offset == 3:
+            gate.wait(100)
+
+    kafka.start(app)
+    wait_for(lambda: [p for p in app.snapshot()["partitions"] if p["remaining"] == 5])
+    wait_for(lambda: app.snapshot()["partitions"][0]["committed"] == 3)
+    done = cli("why", f"{source}:0")
+    gate.set()
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert re.search(
+        rf"{source}\[0\] is committed to 3 since \d\d:\d\d:\d\d \([\d.]+ s\)\. Record 3 "
+        r"\(key cust-3\) runs in member \S+ for [\d.]+ s, attempt 1 of 5\. 92 records beyond it are "
+        r"done \(map \d+ of 4,096 characters\), 4 wait behind it\.",
+        text,
+    ), text
+    assert "Next: timeout_s on @app.consume would end it; none is set" in text
+
+
+def test_each_record_is_found_by_offset_and_by_key(kafka):
+    """Behind whom it waits, and what became of those that are done."""
+    source, app, gate = kafka.topic(), kafka.app(), threading.Event()
+    kafka.fill(source, [{"value": b"x", "key": b"a"}] * 3 + [{"value": b"x", "key": b"b"}])
+
+    @app.consume(source)
+    def handler(record):
+        if record.key == b"a":
+            gate.wait(100)
+
+    kafka.start(app)
+    wait_for(lambda: [p for p in app.snapshot()["partitions"] if p["remaining"] == 3])
+    (behind,) = why(f"{source}:0:2")
+    (done,) = why(f"{source}:0:3")
+    of_key = why("--key", "a")
+    (gone,) = why(f"{source}:0:99")
+    unasked = why()
+    gate.set()
+    assert "is queued behind record 0, which runs" in behind["text"]
+    assert done["about"] == "done"
+    assert [one["about"] for one in of_key] == ["running", "behind", "behind"]
+    assert "the log ends at 4" in gone["text"]
+    assert "2 wait behind it" in unasked[0]["text"]
+
+
+def test_a_retrying_and_a_parked_record_tell_their_error(kafka):
+    """With the attempts, and when the next one comes."""
+    source, app = kafka.topic(), kafka.app()
+    kafka.fill(source, [{"value": b"retry", "key": b"r"}, {"value": b"park", "key": b"p"}])
+
+    @app.consume(source, retry=weft.Retry(attempts=2, delay_s=60.0, jitter=0.0))
+    def handler(record):
+        if record.value == b"park":
+            raise weft.Reject("no such customer")
+        raise ValueError("not yet")
+
+    kafka.start(app)
+    wait_for(lambda: [p for p in app.snapshot()["partitions"] if p["parked"] and p["retrying"]])
+    (retrying,) = why(f"{source}:0:0")
+    (parked,) = why(f"{source}:0:1")
+    assert re.search(
+        r"failed once: ValueError: not yet; attempt 2 of 2 comes in \d+", retrying["text"]
+    )
+    assert "is parked for" in parked["text"]
+    assert "Reject: no such customer" in parked["text"]
+    shown = cli("why", f"{source}:0:1").stdout
+    assert "attempt 1 failed: Reject: no such customer" in shown  # its story
+
+
+def test_why_nothing_starts_is_said(kafka):
+    """Paused by the application; the reader of results; no partition; each with its cure."""
+    source, app = kafka.topic(), kafka.app()
+    kafka.fill(source, [b"x"] * 3)
+
+    @app.consume(source)
+    def handler(record): ...
+
+    app.pause(source)
+    run = kafka.start(app)
+    wait_for(lambda: [p for p in app.snapshot()["partitions"] if p["buffered"] == 3])
+    told = wait_for(lambda: [one for one in why() if one["about"] == "paused"])
+    assert told[0]["next"] == f"app.resume({source!r})"
+    app.resume(source)
+    wait_for(lambda: [p for p in app.snapshot()["partitions"] if p["remaining"] == 0])
+    wait_for(lambda: why()[0]["about"] == "healthy")
+    run.stop()
+    run.wait(60)
+    gone = cli("why")
+    assert (gone.returncode, gone.stdout) == (2, "")
+    assert gone.stderr.startswith("weft: no run of yours on this machine")
+
+
+def test_status_shows_every_run(kafka):
+    """Two apps of one process are two runs; both are in the list."""
+    groups = [kafka.name("g"), kafka.name("g")]
+    for group in groups:
+        app = kafka.app(group=group)
+
+        @app.consume(kafka.topic())
+        def handler(record): ...
+
+        kafka.start(app)
+        wait_for(lambda app=app: app.snapshot()["partitions"])
+    told = json.loads(cli("status", "--json").stdout)
+    assert sorted(shot["app"]["group"] for shot in told) == sorted(groups)
+    shown = cli("status").stdout
+    assert all(group in shown for group in groups)
+
+
+def test_probes_metrics_and_snapshot_over_http(kafka):
+    """Not ready before the first assignment and while it stops; alive all the time."""
+    source, app = kafka.topic(), kafka.app(http="127.0.0.1:0")
+    kafka.fill(source, [b"x"] * 10)
+    gate = threading.Event()
+
+    @app.consume(source)
+    def handler(record):
+        gate.wait(100)
+
+    run = kafka.start(app)
+    port = run._outside._http.port
+    assert get(port, "/livez")[0] == 200
+    wait_for(lambda: get(port, "/readyz") == (200, "ok\n"))
+    wait_for(lambda: app.snapshot()["partitions"][0]["in_flight"] == 10)
+    text = get(port, "/metrics")[1]
+    group = app.options.group
+    assert f'weft_records{{group="{group}",handler="handler",place="running"}} 10.0' in text
+    assert f'weft_remaining_records{{group="{group}",partition="0",topic="{source}"}} 10.0' in text
+    assert json.loads(get(port, "/snapshot")[1])["partitions"][0]["remaining"] == 10
+    told = cli("why", f"{source}:0", "--url", f"http://127.0.0.1:{port}", "--json")
+    assert "runs in member" in json.loads(told.stdout)[0]["sentences"][0]["text"]
+    run.stop()
+    wait_for(lambda: get(port, "/readyz") == (503, "stopping\n"))
+    assert get(port, "/livez")[0] == 200
+    gate.set()
+    run.wait(60)
+    with pytest.raises(OSError, match=r"refused|reset|closed"):
+        get(port, "/livez")
+
+
+def test_worker_processes_are_in_the_metrics(kafka):
+    """Their calls are counted and timed as others are."""
+    source = kafka.topic()
+    kafka.fill(source, [b"x"] * 20)
+    app = kafka.app(http="127.0.0.1:0")
+    app.consume(source, executor="processes", concurrency=1)(handled_elsewhere)
+    run = kafka.start(app)
+    port = run._outside._http.port
+    wait_for(lambda: 'outcome="done"} 20.0' in get(port, "/metrics")[1])
+    text = get(port, "/metrics")[1]
+    assert re.search(r'weft_handler_seconds_bucket\{.*le="\+Inf"\} 20\.0', text)
+
+
+def handled_elsewhere(record):
+    """In a worker process."""
+
+
+def test_a_member_in_reserve_is_ready(kafka):
+    """More members than partitions: who has none is no sick one."""
+    source, group = kafka.topic(), kafka.name("g")
+    apps = [kafka.app(group=group, http="127.0.0.1:0") for _ in range(2)]
+    for app in apps:
+        app.consume(source)(handled_elsewhere)
+    ports = [kafka.start(app)._outside._http.port for app in apps]
+
+    def bodies():
+        return sorted(get(port, "/readyz") for port in ports)
+
+    reserve = (200, "in reserve: the group has more members than partitions\n")
+    wait_for(lambda: bodies() == [reserve, (200, "ok\n")])
+
+
+def test_a_broker_that_is_away_is_unready_and_not_dead(tmp_path):
+    """Restarting would not bring it back; when it is back, all is well by itself."""
+    with LocalBroker() as broker:
+        config = {"bootstrap.servers": broker.bootstrap}
+        app = weft.App(group="away", kafka=config, http="127.0.0.1:0")
+        app.consume("away.records")(handled_elsewhere)
+        broker.create_topic("away.records")
+        run = app.start()
+        try:
+            port = run._outside._http.port
+            wait_for(lambda: get(port, "/readyz")[0] == 200)
+            broker.kill()
+            body = wait_for(lambda: one[1] if (one := get(port, "/readyz"))[0] == 503 else None, 60)
+            assert re.match(r"the broker has not answered for \d+ s", body)
+            assert get(port, "/livez") == (200, "ok\n")
+            assert "broker" in [one["about"] for one in why()]
+            assert 'weft_halted{cause="broker",group="away"} 1.0' in get(port, "/metrics")[1]
+            broker.restart()
+            wait_for(lambda: get(port, "/readyz")[0] == 200, 60)
+        finally:
+            run.stop("now")
+            run.wait(60)
+
+
+def test_a_blocked_loop_is_dead_after_a_while(kafka, monkeypatch):
+    """A handler that never lets the loop turn is what a restart is for."""
+    from weft.runtime.run import outside
+
+    monkeypatch.setattr(outside, "LOOP_STANDS_S", 0.5)
+    source, gate = kafka.topic(), threading.Event()
+    kafka.fill(source, [b"x"])
+    app = kafka.app(http="127.0.0.1:0")
+
+    @app.consume(source)
+    async def handler(record):
+        gate.wait(100)  # on the loop, which is the mistake
+
+    run = kafka.start(app)
+    port = run._outside._http.port
+    body = wait_for(lambda: one[1] if (one := get(port, "/livez"))[0] == 503 else None)
+    gate.set()
+    assert "a handler blocks" in body
+    wait_for(lambda: get(port, "/livez")[0] == 200)

@@ -1,0 +1,58 @@
+"""The brokers of the matrix: one that can refuse logins and rights, and a cluster of three."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from tests.support.rights import RIGHTS
+
+from weft.broker import LocalBroker, cluster
+
+LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+#: a connection logs in again so often
+AGAIN_MS = 1_500
+
+
+class Guarded(NamedTuple):
+    """A broker, and the address of its second listener, which asks for a password."""
+
+    broker: LocalBroker
+    login: str
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    """One node with rights and, at its second address, logins."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    plain = cluster.server_properties
+
+    def with_login(*arguments: Any) -> str:
+        lines = plain(*arguments).splitlines()
+        more = {"listeners": f",LOGIN://{address}", "advertised.listeners": f",LOGIN://{address}",
+                "listener.security.protocol.map": ",LOGIN:SASL_PLAINTEXT"}  # fmt: skip
+        lines = [line + more.get(line.partition("=")[0], "") for line in lines]
+        lines += [
+            "sasl.enabled.mechanisms=SCRAM-SHA-256",
+            f"connections.max.reauth.ms={AGAIN_MS}",
+            f"listener.name.login.scram-sha-256.sasl.jaas.config={LOGIN}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    running = LocalBroker(config=RIGHTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "server_properties", with_login)
+        running.start()
+    with running:
+        yield Guarded(running, address)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[LocalBroker]:
+    """Three nodes; one that a cell kills is back after it."""
+    with LocalBroker(nodes=3) as broker:
+        yield broker

@@ -1,0 +1,93 @@
+"""`weft replay`: a stretch of time through the same handler, into the same topics."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.integration.spark.sink_kit import messages, values
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+APP = """
+import weft
+app = weft.App(group="g", kafka={{"bootstrap.servers": {bootstrap!r}, "session.timeout.ms": 9000}})
+
+@app.consume({source!r}, value="str", output={target!r}, retry=weft.Retry(attempts=1),
+             on_exhausted=weft.DeadLetter({dead!r}))
+async def shout(record):
+    if record.value == "bad":
+        raise ValueError("cannot shout")
+    return record.value + "!"
+"""
+BEGIN_MS = 1_772_359_200_000  # 2026-03-01T10:00 UTC
+
+
+@pytest.fixture
+def replay(kafka_broker, topic, produce, tmp_path):
+    """An app with a topic of ten minutes, a record a minute; run `weft replay` on it."""
+    source, target, dead = topic(2), topic(), topic()
+    for minute in range(10):
+        value = "bad" if minute == 4 else f"m{minute}"
+        at = BEGIN_MS + minute * 60_000
+        produce(source, [value], partition=minute % 2, key=b"k%d" % (minute % 3), timestamp=at)
+    text = APP.format(bootstrap=kafka_broker.bootstrap, source=source, target=target, dead=dead)
+    (tmp_path / "shouting.py").write_text(text)
+
+    def run(*arguments, topic_=source):
+        env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        return subprocess.run(
+            [sys.executable, "-m", "weft.cli.main", "replay", "shouting:app", "--topic", topic_,
+             "--master", "local[2]", "--conf", "spark.ui.enabled=false", *arguments],
+            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+
+    run.target, run.dead, run.broker = target, dead, kafka_broker
+    return run
+
+
+def test_a_stretch_of_time_is_handled_again(replay):
+    """From is in, to is not; outputs and dead letters are in their topics; failures are told."""
+    ended = replay("--from", "2026-03-01T10:02", "--to", "2026-03-01T11:06+01:00", "--json")
+    assert ended.returncode == 3, ended.stderr[-2000:]
+    found = json.loads(ended.stdout)
+    assert (found["records"], found["done"], found["failed"], found["outputs"]) == (4, 3, 1, 4)
+    assert "ValueError: cannot shout" in found["failures"][0]
+    assert values(replay.broker, replay.target) == ["m2!", "m3!", "m5!"]
+    (letter,) = messages(replay.broker, replay.dead)
+    assert letter.value() == b"bad"
+
+
+@pytest.mark.long
+def test_only_one_key(replay):
+    """--key leaves the others out."""
+    ended = replay("--from", str(BEGIN_MS), "--to", "2026-03-01T12:00", "--key", "k0")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout == "4 records: 4 done, 0 failed; 4 outputs\n"
+    assert values(replay.broker, replay.target) == ["m0!", "m3!", "m6!", "m9!"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--from", "2026-03-01", "--to", "2026-03-01"], "is not before --to"),
+        (["--from", "yesterday", "--to", "2026-03-01"], "--from 'yesterday': write a time"),
+        (["--from", "1" * 17, "--to", "1" * 18], "no time in milliseconds"),
+    ],
+)
+def test_bad_times_are_one_line(replay, arguments, says):
+    """Exit code 2, and nothing is started."""
+    ended = replay(*arguments)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_topic_without_a_handler_is_told(replay):
+    """With the topics that there are."""
+    ended = replay("--from", "0", "--to", "1", topic_="nope")
+    assert ended.returncode == 2
+    assert "no handler of the app consumes nope: there are t-" in ended.stderr

@@ -1,0 +1,202 @@
+"""What a newcomer does first, as the pages print it: the README's example, from nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.broker import LocalBroker
+from weft.broker.state import free_ports
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 110
+PRINTED = 9092
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page that are in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[object]:
+    """Runs lines as a stranger would, in an empty folder, with a broker state of its own."""
+    # `weft` and `python` are those of this environment, whether its scripts are on the path or not.
+    shims = tmp_path / "bin"
+    shims.mkdir()
+    for name, command in (("weft", "-m weft"), ("python", "")):
+        shim = shims / name
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n')
+        shim.chmod(0o755)
+    env = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def run(line: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", line], cwd=tmp_path, env=env, input=stdin, text=True,
+            capture_output=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+
+    yield run
+    run("weft broker down")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """9092 as it is printed, where nobody else has it or is about to."""
+    with (Path(tempfile.gettempdir()) / f"weft-test-{PRINTED}-{os.getuid()}").open("w") as mine:
+        try:
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.create_server(("127.0.0.1", PRINTED)):
+                pass
+        except OSError:
+            yield free_ports(1)[0]
+        else:
+            yield PRINTED
+
+
+def on_port(line: str, port: int) -> str:
+    """The line as printed, or for another port where 9092 is taken."""
+    line = line.replace("9092", str(port))
+    tells_no_address = re.search(r"weft (topics|produce) (?!.*--bootstrap)", line) is not None
+    return (
+        f"{line} --bootstrap-servers localhost:{port}"
+        if tells_no_address and port != 9092
+        else line
+    )
+
+
+@pytest.mark.timeout(300)
+def test_the_readmes_example_works_as_it_is_printed(port, shell, tmp_path):
+    """Broker, topics, a record and `python app.py`, line by line: one record done, one alert."""
+    (tmp_path / "app.py").write_text(blocks("README.md", "python")[0].replace("9092", str(port)))
+    (console,) = [block for block in blocks("README.md", "console") if "python app.py" in block]
+    for line in console.strip().splitlines():
+        done = shell(on_port(line, port))
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert "exit_code=0" in done.stdout
+    assert "done=1" in done.stdout
+    show = f"weft offsets show --group geofence --bootstrap-servers localhost:{port} --json"
+    (progress,) = json.loads(shell(show).stdout)
+    assert (progress["topic"], progress["frontier"], progress["lag"]) == ("gps.positions", 1, 0)
+    assert end_of(f"127.0.0.1:{port}", "gps.alerts") == 1
+    assert end_of(f"127.0.0.1:{port}", "gps.positions.dlq") == 0
+
+
+@pytest.mark.timeout(300)
+def test_the_page_for_beginners_works_as_it_is_printed(port, shell, tmp_path):
+    """Every line of it but pip's: one order billed, two dead letters, all of it committed."""
+    page = "docs/getting-started.md"
+    (tmp_path / "app.py").write_text(blocks(page, "python")[0].replace("9092", str(port)))
+    lines = "".join(blocks(page, "console")).strip().splitlines()
+    for line in lines:
+        if line.startswith("pip"):
+            continue
+        if line == "weft broker down":
+            letters = [end_of(f"127.0.0.1:{port}", "orders.dlq", n) for n in range(2)]
+            bills = [end_of(f"127.0.0.1:{port}", "invoices", n) for n in range(2)]
+        done = shell(on_port(line, port))
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert (sum(letters), sum(bills)) == (2, 1)
+
+
+def end_of(bootstrap: str, topic: str, partition: int = 0) -> int:
+    """How many records a partition has."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "looks"})
+    try:
+        return reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=60)[1]
+    finally:
+        reader.close()
+
+
+def values_of(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None, bytes | None]]:
+    """Keys and values of a topic of one partition."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "looks"})
+    try:
+        reader.assign([TopicPartition(topic, 0, 0)])
+        found = reader.consume(count, timeout=60)
+        return [(one.key(), one.value()) for one in found]
+    finally:
+        reader.close()
+
+
+def weft(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
+    """Run `weft …`."""
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        input=given, capture_output=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+@pytest.fixture
+def at(kafka_broker: LocalBroker) -> list[str]:
+    """The option that names the test's broker."""
+    return ["--bootstrap-servers", kafka_broker.bootstrap]
+
+
+def test_topics_are_created_once_and_with_the_partitions_asked_for(at):
+    """What exists stays as it is; another number of partitions is refused, exit 2."""
+    first, second = f"a-{uuid.uuid4()}", f"b-{uuid.uuid4()}"
+    made = weft("topics", "create", first, second, "--partitions", "3", *at)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout == f"{first}: created, 3 partitions\n{second}: created, 3 partitions\n"
+    again = weft("topics", "create", first, "--json", *at)
+    assert json.loads(again.stdout) == [{"topic": first, "partitions": 3, "created": False}]
+    other = weft("topics", "create", first, "--partitions", "4", *at)
+    assert (other.returncode, other.stdout) == (2, "")
+    assert other.stderr.count("\n") == 1
+    assert "exists already, with 3 partitions, not 4" in other.stderr
+
+
+def test_lines_become_records(kafka_broker, at, tmp_path):
+    """A record a line, from a file or stdin, with the key given; the number sent is said."""
+    topic = f"lines-{uuid.uuid4()}"
+    weft("topics", "create", topic, "--partitions", "1", *at)
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"one\n\ntwo\r\nthr\xffee")
+    done = weft("produce", topic, str(lines), "--key", "k", *at)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"3 records sent to {topic} (1 empty line left out)\n"
+    assert weft("produce", topic, *at, stdin="four\n").stdout == f"1 record sent to {topic}\n"
+    found = values_of(kafka_broker.bootstrap, topic, 4)
+    assert found == [(b"k", b"one"), (b"k", b"two"), (b"k", b"thr\xffee"), (None, b"four")]
+
+
+def test_a_record_the_broker_refuses_is_said(at):
+    """Too large for the broker: one line with the reason, how many were sent, exit 1."""
+    topic = f"large-{uuid.uuid4()}"
+    weft("topics", "create", topic, *at)
+    done = weft("produce", topic, *at, stdin="x" * 3_000_000)
+    assert done.returncode == 1
+    assert done.stdout == f"0 records sent to {topic}\n"
+    assert done.stderr.count("\n") == 1
+    assert "MSG_SIZE_TOO_LARGE" in done.stderr
+
+
+def test_a_missing_topic_names_the_command_that_makes_it(at):
+    """`weft produce` makes no topic by itself: a typo would be one."""
+    done = weft("produce", "nobody.made.it", *at, stdin="x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"weft topics create nobody.made.it {' '.join(at)}" in done.stderr

@@ -1,0 +1,56 @@
+"""Weft as it is installed: from a wheel, without the repository around it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.push
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder that has the package alone, as `pip install` puts it there."""
+    built, folder = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(built), str(ROOT)]
+    subprocess.run(wheel, check=True, timeout=110)
+    (file,) = built.glob("weft-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder), str(file)], check=True)
+    return folder
+
+
+def run(installed, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=installed, env={**os.environ, "PYTHONPATH": str(installed)}, check=False,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_package_alone_has_its_commands(installed):
+    """It is the installed one that runs, and it lists its commands."""
+    where = run(installed, "-c", "import weft; print(weft.__file__)").stdout
+    assert Path(where.strip()).is_relative_to(installed)
+    listed = run(installed, "-m", "weft", "--help")
+    assert listed.returncode == 0
+    for command in ("run", "broker", "topics", "produce", "offsets", "demo", "bench", "simulate"):
+        assert f"\n  {command} " in listed.stdout
+
+
+def test_the_benchmarks_are_in_the_repository(installed):
+    """`weft bench` says where they are instead of being no command."""
+    done = run(installed, "-m", "weft", "bench")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "make bench" in done.stderr
+
+
+def test_types_travel_with_it(installed):
+    """Type checkers of users read the package's own annotations."""
+    assert (installed / "weft" / "py.typed").exists()
