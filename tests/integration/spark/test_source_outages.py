@@ -75,7 +75,7 @@ def test_a_query_outlives_a_broker_that_is_away(spark, mortal, topic, produce, s
     outage(mortal)
     produce(name, ["c"], partition=1)
     wait_until(lambda: seen(spark, query) in (-1, 3), 150)
-    assert query.exception() is None
+    assert query.exception() is None, str(query.exception())[:3000]
     assert seen(spark, query) == 3
 
 

@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.spark.source.bounds import PartitionMap
-from weft.spark.source.codes import MISSING, MISSING_TOPIC, NOT_READY, OLD_EPOCH, UNREACHABLE
+from weft.spark.source.codes import FINAL, MISSING, MISSING_TOPIC, NOT_READY, OLD_EPOCH, UNREACHABLE
 from weft.spark.source.errors import SourceError
 from weft.spark.source.oauth import with_oauth
 from weft.spark.source.options import SourceOptions, Subscription
@@ -210,14 +210,14 @@ class Cluster:
             self._admin.list_topics(timeout=self._timeout_s)
 
     def _gives_up(self, error: Exception, attempt: int, away_s: float) -> bool:
-        if self._answered and away_s < self._reconnect_s and may_come_back(error):
+        if self._answered and away_s < self._reconnect_s and not is_final(error):
             return False
         return attempt >= self._attempts or unreachable(error)
 
     def _tell(self, error: Exception, away_s: float) -> None:
         """One line a minute: a query that waits looks like one that has nothing to do."""
         now = time.monotonic()
-        if not may_come_back(error) or now - self._told_at < TELL_EVERY_S:
+        if is_final(error) or now - self._told_at < TELL_EVERY_S:
             return
         self._told_at = now
         log.warning(
@@ -287,6 +287,11 @@ def unreachable(error: Exception) -> bool:
     if isinstance(error, TimeoutError):
         return True
     return bool(error.args[0].code() in UNREACHABLE)
+
+
+def is_final(error: Exception) -> bool:
+    """Whether waiting cannot help a query that runs."""
+    return not isinstance(error, TimeoutError) and bool(error.args[0].code() in FINAL)
 
 
 def may_come_back(error: Exception) -> bool:

@@ -22,9 +22,11 @@ UNREACHABLE = DISCONNECTED | {TIMED_OUT}
 #: A broker that stood still was fenced meanwhile: its partitions have a new epoch now. librdkafka's
 #: admin client (2.16) asks with the old one until it hears of all topics again.
 OLD_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
-#: The brokers are there again and not quite ready.
+#: The brokers are there again and not quite ready. `_NOENT` is what a question to the leaders ends
+#: with where the brokers name none, or name none in time.
 NOT_READY = OLD_EPOCH | frozenset(
     {
+        KafkaError._NOENT,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.REPLICA_NOT_AVAILABLE,
@@ -36,6 +38,28 @@ NOT_READY = OLD_EPOCH | frozenset(
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
+    }
+)
+#: What no waiting mends: rights, a login, a question that these brokers do not know. A query that
+#: runs outlives every other answer, also one that nobody thought of.
+FINAL = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SECURITY_DISABLED,
+        KafkaError.ILLEGAL_SASL_STATE,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError._UNSUPPORTED_FEATURE,
+        KafkaError._INVALID_ARG,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.INVALID_GROUP_ID,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._FATAL,
     }
 )
 #: The topic is not there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from weft.spark.source.cluster import may_come_back, offset_of
+from weft.spark.source.cluster import is_final, may_come_back, offset_of
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,23 @@ from weft.spark.source.cluster import may_come_back, offset_of
         # Fenced while it stood still, a broker has new epochs, which the client learns in a moment.
         (KafkaError.FENCED_LEADER_EPOCH, True),
         (KafkaError.UNKNOWN_LEADER_EPOCH, True),
+        # "Failed to query partition leaders: No leaders found", while a broker starts.
+        (KafkaError._NOENT, True),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
     ],
 )
 def test_what_passes_by_itself_is_waited_for(code, waits):
     """A query ended where its only broker had stood still for longer than its session."""
-    assert may_come_back(KafkaException(KafkaError(code))) is waits
+    error = KafkaException(KafkaError(code))
+    assert may_come_back(error) is waits
+    assert is_final(error) is not waits
+
+
+def test_an_answer_that_nobody_thought_of_is_waited_out():
+    """A query that runs ends at once only where waiting cannot help, such as rights."""
+    assert not is_final(KafkaException(KafkaError(KafkaError.UNKNOWN)))
+    assert not is_final(TimeoutError())
+    assert is_final(KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED)))
 
 
 def test_a_leader_that_did_not_answer_is_no_offset():
