@@ -18,7 +18,7 @@ from weft.errors import WeftError
 HEAP_OPTION = "-Xmx768m"
 STOP_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
-FORMAT_TIMEOUT_S = 60.0
+FORMAT_TIMEOUT_S = 120.0  # a busy machine: it is a JVM that starts
 _POLL_S = 0.02
 _EXEC_S = 2.0
 _LOGGING_NOTE = "SLF4J:"  # Kafka's jars come without a logging back end, and say so each time.
@@ -67,10 +67,22 @@ def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> N
         subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for path in properties
     ]
-    outputs = [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
-    for tool, output in zip(tools, outputs, strict=True):
+    for tool, output in zip(tools, _outputs(tools), strict=True):
         if tool.returncode != 0:
             raise BrokerError(f"Kafka could not format its storage: {last_line(output.decode())}")
+
+
+def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
+    """What each of them said until it ended; none outlives this call, which has a limit."""
+    try:
+        return [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
+    except subprocess.TimeoutExpired:
+        told = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
+        raise BrokerError(f"{told}: is this machine very busy?") from None
+    finally:
+        for tool in tools:
+            with tool:  # closes its pipe, and reaps it
+                tool.kill()
 
 
 def last_line(text: str) -> str:

@@ -9,7 +9,11 @@ import sys
 
 import pytest
 
+from weft.broker import process
+from weft.broker.java import Java
 from weft.broker.process import (
+    BrokerError,
+    format_storage,
     is_node,
     last_line,
     spawn_detached,
@@ -128,3 +132,23 @@ def test_release_ends_the_guard_too(properties, log):
 def test_the_last_line_that_says_something(text, line):
     """The last line is short, and not the logging library's complaint."""
     assert last_line(text) == line
+
+
+def test_storage_that_is_not_formatted_in_time(properties, tmp_path, monkeypatch):
+    """It is one line that says so, and no tool goes on behind it."""
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\nexec sleep 600\n")
+    java.chmod(0o755)
+    made = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(process, "ensure_jars", list)
+    monkeypatch.setattr(process, "FORMAT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    with pytest.raises(BrokerError, match="did not format its storage within"):
+        format_storage(Java(java, 17), [properties, properties], "id")
+    assert [tool.returncode for tool in made] == [-signal.SIGKILL] * 2
