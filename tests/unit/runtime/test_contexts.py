@@ -93,3 +93,23 @@ def test_a_prefetch_generator_finds_its_own_when_it_releases(kind: str) -> None:
     results = run(app, [b"a", b"b"])
     assert {result.attempts for result in results} == {1}
     assert seen == ["load of 0", "nobody", "load of 1", "nobody"]
+
+
+@pytest.mark.parametrize("kind", ["at_once", "waits", "plain", "batch", "async_batch"])
+def test_what_a_decoder_sets_is_its_calls(kind: str) -> None:
+    """The handler finds it with its own record, and no other record's decoder does."""
+    seen: list[str] = []
+    found: list[str] = []
+    handler, options = call_of(kind, found)
+
+    def decode(value: bytes) -> bytes:
+        seen.append(user.get())
+        user.set(value.decode())
+        return value
+
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:1"})
+    app.consume("t", concurrency=1, value=decode, **options)(handler)
+    results = run(app, [b"ann", b"ben", b"eve"])
+    assert {result.attempts for result in results} == {1}
+    assert seen == ["nobody"] * 6  # for the calls, and for who reads the results
+    assert found == ["ann", "ben", "eve"]

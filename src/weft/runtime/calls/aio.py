@@ -225,7 +225,7 @@ class AsyncExecutor:
                 self._door.ended.append(GivenBack(work))
                 continue
             try:
-                record = work.record if decode is None else decoded(work.record, decode)
+                record = work.record if decode is None else run(decoded, work.record, decode)
                 call = function(record)
                 try:  # its first step here: most handlers that do not wait never need more
                     waits_for = run(send, call, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 from weft.options import HandlerOptions
 from weft.routing import Routes
@@ -26,7 +27,8 @@ def as_handled(handlers: Sequence[HandlerOptions]) -> Callable[[Result], Result]
         if decode is None:
             return result
         try:
-            return result._replace(record=decoded(result.record, decode))
+            record = Context().run(decoded, result.record, decode)  # as of a call: nobody else's
+            return result._replace(record=record)
         except Undecodable:
             return result
 

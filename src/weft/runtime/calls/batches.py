@@ -64,7 +64,8 @@ class BatchCall:
         if not self.may_begin():
             self.give_back()
             return None
-        records, bad = all_decoded([work.record for work in self.works], self.plan.decode)
+        records = [work.record for work in self.works]
+        records, bad = self.context.run(all_decoded, records, self.plan.decode)
         if bad:
             self._undecodable(bad)
             return None

@@ -180,7 +180,9 @@ class ThreadExecutor(WorkerThreads[Work]):
         context = Context()  # what the call sets (contextvars) is nobody else's
         returned = None
         try:
-            record = work.record if plan.decode is None else decoded(work.record, plan.decode)
+            record = work.record
+            if plan.decode is not None:
+                record = context.run(decoded, record, plan.decode)
             returned = context.run(plan.function, record)
         except BaseException as error:
             self._expired.discard(work)

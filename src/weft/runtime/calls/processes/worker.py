@@ -242,7 +242,7 @@ class Worker:
         context = Context()  # what the call sets (contextvars) is nobody else's
         try:
             if self.decode is not None:
-                record = decoded(record, self.decode)
+                record = context.run(decoded, record, self.decode)
             value = self.call_handler(context, record)
             # A generator's body runs only now.
             outputs = None if value is None else context.run(self.outputs, record, value)
@@ -313,7 +313,7 @@ class BatchOfWorker:
 
     def _called(self) -> BatchReply:
         worker, context = self._worker, Context()  # what the call sets is nobody else's
-        records, bad = all_decoded(self._records, worker.decode)
+        records, bad = context.run(all_decoded, self._records, worker.decode)
         if bad:
             return self._undecodable(bad)
         try:
