@@ -233,9 +233,7 @@ class Endings:
             work.partition.drop_outputs(work)
             work.partition.lanes.detach(work)
             if failure.given_up == "dead_lettered":
-                work.keep(None)
-                failure.dead_letter_refused(error)
-                self._park(work, failure)
+                self._no_dead_letter(work, failure, error)
             else:
                 self._outputs_refused(work, error, ordered=False)
 
@@ -315,17 +313,22 @@ class Endings:
 
     def _dead_letter(self, work: Work, failure: Failure, policy: DeadLetter) -> None:
         failure.give_up("dead_lettered")
-        error = failure.error or ErrorInfo("unknown", "")
+        assert failure.error is not None
         topic = policy.topic_for(work.record.topic)
-        self._delivery(work).send_dead_letter(work, fx.SendDeadLetter(work, topic, error))
+        self._delivery(work).send_dead_letter(work, fx.SendDeadLetter(work, topic, failure.error))
 
     def _dead_letter_answered(
         self, work: Work, failure: Failure, sent: tuple[Sent, ...], error: ErrorInfo | None
     ) -> None:
         if error is not None:
-            failure.dead_letter_refused(error)
-            failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
-            self._park(work, failure)
+            self._no_dead_letter(work, failure, error)
             return
         work.keep(sent)
         self._handled(work)
+
+    def _no_dead_letter(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
+        """The broker does not take it: that is what the record says, and it is parked."""
+        work.keep(None)
+        failure.dead_letter_refused(error)
+        failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
+        self._park(work, failure)

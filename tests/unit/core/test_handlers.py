@@ -116,6 +116,7 @@ def test_a_dead_letter_that_a_transaction_does_not_take_is_none(make_desk):
     refusal = ERROR._replace(message="too large")
     desk.do("transacted", sent.sequence, committed=False, refused=[(work, refusal)])
     assert (part.parked, work.outputs, work.failure.error) == (1, None, refusal)
+    assert work.story()[-1].what == "dead letter refused: too large"
 
 
 @pytest.mark.parametrize(
