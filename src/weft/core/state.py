@@ -91,8 +91,9 @@ class EngineState:
     def trouble(self, work: Work, outcome: fx.Trouble) -> None:
         """An attempt failed, or the record is given up: something for the log."""
         failure = work.failure
-        error = (failure and failure.error) or ErrorInfo("unknown", "")
-        self.effects.append(fx.Troubled(work, outcome, work.attempts, error))
+        assert failure is not None
+        assert failure.error is not None
+        self.effects.append(fx.Troubled(work, outcome, failure.attempts, failure.error))
 
     def closing(self, partitions: Sequence[Partition]) -> None:
         """Nothing of these that has not begun will begin in this epoch."""

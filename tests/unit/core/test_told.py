@@ -45,7 +45,9 @@ def test_what_is_given_up_is_reported_by_its_policy(policy, outcome):
 )
 def test_what_is_given_up_is_told_to_the_log(policy, told):
     """The attempt that failed, and what became of the record."""
-    assert [one.outcome for one in given_up(policy).take(fx.Troubled)] == told
+    troubles = given_up(policy).take(fx.Troubled)
+    assert [one.outcome for one in troubles] == told
+    assert {(one.attempts, one.error) for one in troubles} == {(1, ERROR)}
 
 
 def test_a_dead_letter_of_at_most_once_is_sent_and_acknowledged():
@@ -174,3 +176,16 @@ def test_a_restored_hole_that_the_log_no_longer_has_is_no_hole():
     assert offsets.frontier == 3
     offsets.advance(10)
     assert (offsets.frontier, offsets.position, list(offsets.incomplete)) == (10, 10, [])
+
+
+def test_an_attempt_that_outlives_its_epoch_is_reported_when_it_ends():
+    """As superseded, and once: not when its partition goes."""
+    desk = Desk()
+    desk.engine.report_results(on=True)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    works = desk.started()
+    desk.do("closed", [part], lost=True)
+    assert desk.take(fx.Finished) == []
+    desk.do("calls_ended", works)
+    assert [(one.work, one.outcome) for one in desk.take(fx.Finished)] == [(works[0], "superseded")]
