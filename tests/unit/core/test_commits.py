@@ -430,3 +430,21 @@ def test_what_is_stored_in_the_end_is_not_said_again(make_desk):
     for _ in range(5):
         desk.pass_time(5.0)
     assert desk.take(fx.CommitOffsets) == []
+
+
+def test_a_committed_offset_is_as_old_as_its_last_move(make_desk):
+    """What is committed again, with another map, says nothing of how long it has stood there."""
+    desk = make_desk(UNORDERED)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, 3)
+    first, stuck, *others = desk.started()
+    desk.do("calls_ended", [first])
+    desk.commit()
+    assert (part.commit.committed, part.commit.committed_at) == (1, desk.now)
+    moved = desk.now
+    desk.do("calls_ended", others)
+    desk.commit()
+    assert (part.commit.committed, part.commit.committed_at) == (1, moved)
+    desk.do("calls_ended", [stuck])
+    desk.commit()
+    assert (part.commit.committed, part.commit.committed_at) == (4, desk.now)

@@ -187,6 +187,20 @@ def test_all_slots_hung_for_ten_time_outs_is_fatal(make_desk):
     assert "slow" in desk.take(fx.Fatal)[0].reason
 
 
+def test_a_handler_hangs_when_its_last_slot_has_hung_for_so_long(make_desk):
+    """The first one was overdue long before: until then something might still have started."""
+    desk = make_desk(HandlerSpec("slow", "unordered", concurrency=2, timeout_s=1.0))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    desk.pass_time(5.0)
+    desk.poll(part, 1)
+    desk.pass_time(1.0)
+    desk.pass_time(9.9)
+    assert desk.take(fx.Fatal) == []
+    desk.pass_time(0.2)
+    assert len(desk.take(fx.Fatal)) == 1
+
+
 def test_late_completion_is_counted_and_dropped(make_desk):
     """What an ended epoch still brings does not touch the present one."""
     desk = make_desk()

@@ -7,7 +7,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.codec import decode
 from weft.core import effects as fx
-from weft.core.endings import Failed
+from weft.core.endings import Failed, Returned
 from weft.core.reach import always_fits
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Retry
@@ -55,6 +55,17 @@ def test_room_beside_one_large_record(make_desk):
     assert desk.engine.state.flow.room(parts).records == 1
 
 
+def test_outputs_that_wait_for_their_transaction_take_room(make_desk):
+    """They are in memory as records are: with them the budget is full, and nothing is fetched."""
+    limits = Limits(buffer_records=1_000, buffer_bytes=8_000)
+    desk = make_desk(HandlerSpec("h", delivery="exactly_once"), limits=limits, size_bytes=4_000)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    desk.do("calls_ended", [], [Returned(work, ["out"]) for work in desk.started()])
+    desk.poll(part, 1)
+    assert [effect.partitions for effect in desk.take(fx.PauseIntake)] == [[part]]
+
+
 def test_a_partition_that_goes_is_not_fetched_again(make_desk):
     """It was paused, and is another member's now; the others go on."""
     desk = make_desk(SLOW, limits=Limits(buffer_records=10))
@@ -90,6 +101,25 @@ def test_failing_lane_does_not_stop_the_intake_of_others(make_desk):
     assert desk.take(fx.PauseIntake) == []
     desk.poll(part, 11, 12, key=b"bad")
     assert len(desk.take(fx.PauseIntake)) == 1
+
+
+@pytest.mark.parametrize(("good", "bad", "resumed"), [(4, 8, False), (5, 7, True)])
+def test_intake_resumes_when_a_quarter_of_the_failing_is_gone(make_desk, good, bad, resumed):
+    """Of what the budget of failing records holds, however much more had come in."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=1.0)), limits=Limits(buffer_records=10))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, key=b"good")
+    desk.poll(part, 1, key=b"bad")
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    desk.poll(part, *range(2, 1 + good), key=b"good")
+    desk.poll(part, *range(20, 19 + bad), key=b"bad")
+    assert part.intake_paused
+    assert part.lanes.blocked_records == good + bad
+    desk.pass_time(2.0)
+    desk.do("calls_ended", [work for work in desk.started() if work.record.key == b"good"])
+    desk.do("tick")
+    assert part.lanes.blocked_records == bad
+    assert part.intake_paused != resumed
 
 
 def test_blocked_lane_is_healthy_again_when_its_head_is_done(make_desk):
@@ -203,6 +233,8 @@ def test_busy_partition_may_use_what_others_do_not_need(make_desk):
     assert busy.intake_paused
     desk.poll(quiet, *range(24))
     assert not quiet.intake_paused
+    desk.poll(quiet, 24)
+    assert quiet.intake_paused
 
 
 def test_busy_partition_resumes_at_half_of_what_it_held(make_desk):

@@ -142,3 +142,54 @@ def test_a_proof_is_of_an_open_partition_with_no_commit_on_the_way(
     assert (proof is not None) == found
     if proof is not None:
         assert [(item.frontier, offsets(item.claims)) for item in proof.items] == [(7, [])]
+
+
+def test_the_number_of_records_counts_each_of_a_transaction_once(make_desk):
+    """Every third record: two of exactly_once and one of another handler."""
+    specs = HandlerSpec("a", "unordered"), HandlerSpec("b", "unordered", delivery="exactly_once")
+    desk = make_desk(*specs, limits=Limits(commit=Commit(interval_s=60.0, max_records=3)))
+    (plain,) = desk.assign(0, topic="a")
+    (exact,) = desk.assign(0, topic="b", handler=1)
+    desk.poll(plain, 0)
+    desk.poll(exact, 0, 1)
+    done, *others = desk.started()
+    desk.do("calls_ended", [done])
+    told = []
+    for work in others:
+        desk.do("calls_ended", [], [Returned(work, ["out"])])
+        told.append([item.frontier for one in desk.take(fx.CommitOffsets) for item in one.items])
+    assert told == [[], [1]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"commit_each": True},
+        {"delivery": "at_most_once", **ONE_ATTEMPT},
+        {"delivery": "exactly_once"},
+    ],
+    ids=["at_least_once", "each", "at_most_once", "exactly_once"],
+)
+@pytest.mark.parametrize("handlers", [1, 2])
+def test_a_record_without_outputs_is_counted_and_reported_once(make_desk, options, handlers):
+    """When it is done, by the rules of its delivery: not when its call ends, and then again."""
+    others = [HandlerSpec("other")] * (handlers - 1)
+    desk = make_desk(HandlerSpec("h", **options), *others)
+    desk.engine.report_results(on=True)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    told = list(desk.effects)
+    for effect in desk.take(fx.CommitOffsets):
+        desk.answer(effect)
+    told += desk.effects
+    desk.do("calls_ended", [one.works[0] for one in told if isinstance(one, fx.Start)])
+    told += desk.effects
+    for effect in desk.take(fx.CommitOffsets | fx.Transact):
+        if isinstance(effect, fx.Transact):
+            desk.do("transacted", effect.sequence, committed=True)
+        elif options.get("commit_each"):
+            desk.answer(effect)
+    told += desk.effects
+    assert [one.outcome for one in told if isinstance(one, fx.Finished)] == ["done"]
+    assert desk.engine.state.handlers[0].done == 1

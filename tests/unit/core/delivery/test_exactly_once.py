@@ -8,9 +8,9 @@ from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 from weft.codec import encode
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Returned
+from weft.core.endings import Failed, Returned
 from weft.core.spec import HandlerSpec, Limits
-from weft.policies import Batch, Retry
+from weft.policies import Batch, Retry, Skip
 from weft.types import Record
 
 EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=3, delay_s=1.0, jitter=0.0))
@@ -226,3 +226,64 @@ def test_records_that_share_an_output_wait_together_and_their_lanes_behind_them(
 def offset_of(work) -> int:
     """Where it stands."""
     return work.record.offset
+
+
+def test_what_waits_for_a_transaction_on_the_way_wakes_nobody(make_desk):
+    """Its turn comes with the answer: until then there is nothing to look at."""
+    desk = make_desk(EXACT)
+    first, second = desk.assign(0, 1)
+    desk.poll(first, 0)
+    desk.poll(second, 0)
+    for work in desk.started():
+        desk.do("calls_ended", [], [Returned(work, ["out"])])
+    (sent,) = desk.take(fx.Transact)
+    assert [item.partition for item in sent.items] == [first]
+    assert desk.engine.next_deadline() > desk.now
+    desk.pass_time(0.1)
+    desk.do("transacted", sent.sequence, committed=True)
+    assert [item.partition for item in desk.take(fx.Transact)[0].items] == [second]
+
+
+def test_no_map_is_blamed_where_there_is_none(make_desk):
+    """A transaction refused for its maps has none: what may be stored is as much as before."""
+    desk = make_desk(EXACT)
+    (part,) = desk.assign(0)
+    desk.do("reached", [(part, 5)])
+    desk.pass_time(1.0)
+    (sent,) = desk.take(fx.Transact)
+    assert (sent.items[0].frontier, sent.items[0].metadata) == (5, "")
+    desk.do("transacted", sent.sequence, committed=False, maps_too_large=True)
+    assert part.commit.map_limit == 4096
+
+
+def test_the_map_of_another_delivery_is_not_blamed_for_a_transaction(make_desk):
+    """However long: it is on its own way, and the longest of the transaction is made shorter."""
+    specs = HandlerSpec("a", "unordered"), HandlerSpec("b", "unordered", 9, delivery="exactly_once")
+    desk = make_desk(*specs, limits=Limits(commit_answer_s=600.0))
+    (plain,) = desk.assign(0, topic="a")
+    (exact,) = desk.assign(0, topic="b", handler=1)
+    desk.poll(plain, *range(200), key=None)
+    desk.poll(exact, 0, 1, key=None)
+    works = desk.started()
+    desk.do("calls_ended", [w for w in works if w.partition is plain and w.record.offset % 2])
+    desk.pass_time(1.0)
+    (commit,) = desk.take(fx.CommitOffsets)
+    late = [w for w in works if w.partition is exact and w.record.offset]
+    desk.do("calls_ended", [], [Returned(work, ["out"]) for work in late])
+    (sent,) = desk.take(fx.Transact)
+    assert 0 < len(sent.items[0].metadata) < len(commit.items[0].metadata)
+    desk.do("transacted", sent.sequence, committed=False, maps_too_large=True)
+    assert (plain.commit.map_limit, exact.commit.map_limit) == (4096, 2048)
+
+
+def test_what_a_transaction_skips_is_not_counted_as_done(make_desk):
+    """Nobody reads results; the record is given up, and its offset goes with the others."""
+    desk = make_desk(HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=1),
+                                 on_exhausted=Skip()))  # fmt: skip
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    (sent,) = desk.take(fx.Transact)
+    desk.do("transacted", sent.sequence, committed=True)
+    handler = desk.engine.state.handlers[0]
+    assert (handler.skipped, handler.done, part.frontier) == (1, 0, 1)
