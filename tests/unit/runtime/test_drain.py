@@ -74,6 +74,23 @@ def test_another_members_commit_counts(clock: list[float]) -> None:
     assert drain.finished(engine, 0.0, ours)
 
 
+def test_what_comes_to_us_while_we_ask_is_ours(clock: list[float]) -> None:
+    """At most once its commit says done when its calls begin: the answer says nothing of them."""
+    ours: dict[TopicPartition, Any] = {}
+
+    class Assigned(Group):
+        """A group that gives us the other partition before it has answered."""
+
+        def group_offsets(self, *_: Any) -> dict[TopicPartition, int | None]:
+            ours[OURS] = ours[THEIRS] = "assigned"
+            return {OURS: 10, THEIRS: 10}
+
+    drain = make(Assigned())
+    clock[0] += 2
+    drain.look_at_others(ours)
+    assert not drain.finished(Engine([HandlerSpec("h")]), 0.0, {})
+
+
 def test_two_members_with_parked_records_do_not_wait_for_each_other(clock: list[float]) -> None:
     """With parked records of our own, another member that stands still is not waited for."""
     group = Group()

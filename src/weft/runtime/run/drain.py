@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from weft.core import states
 from weft.core.engine import Engine
@@ -76,8 +76,11 @@ class Drain:
         standing = all(self._standing.get(w, (None, still + 1))[1] <= still for w in others)
         return standing and any(partition.parked for partition in held.values())
 
-    def look_at_others(self, ours: Iterable[TopicPartition]) -> None:
-        """Ask, now and then, what the group has committed for others' partitions; may wait."""
+    def look_at_others(self, ours: Collection[TopicPartition]) -> None:
+        """Ask, now and then, what the group has committed for others' partitions; may wait.
+
+        `ours` is looked at again when the answer is there: it is the member's own, not a copy.
+        """
         if time.monotonic() < self._others_due:
             return
         self._others_due = time.monotonic() + OTHERS_EVERY_S
@@ -93,7 +96,9 @@ class Drain:
             _log.debug("the group's offsets cannot be read now: %s", error)
             return
         self._standing = {tp: at for tp, at in self._standing.items() if tp in elsewhere}
-        for where in elsewhere:
+        # What came to us while we asked: at_most_once commits a record before its call, so the
+        # answer may be our own word for calls that run.
+        for where in sorted(set(elsewhere) - set(ours)):
             offset = committed.get(where)
             if where not in self._standing or self._standing[where][0] != offset:
                 self._standing[where] = (offset, time.monotonic())
