@@ -103,6 +103,19 @@ def test_a_long_refusal_of_a_dead_letter_is_told_shortened(make_desk, length, to
     assert work.story()[-1].what == f"dead letter refused: {'x' * told}"
 
 
+@pytest.mark.parametrize(("length", "told"), [(99, 99), (100, 100), (101, 100)])
+def test_a_long_error_is_told_shortened(make_desk, length, told):
+    """Its first 100 characters stand in the record's story; the record keeps it whole."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=Skip()))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    error = ERROR._replace(message="x" * length)
+    desk.do("calls_ended", [], [Failed(work, error)])
+    assert f"attempt 1 failed: ValueError: {'x' * told}" in [one.what for one in work.story()]
+    assert work.failure.error == error
+
+
 EVENTS = {
     "assigned": ([],),
     "revoking": ([],),
