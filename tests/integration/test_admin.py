@@ -319,11 +319,10 @@ def test_a_refused_login_is_a_configuration_error_without_the_password(
 def test_tls_to_a_plain_listener_says_so(kafka_broker) -> None:
     """No TLS there: the message says what it may be."""
     tls = settings(kafka_broker.bootstrap, **{"security.protocol": "ssl"})
-    with (
-        KafkaAdmin(tls) as admin,
-        pytest.raises(KafkaUnavailable, match=r"connecting to a PLAINTEXT broker listener\?"),
-    ):
-        admin.describe(["t"], 2 * REFUSED_S)
+    # Which of the two librdkafka says depends on how far its greeting had come when it was cut off.
+    said = r"connecting to a PLAINTEXT broker listener\?|closed by peer .*in state SSL_HANDSHAKE"
+    with KafkaAdmin(tls) as admin, pytest.raises(KafkaUnavailable, match=said):
+        admin.describe(["t"], 4 * REFUSED_S)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
+
+from weft.broker.process import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,6 +82,11 @@ def topic(kafka_broker: LocalBroker) -> Callable[..., str]:
     return make
 
 
+def named_partitions(client: Producer, topic: str) -> Collection[int]:
+    """The partitions that a broker names now."""
+    return client.list_topics(topic, timeout=60).topics[topic].partitions.keys()
+
+
 @pytest.fixture
 def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
     """Write values to one partition and wait until the broker has them."""
@@ -89,9 +96,18 @@ def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
     ) -> None:
         # A producer of its own each time: it must know partitions that were added just now.
         producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
+        # A broker that is behind names fewer, and then the client refuses what goes to the others.
+        assert wait_until(lambda: partition in named_partitions(producer, topic), 60)
+        failed: list[str] = []
         for value in values:
-            producer.produce(topic, value, partition=partition, **more)
-        assert producer.flush(60) == 0
+            producer.produce(
+                topic,
+                value,
+                partition=partition,
+                on_delivery=lambda error, _: failed.append(error.str()) if error else None,
+                **more,
+            )
+        assert (producer.flush(60), failed) == (0, [])
 
     return write
 

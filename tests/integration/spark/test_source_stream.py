@@ -23,6 +23,7 @@ class Pipeline:
 
     def __init__(self, spark, folder, load):
         self.spark, self.folder, self.load = spark, folder, load
+        self.query = None
 
     def writer(self, topic=None, **options):
         df = self.load(topic, **options).selectExpr(
@@ -32,7 +33,9 @@ class Pipeline:
 
     def start(self, topic=None, **options):
         """Run until stopped."""
-        return self.writer(topic, **options).format("parquet").start(str(self.folder / "out"))
+        writer = self.writer(topic, **options).format("parquet")
+        self.query = writer.start(str(self.folder / "out"))
+        return self.query
 
     def run(self, topic=None, **options):
         """Read what there is now; returns the progress of the batches that had rows."""
@@ -53,7 +56,8 @@ class Pipeline:
 
     def wait_for(self, count: int) -> None:
         """Wait until so many rows have been written; the assertion that follows tells the rest."""
-        assert wait_until(lambda: len(self.values()) >= count, 200), self.values()
+        wait_until(lambda: len(self.values()) >= count or not self.query.isActive, 200)
+        assert len(self.values()) >= count, (self.values(), self.query.exception())
 
     def logged(self, batch: int):
         """The end offset in the write-ahead log."""
