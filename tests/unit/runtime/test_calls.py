@@ -229,3 +229,34 @@ class OneThread(ThreadExecutor):
     def _wake_one(self) -> None:
         if self._idle or not self._threads:
             super()._wake_one()
+
+
+class OneWorker(AsyncExecutor):
+    """Its two records are both for one worker, as where the second came behind the first."""
+
+    def _hire(self) -> None:
+        if not self._workers:
+            super()._hire()
+
+
+@pytest.mark.parametrize("how", ["done", "output", "fails"])
+def test_what_ended_does_not_wait_for_a_call_that_waits(how: str) -> None:
+    """However a call ended, the engine hears of it when its worker's next call first waits."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        bench = Bench(lambda plan, door: OneWorker(plan, door, loop))
+        begun = []
+
+        async def handler(record: Record) -> weft.Produce | None:
+            begun.append(record.value)
+            if record.value == b"1":
+                await asyncio.sleep(WAIT_S)
+            if how == "fails":
+                raise ValueError
+            return weft.Produce(b"", topic="out") if how == "output" else None
+
+        bench.function = handler
+        bench.poll(2)
+        await until(lambda: len(begun) == 2 and not (bench.door.done or bench.door.ended))
+
+    on_loop(main)

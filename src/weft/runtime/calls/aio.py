@@ -159,11 +159,11 @@ class AsyncExecutor:
         worker.task = self._loop.create_task(self._work(worker))
 
     def _on_suspend(self) -> None:
-        """A handler waits: let others have what is ready, and report what is finished."""
+        """A handler waits: let others have what is ready, and report what has ended, however."""
         if self._ready and not self._woken:
             self._woken = True
             self._loop.call_soon(self._wake)
-        if self._door.done and not self._flushing:
+        if (self._door.done or self._door.ended) and not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
