@@ -32,6 +32,8 @@ class Oracle(CommitOracle):
         self._returned: defaultdict[int, int] = defaultdict(int)
         #: by member, partition and offset: a time-out counts from here
         self.granted_at: dict[tuple[str, int, int], float] = {}
+        #: granted, and the engine has not heard how it ended; an epoch may overlap the last one
+        self._out: Counter[tuple[str, int, int]] = Counter()
         #: what the group held when the consumer was given the partition
         self._given: dict[tuple[str, int], Claimed] = {}
         self._numbers = count(1)
@@ -134,10 +136,8 @@ class Oracle(CommitOracle):
         self.world.sim.note(f"{member} calls {places} attempt {records[0].attempt}")
         self.stats["calls"] += 1
         known = {number: life for number, life in lives.items() if life is not None}
-        call = Call(
-            next(self._numbers), member, places, known, self.world.sim.now, set(places)
-        )  # fmt: skip
-        call.task = self.world.sim.running
+        now, number = self.world.sim.now, next(self._numbers)
+        call = Call(number, member, places, known, now, set(places), self.world.sim.running)
         self.calls[call.number] = call
         for number, offset in places:
             life = lives[number]
@@ -152,10 +152,13 @@ class Oracle(CommitOracle):
 
     def granted(self, place: tuple[str, int, int]) -> None:
         """The engine asks for a call."""
+        self.granted_at[place] = self.world.sim.now
+        self._out[place] += 1
         self._in_turn[place] = None
 
     def returned(self, place: tuple[str, int, int]) -> None:
         """The engine has heard how it ended."""
+        self._out[place] -= 1
         self._in_turn.pop(place, None)
 
     def _takes_its_turn(self, life: Life, offset: int) -> None:
@@ -237,10 +240,15 @@ class Oracle(CommitOracle):
                     self._perhaps_exhausted(life, place[1], at_once=True)
 
     def perhaps_handled(self, call: Call, place: Place) -> None:
-        """Acknowledged in the moment in which its call ended: either is right."""
-        life = call.lives[place[0]]
-        life.unsure.add(place[1])
-        life.source.finished.add(place[1])
+        """Acknowledged when the handler had left it: that may count until the engine hears so.
+
+        The handler's thread may rest, however long, between its return and the end of the call.
+        """
+        life, ours = call.lives[place[0]], (call.member, *place)
+        again = self.granted_at[ours] > call.began  # to another call
+        if self._out[ours] and not again and not self._is_over(life):
+            life.unsure.add(place[1])
+            life.source.finished.add(place[1])
 
     def shared(self, call: Call) -> None:
         """The outputs of a batch are all its records': none is done before they are stored."""
@@ -312,7 +320,10 @@ class Oracle(CommitOracle):
             for number, offset in call.open
         ):
             del life.running[lane]
-        return None if life.state == "closed" or self.world.is_dead(life.member) else life
+        return None if self._is_over(life) else life
+
+    def _is_over(self, life: Life) -> bool:
+        return life.state == "closed" or self.world.is_dead(life.member)
 
     # -- what the broker has -----------------------------------------------------------------------
 

@@ -40,7 +40,6 @@ class Taps:
             self.oracle.broken("structure", f"{work!r} is granted twice")
         label = self.granted[work] = self.labels[engine]
         place = (label, work.partition.number, work.record.offset)
-        self.oracle.granted_at[place] = self._world.sim.now
         self.oracle.granted(place)
 
     def ended(self, works: Sequence[Work]) -> None:
