@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from weft.codec import decode
+from weft.kafka.ports import OutMessage
 
 Place = tuple[int, int]  # partition and offset of the one topic
 
@@ -76,6 +77,8 @@ class Life:
     running: dict[Hashable, Call] = field(default_factory=dict)
     #: failed attempts, of the handler or of what it sent
     failures: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    #: attempts that returned well when their time was over, or nearly: they may count as failed
+    late: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     #: a failed record may be tried again from the first time on, and must be from the second on
     again_at: dict[int, tuple[float, float]] = field(default_factory=dict)
     #: no further attempt: parked, or with its dead letter on the way
@@ -100,3 +103,10 @@ class Call:
     #: outputs on their way, by the place they were returned for
     outputs: dict[Place, list[int]] = field(default_factory=dict)
     ended: float | None = None
+
+
+def of_dead_letter(message: OutMessage) -> Place:
+    """The place of the record that it is of."""
+    headers = dict(message.headers)
+    number, offset = headers["__dlq.errors.partition"], headers["__dlq.errors.offset"]
+    return int(number or b""), int(offset or b"")

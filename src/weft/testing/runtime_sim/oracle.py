@@ -13,7 +13,7 @@ from itertools import count
 from weft.kafka.ports import OutMessage, Polled
 from weft.policies import Park, Skip
 from weft.testing.runtime_sim.commits import CommitOracle
-from weft.testing.runtime_sim.life import Call, Claimed, Life, Place
+from weft.testing.runtime_sim.life import Call, Claimed, Life, Place, of_dead_letter
 from weft.testing.runtime_sim.setup import DEAD, OUTPUT
 from weft.testing.runtime_sim.stage import Stage
 from weft.types import Record, TopicPartition
@@ -219,9 +219,11 @@ class Oracle(CommitOracle):
         life.again_at.pop(place[1], None)
         if self._was_late(call, place):
             life.unsure.add(place[1])
+            life.late[place[1]] += 1
             self._perhaps_exhausted(life, place[1])
         else:
             life.unsure.discard(place[1])
+            life.late.pop(place[1], None)
         if outputs:
             self._returned[call.number] = outputs
             call.outputs[place] = list(range(outputs))
@@ -290,7 +292,10 @@ class Oracle(CommitOracle):
         if isinstance(self.setup.on_exhausted, Skip):
             life.source.skipped.add(offset)
         elif isinstance(self.setup.on_exhausted, Park):
-            if at_once or life.failures[offset] >= 2:
+            attempts = life.failures[offset] + life.late[offset]
+            assert self.setup.retry.attempts is not None
+            all_spent = attempts >= self.setup.retry.attempts
+            if at_once or all_spent or life.failures[offset] >= 2:
                 life.source.parked.add(offset)
         elif self.setup.transactional:
             life.passed.setdefault(offset, self.world.sim.now)
@@ -330,7 +335,7 @@ class Oracle(CommitOracle):
     def produced(self, member: str, message: OutMessage) -> None:
         """An output or a dead letter is in its log."""
         if message.topic == DEAD:
-            number, offset = _of_dead_letter(message)
+            number, offset = of_dead_letter(message)
             self.sources[number].finished.add(offset)
             life = self.lives.get((member, number))
             if life is not None:
@@ -364,7 +369,7 @@ class Oracle(CommitOracle):
     def refused(self, message: OutMessage) -> None:
         """An output was not taken: its record fails an attempt, or is sent again."""
         if message.topic == DEAD:
-            number, offset = _of_dead_letter(message)
+            number, offset = of_dead_letter(message)
             self.sources[number].parked.add(offset)
             return
         number, offset, call_number, _ = map(int, (message.value or b"").split(b":"))
@@ -392,9 +397,3 @@ class Oracle(CommitOracle):
 
     def _due(self, call: int) -> range:
         return range(self._returned[call])
-
-
-def _of_dead_letter(message: OutMessage) -> Place:
-    headers = dict(message.headers)
-    number, offset = headers["__dlq.errors.partition"], headers["__dlq.errors.offset"]
-    return int(number or b""), int(offset or b"")
