@@ -181,6 +181,7 @@ class Handlers:
                         await asyncio.sleep(duration_s)
                     self._acknowledge(call, batch, record)
             except BaseException:
+                call.let_go()
                 for place in list(call.open):
                     self._oracle.failed(call, place, counts=False)
                 raise
@@ -209,7 +210,7 @@ class Handlers:
         lane_of = self._oracle.sources[place[0]].lane_of
         return any(
             number == place[0] and offset < place[1] and lane_of[offset] == lane_of[place[1]]
-            for number, offset in call.open
+            for number, offset in call.open | call.acking
         )
 
     def _late(self, call: Call, batch: RecordBatch, record: Record, seconds: float) -> None:
@@ -219,15 +220,18 @@ class Handlers:
         if self._earlier_is_open(call, place):
             return
         if place in call.open:
+            call.acking.add(place)
             self._oracle.handled(call, place, 0)
         else:
             self._oracle.perhaps_handled(call, place)
         with suppress(OutOfOrder):
             batch.ack(record)
+        call.acking.discard(place)
 
     def _end(self, call: Call, batch: RecordBatch) -> Any:
         assert self._setup.batch is not None
         left = sorted(call.open)
+        call.let_go()
         if self._setup.batch.ack == "explicit":
             for place in left:
                 self._oracle.failed(call, place)

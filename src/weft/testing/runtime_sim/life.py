@@ -102,7 +102,14 @@ class Call:
     task: object = None
     #: outputs on their way, by the place they were returned for
     outputs: dict[Place, list[int]] = field(default_factory=dict)
+    #: handled, and their acknowledgement by another thread has not returned
+    acking: set[Place] = field(default_factory=set)
     ended: float | None = None
+
+    def let_go(self) -> None:
+        """It is about to end: what is being acknowledged may come behind that."""
+        for number, offset in self.acking:
+            self.lives[number].unsure.add(offset)
 
 
 def of_dead_letter(message: OutMessage) -> Place:
