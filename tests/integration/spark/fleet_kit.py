@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -226,6 +227,15 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
             raise AssertionError(f"{what} did not happen within {seconds} s")
         time.sleep(0.02)  # between two looks
     return value
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 def all_gone(processes: list[psutil.Process], seconds: float) -> list[str]:

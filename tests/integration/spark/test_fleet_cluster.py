@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.integration.spark.fleet_kit import (
     END_S,
     START_S,
     all_gone,
+    answers,
     at_work,
     fill,
     free_port,
@@ -60,7 +60,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
                     )
                 )  # fmt: skip
                 if len(processes) == 1:
-                    wait_until(lambda: _answers(port), START_S, "the master")
+                    wait_until(lambda: answers(port), START_S, "the master")
         yield master
     finally:
         for process in processes:
@@ -68,14 +68,6 @@ def standalone(tmp_path: Path) -> Iterator[str]:
                 kill(child.pid)
             process.kill()
             process.wait(END_S)
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 def executors(master: str) -> list[psutil.Process]:

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.spark.fleet_kit import (
     END_S,
     START_S,
+    answers,
     at_work,
     fill,
     free_port,
@@ -23,7 +24,6 @@ from tests.integration.spark.fleet_kit import (
     wait_until,
     write_app,
 )
-from tests.integration.spark.test_fleet_cluster import _answers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -57,7 +57,7 @@ def server(tmp_path_factory) -> Iterator[str]:
     port = free_port()
     process = start_server(tmp_path_factory.mktemp("connect"), port)
     try:
-        wait_until(lambda: _answers(port), START_S, "the Connect server")
+        wait_until(lambda: answers(port), START_S, "the Connect server")
         yield f"sc://127.0.0.1:{port}"
     finally:
         end(process)

@@ -13,13 +13,13 @@ import pytest
 from tests.integration.spark.fleet_kit import (
     START_S,
     Fleet,
+    answers,
     fill,
     free_port,
     running,
     wait_until,
     write_app,
 )
-from tests.integration.spark.test_fleet_cluster import _answers
 from tests.integration.spark.test_fleet_connect import end, start_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -149,7 +149,7 @@ def test_secrets_stand_nowhere_on_a_connect_server(tmp_path: Path, topic, kafka_
         "spark.marker=planted-marker",
     )
     try:
-        wait_until(lambda: _answers(port), START_S, "the Connect server")
+        wait_until(lambda: answers(port), START_S, "the Connect server")
         address = f"sc://127.0.0.1:{port}"
         with running(tmp_path, "--members", "2", "--master", address) as fleet:
             wait_until(lambda: len(fleet.done()) == 200, START_S, "all records")

@@ -25,8 +25,16 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
+from weft.kafka.verdicts import poll_verdict
 from weft.spark.source.bounds import PartitionMap
-from weft.spark.source.codes import FINAL, MISSING, MISSING_TOPIC, NOT_READY, OLD_EPOCH, UNREACHABLE
+from weft.spark.source.codes import (
+    BAD_QUESTION,
+    MISSING,
+    MISSING_TOPIC,
+    NOT_READY,
+    OLD_EPOCH,
+    UNREACHABLE,
+)
 from weft.spark.source.errors import SourceError
 from weft.spark.source.oauth import with_oauth
 from weft.spark.source.options import SourceOptions, Subscription
@@ -290,8 +298,14 @@ def unreachable(error: Exception) -> bool:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether waiting cannot help a query that runs."""
-    return not isinstance(error, TimeoutError) and bool(error.args[0].code() in FINAL)
+    """Whether waiting cannot help a query that runs: rights, a login, a question refused as such.
+
+    A query that runs outlives every other answer, also one that nobody thought of.
+    """
+    if isinstance(error, TimeoutError):
+        return False
+    code = error.args[0].code()
+    return poll_verdict(code) == "stop" or code in BAD_QUESTION
 
 
 def may_come_back(error: Exception) -> bool:

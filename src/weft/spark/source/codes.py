@@ -40,24 +40,12 @@ NOT_READY = OLD_EPOCH | frozenset(
         KafkaError.NOT_COORDINATOR,
     }
 )
-#: What no waiting mends: rights, a login, a question that these brokers do not know. A query that
-#: runs outlives every other answer, also one that nobody thought of.
-FINAL = frozenset(
+#: What no waiting mends of a question to the brokers, beside what ends any member of Weft
+#: (`kafka/verdicts.py`): the connection's form, the question's own.
+BAD_QUESTION = frozenset(
     {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._AUTHENTICATION,
         KafkaError._SSL,
-        KafkaError.SECURITY_DISABLED,
-        KafkaError.ILLEGAL_SASL_STATE,
-        KafkaError.UNSUPPORTED_SASL_MECHANISM,
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError._UNSUPPORTED_FEATURE,
-        KafkaError._INVALID_ARG,
         KafkaError.INVALID_REQUEST,
-        KafkaError.INVALID_GROUP_ID,
         KafkaError.TOPIC_EXCEPTION,
         KafkaError._FATAL,
     }
