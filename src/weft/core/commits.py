@@ -135,7 +135,7 @@ class Commits:
             partition = answer.partition
             commit = partition.commit
             if commit.sequence != answer.sequence or commit.state == states.IDLE:
-                self._state.count("late_commit_answers")
+                self._late(answer)
                 continue
             if answer.verdict == "stored":
                 stored.append(self._stored(partition))
@@ -143,6 +143,18 @@ class Commits:
                 self._refused(partition, answer)
         if stored:
             self._state.emit(fx.CommitsStored(stored))
+
+    def _late(self, answer: Answer) -> None:
+        """The answer to a commit given up on, or of an ended epoch.
+
+        librdkafka sends a refused commit again by itself (its handler of OffsetCommit), so it may
+        have come after later ones and have put back an older frontier: what holds is said again.
+        """
+        self._state.count("late_commit_answers")
+        former = answer.partition
+        partition = self._state.partitions.get((former.topic, former.number))
+        if partition is not None and answer.verdict == "stored":
+            partition.commit.say_again()
 
     def _stored(self, partition: Partition) -> Committed:
         now = self._state.now

@@ -95,8 +95,8 @@ class Epochs:
     def last_commit(self, partitions: Iterable[Partition]) -> fx.CommitOffsets:
         """What to commit for partitions that are about to be closed; the caller sends it itself.
 
-        A commit that is still on the way does not hold this one back: both come from this epoch,
-        and the broker applies requests of one connection in order.
+        A commit that is still on the way does not hold this one back; the caller has waited for it
+        as long as it may.
         """
         partitions = list(partitions)
         self._state.closing(partitions)

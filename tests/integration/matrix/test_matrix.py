@@ -24,12 +24,12 @@ from weft.kafka import refusals
 FIRST, AFTER = 400, 60
 LOST = (1, 33)
 PROTOCOLS = ("classic", "consumer")
-#: of a push: each fault once, each way once, but for a topic made again with a ledger: on a busy
-#: machine a commit for the former topic is believed now and then (docs/delivery.md)
+#: of a push: each fault once, each way once
 PUSHED = {
     "ACL denied": "exactly_once",
     "quota": "batch",
     "partition offline": "at_least_once",
+    "topic made again": "ledger",
     "DeleteRecords": "processes",
     "open transaction": "each",
     "login refused": "at_most_once",
@@ -44,7 +44,7 @@ def table() -> list[Any]:
             way,
             PROTOCOLS[(row + column) % 2],
             id=f"{fault.name}-{way.name}".replace(" ", "_"),
-            marks=() if PUSHED.get(fault.name) == way.name else pytest.mark.long,
+            marks=() if PUSHED[fault.name] == way.name else pytest.mark.long,
         )
         for row, fault in enumerate(FAULTS)
         for column, way in enumerate(WAYS)

@@ -227,6 +227,23 @@ def test_late_answer_of_an_ended_epoch_is_dropped(make_desk):
     assert desk.engine.state.counts["late_commit_answers"] == 1
 
 
+@pytest.mark.parametrize(("verdict", "said"), [("stored", [2]), ("retry", []), ("gone", [])])
+def test_what_holds_is_said_again_after_a_late_commit_of_a_former_epoch(make_desk, verdict, said):
+    """Librdkafka sent it again, after the new epoch's, and put back the older frontier."""
+    desk = make_desk()
+    (former,) = desk.assign(0)
+    desk.poll(former, 0)
+    desk.do("calls_ended", desk.started())
+    desk.do("commit_soon")
+    (late,) = desk.take(fx.CommitOffsets)
+    desk.do("closed", [former], lost=True)
+    desk.assign(0, start=2, commit_start=True)
+    desk.answer(desk.take(fx.CommitOffsets)[0])
+    desk.answer(late, verdict)
+    desk.do("commit_soon")
+    assert [i.frontier for sent in desk.take(fx.CommitOffsets) for i in sent.items] == said
+
+
 def test_start_of_a_new_group_is_committed_at_once(make_desk):
     """Without a committed offset the resolved start does not wait for the interval."""
     desk = make_desk()

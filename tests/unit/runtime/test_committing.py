@@ -183,6 +183,57 @@ def test_the_last_commit_is_given_up_where_it_cannot_be_stored(
     assert member.consumer.stored == []
 
 
+def test_the_last_commit_waits_for_the_answer_to_an_earlier_one(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Librdkafka may still send that again, and it would put back an older frontier (S2)."""
+    sent(member)
+    member.finish(1)
+    told: list[int] = []
+
+    def answer(timeout_s: float) -> list[CommitAnswer]:
+        told.append(len(member.consumer.stored))
+        return [CommitAnswer(1, "t", 0, "stored", "")]
+
+    monkeypatch.setattr(member.consumer, "commit_answers", answer)
+    assert last(member)
+    assert told == [1]
+    assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1], [2]]
+
+
+def test_an_earlier_commit_is_not_waited_for_for_ever(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one has a second left to be answered in."""
+    seconds = count()
+    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 10))
+    sent(member)
+    member.finish(1)
+    assert last(member)
+    assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1], [2]]
+    assert next(seconds) / 10 <= committing.LAST_COMMIT_S
+
+
+@pytest.mark.parametrize(("more_s", "waits"), [(-0.1, True), (0.0, False), (0.1, False)])
+def test_an_answer_that_does_not_come_is_given_up(
+    member: Member, monkeypatch: pytest.MonkeyPatch, more_s: float, waits: bool
+) -> None:
+    """Nobody waits for it any longer."""
+    now = [100.0]
+    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sent(member)
+    now[0] += committing.ANSWER_S + more_s
+    assert member.committer.under_way([("t", 0), ("u", 0)]) is waits
+    assert not member.committer.under_way([("u", 0)])
+
+
+def test_another_consumer_answers_for_nothing_the_former_sent(member: Member) -> None:
+    """Its commits count from one again."""
+    sent(member)
+    member.committer.forget()
+    assert not member.committer.under_way([("t", 0)])
+
+
 # -- what the broker's answer does -----------------------------------------------------------------
 
 

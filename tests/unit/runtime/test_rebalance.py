@@ -10,7 +10,7 @@ import pytest
 
 from weft.kafka.consumer import KafkaConsumer
 from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.member.rebalance import Rebalance
+from weft.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
 
@@ -30,11 +30,17 @@ class Seat:
         raise KafkaUnavailable("nobody answers")
 
 
-def assign(seat: Seat) -> dict[Any, int]:
-    """What the rebalance listener does with one partition."""
+def rebalance(seat: Seat, *under_way: bool) -> Rebalance:
+    """A listener; `under_way`: whether a commit of ours is on the way, look after look, then no."""
     unused: Any = None
-    listener = Rebalance(seat, unused, unused, unused, unused, unused)
-    return listener.on_assigned([("t", 0)])
+    looks = list(under_way)
+    committer: Any = SimpleNamespace(under_way=lambda _: bool(looks) and looks.pop(0))
+    return Rebalance(seat, unused, committer, unused, unused, unused)
+
+
+def assign(seat: Seat, *under_way: bool) -> dict[Any, int]:
+    """What the rebalance listener does with one partition."""
+    return rebalance(seat, *under_way).on_assigned([("t", 0)])
 
 
 def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
@@ -50,6 +56,19 @@ def test_other_protocols_read_before_the_assignment_is_taken() -> None:
     seat = Seat(may_block=True)
     assert assign(seat) == {}
     assert seat.looks == [threading.get_ident()]
+    assert len(seat.later) == 1
+
+
+@pytest.mark.parametrize("may_block", [False, True])
+def test_an_epoch_begins_when_no_commit_of_the_former_is_still_to_come(*, may_block: bool) -> None:
+    """Librdkafka may send it again after what the new one commits (found on a real broker)."""
+    seat = Seat(may_block=may_block)
+    listener = rebalance(seat, *[True] * (2 + may_block))
+    assert listener.on_assigned([("t", 0)]) == {}
+    assert (seat.looks, seat.later) == ([], [])
+    listener.tick(ANSWER_AGAIN_S)
+    assert (seat.looks, seat.later) == ([], [])
+    listener.tick(2 * ANSWER_AGAIN_S)
     assert len(seat.later) == 1
 
 

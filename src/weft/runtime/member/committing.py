@@ -4,13 +4,17 @@ What was planned may wait a moment, and in that moment its partition may be comm
 time and given away. Sent after that it would put back an older frontier, and the broker would take
 it. So each item is looked at once more when it is sent: only the newest plan of an epoch that is
 still open goes out.
+
+librdkafka sends a commit again by itself where the broker says "not now", after later ones then. So
+where the order of two matters the earlier one is answered first: before the last of an epoch is
+sent, and before the next epoch of the partition begins.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from weft.core import effects as fx
 from weft.core import states
@@ -26,6 +30,8 @@ LAST_COMMIT_S = 3.0
 #: of that, how long for one answer before it is asked again
 LAST_ANSWER_S = 1.0
 AGAIN_S = 0.05
+#: no answer is waited for any longer; if it comes yet, what holds is said again
+ANSWER_S = 5.0
 
 Known = dict[TopicPartition, Partition]
 
@@ -88,10 +94,26 @@ class Committer:
                 self.took.observe(time.monotonic() - sent_at)
             self._tell(sequence, known, group)
 
+    def under_way(self, where: Collection[TopicPartition]) -> bool:
+        """A commit that names one of these was sent a moment ago and is not answered."""
+        since = time.monotonic() - ANSWER_S
+        return any(
+            self._sent_at[token] > since and not known.keys().isdisjoint(where)
+            for token, (_, known) in self._sent.items()
+        )
+
+    def forget(self) -> None:
+        """The consumer is another one: nobody answers for what the former sent."""
+        self._sent.clear()
+        self._sent_at.clear()
+
     def send_last(self, partitions: Sequence[Partition]) -> bool:
         """One last commit from one last snapshot, answered when this returns; whether stored."""
         seat = self._seat
         deadline = time.monotonic() + LAST_COMMIT_S
+        where = [(partition.topic, partition.number) for partition in partitions]
+        while self.under_way(where) and time.monotonic() < deadline - LAST_ANSWER_S:
+            self.take(seat.consumer.commit_answers(AGAIN_S))
         while (left_s := deadline - time.monotonic()) > 0:
             plan = seat.door.call(lambda engine, now: engine.last_commit(now, partitions))
             if not plan.items:

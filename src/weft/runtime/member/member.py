@@ -255,8 +255,7 @@ class Member:
 
     def _tick_inside(self, began: float, engine: Engine, now: float) -> None:
         engine.tick(now)
-        # Set while inside: what ends meanwhile, and is taken in before we are out, may be due
-        # earlier, and would be forgotten if it were set after that.
+        # Set inside: what is taken in before we are out may be due earlier, and is not forgotten.
         self._next_tick_at = began + TICK_S
         self.door.wakes_at = min(max(engine.next_deadline(), self._next_tick_at), began + POLL_S)
 
@@ -351,6 +350,7 @@ class Member:
     def _join(self) -> None:
         """Join the group with a new consumer."""
         self.seat.consumer = self.config.make_consumer()
+        self.committer.forget()
         self.seat.consumer.subscribe(self.config.topics, self._rebalance)
 
     def _note_log_ends(self) -> None:

@@ -29,6 +29,7 @@ _log = logging.getLogger("weft")
 
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
+ANSWER_AGAIN_S = 0.02
 LAST_TRANSACTION_S = 5.0
 CANCEL_GRACE_S = 0.5
 #: how often to say that a partition still cannot be read
@@ -88,7 +89,7 @@ class Rebalance:
         """Read what is committed and open an epoch for each."""
         self._assignments += 1
         began = self._seat.now()
-        if not self._seat.consumer.assign_may_block:
+        if not self._seat.consumer.assign_may_block or self._committer.under_way(partitions):
             self.find_later(partitions)
             return {}
         try:
@@ -115,7 +116,7 @@ class Rebalance:
         token, began = self._assignments, self._seat.now()
         self.waiting.update(dict.fromkeys(partitions, token))
         look = _Look(list(partitions), token, began, began + SAY_S)
-        self._seat.background(partial(self._find, look))
+        self._look(look)
 
     def tick(self, now: float) -> None:
         """Now and then, on the polling thread: look again for what could not be read."""
@@ -123,7 +124,17 @@ class Rebalance:
         if due:
             self._later = [(at, look) for at, look in self._later if now < at]
             for look in due:
-                self._seat.background(partial(self._find, look))
+                self._look(look)
+
+    def _look(self, look: _Look) -> None:
+        """Have the background thread look, once no commit of ours is still to come.
+
+        It would count for the new epoch, and of a topic made again that was never committed.
+        """
+        if self._committer.under_way(look.partitions):
+            self._later.append((self._seat.now() + ANSWER_AGAIN_S, look))
+        else:
+            self._seat.background(partial(self._find, look))
 
     def _find(self, look: _Look) -> None:
         """On the background thread, which others need, too: look once."""

@@ -29,6 +29,9 @@ from weft.testing.runtime_sim.setup import Setup
 from weft.testing.runtime_sim.stage import Stage
 from weft.types import ErrorInfo, TopicPartition
 
+#: at most so long after the first time, a commit is sent again
+AGAIN_S = 1.5
+
 
 class Network:
     """Does things later, those of one lane in their order."""
@@ -163,7 +166,10 @@ class SimConsumer(MemoryConsumer):
     # -- commits -----------------------------------------------------------------------------------
 
     def commit(self, offsets: Sequence[ToCommit]) -> int:
-        """Send a commit: stored a little later, answered later still, or lost on the way."""
+        """Send a commit: stored a little later, answered later still, or lost on the way.
+
+        Or refused at first, and sent again by the client itself, whatever was sent meanwhile.
+        """
         world, odds = self.world, self.world.odds
         token = next(self._tokens)
         mine = self._assigned | self._revoking
@@ -181,7 +187,9 @@ class SimConsumer(MemoryConsumer):
                 if not world.chance(odds.answer_lost):
                     self.network.send(world.delay(), self, lambda: self._answered(token, errors))
 
-        self.network.send(world.delay(), self, arrive)
+        again = world.chance(odds.commit_again)
+        delay_s = world.delay() + (AGAIN_S * world.sim.rng.random() if again else 0.0)
+        self.network.send(delay_s, object() if again else self, arrive)
         return token
 
     def _stored(self, offsets: Sequence[ToCommit], generation: int) -> dict[TopicPartition, str]:

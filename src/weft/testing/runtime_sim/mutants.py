@@ -16,6 +16,7 @@ from weft.runtime.calls.processes.executor import ProcessExecutor
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
 from weft.runtime.member import committing, rebalance
+from weft.runtime.member.committing import Committer
 from weft.runtime.member.member import Member
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.rebalance import Rebalance
@@ -70,6 +71,12 @@ def _sends(setup: Setup) -> bool:
     return bool(stored and sends and setup.members > 1 and setup.revoke_timeout_s > 0.1)
 
 
+def _commits_again(setup: Setup) -> bool:
+    """The client sends commits again, nobody hears of some, and partitions go in mid-work."""
+    odds, moves = setup.odds, setup.members > 1 and setup.protocol != "incremental"
+    return bool(odds.commit_again > 0.3 and odds.answer_lost > 0.3 and moves and setup.actions > 2)
+
+
 # -- outputs ---------------------------------------------------------------------------------------
 
 
@@ -100,6 +107,11 @@ def _revoke_ignores_what_is_sending(original: Any) -> Any:
 @mutant(committing, "_holds", "S7", "S2")
 def _plan_sent_after_its_epoch(original: Any) -> Any:
     return lambda _item, _sequence: True
+
+
+@mutant(Committer, "under_way", "S2", "S4", "S6", among=_commits_again)
+def _last_commit_overtakes(original: Any) -> Any:
+    return lambda _self, _where: False
 
 
 @mutant(

@@ -26,6 +26,8 @@ class Odds:
     commit_lost: float = 0.0
     answer_lost: float = 0.0
     commit_refused: float = 0.0
+    #: refused, and sent again by the client itself, after later ones
+    commit_again: float = 0.0
     find_fails: float = 0.0
     find_slow: float = 0.0
     output_refused: float = 0.0
@@ -97,7 +99,7 @@ def draw(seed: int) -> Setup:
     poisoned = batch is None and rng.random() < 0.3
     # What is parked keeps its place in the buffers: a small one may be full of it for ever.
     small = not calm and not isinstance(policy, Park) and rng.random() < 0.3
-    odds = Odds() if calm else _odds(rng)
+    odds = Odds() if calm else _odds(rng, random.Random(f"commit again {seed}"))
     if small:
         odds.output_refused = 0.0
     return _endable(
@@ -168,6 +170,13 @@ def _commit(rng: random.Random, delivery: str, *, calm: bool) -> Commit:
     return Commit(interval_s=interval_s, each=each)
 
 
-def _odds(rng: random.Random) -> Odds:
-    """Most of them zero: a bug needs several faults of one kind and none of another."""
-    return Odds(**{one.name: rng.choice((0.0, 0.0, 0.1, 0.4)) for one in fields(Odds)})
+def _odds(rng: random.Random, newer: random.Random) -> Odds:
+    """Most of them zero: a bug needs several faults of one kind and none of another.
+
+    `newer` has what came later to say: what the kept seeds drew before stays as it was.
+    """
+    drawn = {
+        one.name: (newer if one.name == "commit_again" else rng).choice((0.0, 0.0, 0.1, 0.4))
+        for one in fields(Odds)
+    }
+    return Odds(**drawn)

@@ -70,7 +70,7 @@ def _give_up_transaction(world: World, member: Member) -> None:
 def _close_with_commit(
     world: World, member: Member, tps: tuple[tuple[str, int], ...], dice: Dice
 ) -> None:
-    while member.requests:  # the broker applies the requests of one connection in order
+    while member.requests:  # answered before the last commit is sent
         request = member.requests.pop(0)
         deliver(world, member, request.effect, request.generation)
     effect = member.last_commit(tps)
