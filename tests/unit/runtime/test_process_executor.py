@@ -412,6 +412,32 @@ def test_a_call_killed_for_its_time_out_says_so(office: Any) -> None:
     assert work.failure.error.message == "no answer within timeout_s=5.0"
 
 
+def test_a_batch_is_killed_for_its_time_out_though_its_first_record_is_done(office: Any) -> None:
+    """The first record stands for the call, also once it is acknowledged (found by a seed)."""
+    batch = weft.Batch(max_records=2, linger_s=0, ack="explicit")
+    desk = office(batch=batch, ahead=0, timeout_s=5.0, retry=weft.Retry(attempts=5, delay_s=60))
+    works = desk.poll(2)
+    desk.begin(works[0])
+    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "acked"))
+    desk.executor.cancel(works[0], expired=True)
+    assert desk.child.killed
+    desk.executor._died(desk.child)
+    assert states_of(works) == [states.DONE, states.RETRYING]
+    assert works[1].failure.error.type == "AttemptTimeout"
+
+
+def test_a_time_out_of_what_has_just_ended_kills_nobody(office: Any) -> None:
+    """Its answer came in that very moment; the next call has nothing to do with it."""
+    desk = office(timeout_s=5.0)
+    first, second = desk.poll(2)
+    desk.begin(first)
+    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
+    desk.begin(second)
+    desk.executor.cancel(first, expired=True)
+    assert not desk.child.killed
+    assert not desk.executor._late
+
+
 def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:
     """Only a time-out does."""
     desk = office(timeout_s=5.0)

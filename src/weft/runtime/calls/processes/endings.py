@@ -113,10 +113,11 @@ class Late:
         """Kill for what is due; keep what has not begun or has time left."""
         now = time.monotonic()
         for work, seen_at in list(self._works.items()):
-            if work.state not in (RUNNING, SUPERSEDED):
+            link, item, began_at = _running(work, links)
+            if link is None and work.state not in (RUNNING, SUPERSEDED):
                 del self._works[work]
                 continue
-            link, item, began_at = _running(work, links)
+            # The first record stands for its batch, and may be done long before it.
             if link is None or began_at == ENDED:  # not begun; or its answer is on the way
                 continue
             if seen_at is None and now - began_at < self._limit_s:
