@@ -35,7 +35,8 @@ SLOTS_RATIO_MIN = 1.9
 #: So many lanes that hashing splits them evenly: 403 to 397. Of 200 one slot gets 108, and then
 #: the other cannot make it more than 1.85 times as fast.
 LANES, RECORDS_A_LANE, WAIT_S, CONCURRENCY = 800, 5, 0.05, 20
-WARM_UP_ROUNDS = 3
+#: The JVM compiles for so long: the rounds before are a tenth to a third slower.
+WARM_UP_ROUNDS = 12
 
 
 async def nothing(record: Any) -> None:

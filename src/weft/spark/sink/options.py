@@ -41,6 +41,7 @@ DEFAULTS: dict[str, str | int | bool] = {
     "enable.idempotence": True,
     "linger.ms": 50,
     "queue.buffering.max.kbytes": 65_536,
+    "queue.buffering.max.messages": 500_000,
 }
 
 

@@ -15,7 +15,7 @@ from weft.spark.sink.options import SinkOptions
 from weft.spark.source.cluster import accepted, admin_client, error_text, request_timeout_s
 from weft.spark.source.errors import SourceError
 
-ROOM_WAIT_S = 0.1
+ROOM_WAIT_S = 0.01
 FLUSH_LOOK_S = 1.0
 
 
