@@ -1,10 +1,10 @@
-"""`KafkaSource`: the Spark data source with format name `weft`."""
+"""Readers and writers of the format `weft`, from the options that Spark was given."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
-from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from weft.errors import ConfigError
@@ -23,58 +23,45 @@ from weft.spark.source.options import (
 from weft.spark.source.stream import RefusedStream, StreamReader
 
 
-class KafkaSource(DataSource):
-    """Reads Kafka into DataFrames and writes them to it, batch and streaming, without a jar.
+def schema_of(raw: Mapping[str, str]) -> StructType:
+    """The columns; also the first place where wrong options are told."""
+    with one_line_errors():
+        options = source_options(raw)
+        check_consumer(fetch_settings(options, BATCH_GROUP_PREFIX))
+        return spark_schema(options.columns)
 
-    Options and columns are those of Spark's own connector.
 
-        spark.dataSource.register(KafkaSource)
-        spark.readStream.format("weft").option("kafka.bootstrap.servers", "…")...
-        df.writeStream.format("weft").option("topic", "alerts")...
-    """
+def batch_reader(raw: Mapping[str, str], schema: StructType) -> BatchReader:
+    """The reader of a batch query."""
+    with one_line_errors():
+        options = source_options(raw).for_batch()
+        check_schema(schema, options)
+        return BatchReader(options, fetch_settings(options, BATCH_GROUP_PREFIX))
 
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return "weft"
 
-    def schema(self) -> StructType:
-        """The columns; also the first place where wrong options are told."""
-        with one_line_errors():
-            options = source_options(self.options)
-            check_consumer(fetch_settings(options, BATCH_GROUP_PREFIX))
-            return spark_schema(options.columns)
+def stream_reader(raw: Mapping[str, str], schema: StructType) -> StreamReader | RefusedStream:
+    """The reader of a streaming query."""
+    try:
+        options = source_options(raw).for_stream()
+        check_schema(schema, options)
+    except ConfigError as error:
+        return RefusedStream(error)
+    return StreamReader(options, fetch_settings(options, STREAM_GROUP_PREFIX))
 
-    def reader(self, schema: StructType) -> BatchReader:
-        """The reader of a batch query."""
-        with one_line_errors():
-            options = source_options(self.options).for_batch()
-            check_schema(schema, options)
-            return BatchReader(options, fetch_settings(options, BATCH_GROUP_PREFIX))
 
-    def streamReader(  # noqa: N802  # Spark's name
-        self, schema: StructType
-    ) -> StreamReader | RefusedStream:
-        """The reader of a streaming query."""
-        try:
-            options = source_options(self.options).for_stream()
-            check_schema(schema, options)
-        except ConfigError as error:
-            return RefusedStream(error)
-        return StreamReader(options, fetch_settings(options, STREAM_GROUP_PREFIX))
+def batch_writer(raw: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
+    """The writer of a batch query."""
+    with one_line_errors():
+        refuse_overwrite(overwrite=overwrite)
+        options = checked_options(raw, schema)
+        check_brokers(options)
+        return BatchWriter(options)
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001  # Spark's signature
-        """The writer of a batch query."""
-        with one_line_errors():
-            refuse_overwrite(overwrite=overwrite)
-            options = checked_options(self.options, schema)
-            check_brokers(options)
-            return BatchWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802  # Spark names it so
-        """The writer of a micro-batch."""
-        with one_line_errors():
-            return StreamWriter(checked_options(self.options, schema))
+def stream_writer(raw: Mapping[str, str], schema: StructType) -> StreamWriter:
+    """The writer of a micro-batch."""
+    with one_line_errors():
+        return StreamWriter(checked_options(raw, schema))
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,34 @@ def test_the_versions_here_are_accepted():
 def test_limits_of_versions(version, good):
     """At, below and above the limits, also for previews."""
     assert in_range(version, (2, 2), (3, 0)) is good
+
+
+def test_a_spark_without_weft_says_what_to_install(tmp_path):
+    """The class of the format travels by value, as Spark sends it, to a Connect server, say."""
+    from pyspark.cloudpickle import dumps
+
+    from weft.spark import KafkaSource
+
+    (tmp_path / "class").write_bytes(dumps(KafkaSource))
+    code = (
+        "import pickle, sys\n"
+        "source = pickle.load(open(sys.argv[1], 'rb'))({})\n"
+        "try: source.schema()\n"
+        "except ImportError as error: print(source.name(), error)\n"
+    )
+    # Without `site` nothing is installed, and what stands on this path is there all the same; an
+    # editable Weft does not.
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for package in ("pyspark", "py4j"):
+        found = importlib.util.find_spec(package)
+        (packages / package).symlink_to(Path(found.origin).parent)
+    command = [sys.executable, "-S", "-c", code, str(tmp_path / "class")]
+    said = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(packages)}
+    ).stdout
+    assert said.startswith(f"weft {sys.executable}, which plans this query, has no module weft:")
+    assert "install weft[spark] there" in said
 
 
 def test_weft_imports_without_pyspark():

@@ -1,0 +1,68 @@
+"""`KafkaSource`: the Spark data source with format name `weft`.
+
+This module travels by value and imports nothing of Weft's before it is asked for something: a
+Spark that has no Weft, such as a Connect server, must be able to say so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pyspark.cloudpickle import register_pickle_by_value
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class KafkaSource(DataSource):
+    """Reads Kafka into DataFrames and writes them to it, batch and streaming, without a jar.
+
+    Options and columns are those of Spark's own connector.
+
+        spark.dataSource.register(KafkaSource)
+        spark.readStream.format("weft").option("kafka.bootstrap.servers", "…")...
+        df.writeStream.format("weft").option("topic", "alerts")...
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "weft"
+
+    def schema(self) -> StructType:
+        """The columns; also the first place where wrong options are told."""
+        columns: StructType = _openings().schema_of(self.options)
+        return columns
+
+    def reader(self, schema: StructType) -> Any:
+        """The reader of a batch query."""
+        return _openings().batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802  # Spark's name
+        """The reader of a streaming query."""
+        return _openings().stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001  # Spark's signature
+        """The writer of a batch query."""
+        return _openings().batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802  # Spark names it so
+        """The writer of a micro-batch; a stream in output mode complete writes all its rows."""
+        return _openings().stream_writer(self.options, schema)
+
+
+def _openings() -> Any:
+    """The rest of Weft."""
+    try:
+        from weft.spark import openings
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{sys.executable}, which plans this query, has no module {error.name}: install"
+            " weft[spark] there (the Connect server's environment, PYSPARK_PYTHON)"
+        ) from None
+    return openings
+
+
+register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # it has no types
