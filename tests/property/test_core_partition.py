@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from weft.codec import decode, encode_fitting
 from weft.core import states
+from weft.core.commit_state import CommitState
 from weft.core.handler import Handler
 from weft.core.offsets import Offsets
 from weft.core.partition import Partition
@@ -74,9 +75,8 @@ def _poll(part: Partition, model: Model, jumps: list[int]) -> None:
 
 
 def new(ordering: str, start: int = 0, **restored) -> Partition:
-    return Partition(
-        "t", 0, 1, Handler(0, HandlerSpec("h", ordering=ordering)), Offsets(start, **restored)
-    )
+    handler, offsets = Handler(0, HandlerSpec("h", ordering=ordering)), Offsets(start, **restored)
+    return Partition("t", 0, 1, handler, offsets, CommitState(offsets))
 
 
 @RELAXED

@@ -8,6 +8,7 @@ change of the state goes through the table in states.py.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft.core import states
@@ -36,64 +37,37 @@ class Plan(Protocol):
         """Records whose next step waits for it."""
 
 
+@dataclass(slots=True, eq=False)
 class CommitState:
     """The commit of one epoch. Nothing outside this file changes any field of it."""
 
-    __slots__ = (
-        "_offsets",
-        "again",
-        "at",
-        "claims",
-        "committed",
-        "committed_at",
-        "left_out",
-        "map_chars",
-        "map_limit",
-        "map_stored",
-        "marked",
-        "sent",
-        "sequence",
-        "slotless",
-        "state",
-    )
-
-    def __init__(
-        self,
-        offsets: Offsets,
-        now: float = 0.0,
-        *,
-        committed: int = -1,
-        map_limit: int = -1,
-        at_once: bool = False,
-    ) -> None:
-        self._offsets = offsets
-        #: what the last plan said has to be said again, whatever has changed
-        self.again = at_once
-        #: what the broker holds for the group, as far as we know; -1 for nothing
-        self.committed = committed
-        #: since when, on the engine's clock; the start of the epoch until it moves
-        self.committed_at = now
-        self.state = states.IDLE
-        #: of the request that was sent last
-        self.sequence = 0
-        #: idle: not before this time; sent: the answer is due by then
-        self.at = 0.0
-        #: the plan on the way to the broker, or in doubt
-        self.sent: Plan | None = None
-        #: finished records whose next step waits for the next commit: at_most_once, each,
-        #: exactly_once
-        self.claims: list[AnyWork] = []
-        #: the last plan had no room for all claims
-        self.left_out = False
-        #: Commit(each): claims the map has no room for; they hold their lane and no slot
-        self.slotless: set[AnyWork] = set()
-        #: at_most_once: marked records, which the offsets have as done, that still run
-        self.marked: dict[int, AnyWork] = {}
-        #: what the broker stores; lower when it refused a map of the usual size
-        self.map_limit = map_limit
-        #: characters of the map that was sent last, and of the one that the broker stored last
-        self.map_chars = 0
-        self.map_stored = 0
+    _offsets: Offsets
+    #: what the broker holds for the group, as far as we know; -1 for nothing
+    committed: int = -1
+    #: since when, on the engine's clock; the start of the epoch until it moves
+    committed_at: float = 0.0
+    #: what the broker stores; lower when it refused a map of the usual size
+    map_limit: int = -1
+    #: what the last plan said has to be said again, whatever has changed
+    again: bool = False
+    state: int = states.IDLE
+    #: of the request that was sent last
+    sequence: int = 0
+    #: idle: not before this time; sent: the answer is due by then
+    at: float = 0.0
+    #: the plan on the way to the broker, or in doubt
+    sent: Plan | None = None
+    #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
+    claims: list[AnyWork] = field(default_factory=list)
+    #: the last plan had no room for all claims
+    left_out: bool = False
+    #: Commit(each): claims the map has no room for; they hold their lane and no slot
+    slotless: set[AnyWork] = field(default_factory=set)
+    #: at_most_once: marked records, which the offsets have as done, that still run
+    marked: dict[int, AnyWork] = field(default_factory=dict)
+    #: characters of the map that was sent last, and of the one that the broker stored last
+    map_chars: int = 0
+    map_stored: int = 0
 
     # -- what is new -------------------------------------------------------------------------------
 

@@ -68,21 +68,12 @@ class Epochs:
     def _partition(self, new: Assignment) -> Partition:
         state = self._state
         offsets = Offsets(new.start, new.restored_top, new.restored_not_done)
+        limit = state.limits.map_chars
+        commit = CommitState(offsets, new.committed, state.now, limit, again=new.commit_start)
+        handler = state.handlers[new.handler]
+        held = state.orphans.get((new.topic, new.partition), ())
         return Partition(
-            new.topic,
-            new.partition,
-            state.epochs,
-            state.handlers[new.handler],
-            offsets,
-            commit=CommitState(
-                offsets,
-                state.now,
-                committed=new.committed,
-                map_limit=state.limits.map_chars,
-                at_once=new.commit_start,
-            ),
-            held=state.orphans.get((new.topic, new.partition), ()),
-            log_end=new.log_end,
+            new.topic, new.partition, state.epochs, handler, offsets, commit, held, new.log_end
         )
 
     def revoking(self, partitions: Iterable[Partition]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from weft.core import states
@@ -23,35 +24,27 @@ from weft.types import Ordering, Record
 WHOLE = "*"  # the one lane of ordering="partition"
 
 
+@dataclass(slots=True, eq=False)
 class Lanes:
     """The lanes of one epoch. Nothing outside this file changes any field of it."""
 
-    __slots__ = (
-        "_ordering",
-        "blocked_bytes",
-        "blocked_records",
-        "far",
-        "held",
-        "ready",
-        "tails",
-        "take_one",
-    )
+    _ordering: Ordering
+    #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
+    held: dict[LaneKey, AnyWork | None] = field(default_factory=dict)
+    #: lane key -> the last record of that lane
+    tails: dict[LaneKey, AnyWork] = field(default_factory=dict)
+    #: heads of lanes that may start, oldest first
+    ready: deque[AnyWork] = field(default_factory=deque)
+    #: takes the oldest of them; the deque's own, for it is called once a record
+    take_one: Callable[[], AnyWork] = field(init=False)
+    #: ready, but past what the map has room for: a heap by offset
+    far: list[tuple[int, AnyWork]] = field(default_factory=list)
+    #: what lanes with a failing record hold
+    blocked_records: int = 0
+    blocked_bytes: int = 0
 
-    def __init__(self, ordering: Ordering, held: Iterable[LaneKey] = ()) -> None:
-        self._ordering = ordering
-        #: lane key -> the last record of that lane
-        self.tails: dict[LaneKey, AnyWork] = {}
-        #: heads of lanes that may start, oldest first
-        self.ready: deque[AnyWork] = deque()
-        #: takes the oldest of them; the deque's own, for it is called once a record
-        self.take_one: Callable[[], AnyWork] = self.ready.popleft
-        #: ready, but past what the map has room for: a heap by offset
-        self.far: list[tuple[int, AnyWork]] = []
-        #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
-        self.held: dict[LaneKey, AnyWork | None] = dict.fromkeys(held)
-        #: what lanes with a failing record hold
-        self.blocked_records = 0
-        self.blocked_bytes = 0
+    def __post_init__(self) -> None:
+        self.take_one = self.ready.popleft
 
     def key_of(self, record: Record) -> LaneKey:
         """The lane of a record: its key, the whole partition, or its own offset."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from weft.core import states
@@ -17,74 +18,45 @@ from weft.core.work import Failure, LaneKey, Received
 from weft.types import Record
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Partition:
     """One assignment of one partition to this member. A new assignment is a new object."""
 
-    __slots__ = (
-        "bytes",
-        "commit",
-        "epoch",
-        "handler",
-        "in_flight",
-        "intake_paused",
-        "lanes",
-        "listed",
-        "log_end",
-        "number",
-        "offsets",
-        "outputs",
-        "outputs_bytes",
-        "parked",
-        "reach",
-        "retrying",
-        "sending",
-        "startable",
-        "state",
-        "topic",
-        "user_paused",
-    )
+    topic: str
+    number: int
+    #: counts the assignments of this member; the fence in every answer that comes back
+    epoch: int
+    handler: Handler
+    offsets: Offsets
+    commit: CommitState
+    #: lanes in which an attempt of an earlier epoch still runs
+    held: InitVar[Iterable[LaneKey]] = ()
+    #: end of the log, as last heard of; -1 when not known
+    log_end: int = -1
+    lanes: Lanes = field(init=False)
+    reach: Reach = field(init=False)
+    state: int = states.OPEN
+    #: the user wants nothing of it to start
+    user_paused: bool = False
+    #: False while nothing of it may start (revoking, closed, paused by the user)
+    startable: bool = True
+    #: True while it stands in its handler's rotation
+    listed: bool = False
+    intake_paused: bool = False
+    # how many of its records are where
+    in_flight: int = 0
+    sending: int = 0
+    retrying: int = 0
+    parked: int = 0
+    #: of all records it holds
+    bytes: int = 0
+    #: exactly_once: outputs that wait for a transaction, in bytes
+    outputs: dict[Work, int] = field(default_factory=dict)
+    outputs_bytes: int = 0
 
-    def __init__(
-        self,
-        topic: str,
-        number: int,
-        epoch: int,
-        handler: Handler,
-        offsets: Offsets,
-        *,
-        commit: CommitState | None = None,
-        held: Iterable[LaneKey] = (),
-        log_end: int = -1,
-    ) -> None:
-        self.topic = topic
-        self.number = number
-        #: counts the assignments of this member; the fence in every answer that comes back
-        self.epoch = epoch
-        self.handler = handler
-        self.state = states.OPEN
-        self.offsets = offsets
-        self.lanes = Lanes(handler.spec.ordering, held)
-        self.commit = CommitState(offsets) if commit is None else commit
-        self.reach = Reach(offsets, self.commit)
-        #: end of the log, as last heard of; -1 when not known
-        self.log_end = log_end
-        #: the user wants nothing of it to start
-        self.user_paused = False
-        #: False while nothing of it may start (revoking, closed, paused by the user)
-        self.startable = True
-        #: True while it stands in its handler's rotation
-        self.listed = False
-        self.intake_paused = False
-        # how many of its records are where
-        self.in_flight = 0
-        self.sending = 0
-        self.retrying = 0
-        self.parked = 0
-        #: of all records it holds
-        self.bytes = 0
-        #: exactly_once: outputs that wait for a transaction, in bytes
-        self.outputs: dict[Work, int] = {}
-        self.outputs_bytes = 0
+    def __post_init__(self, held: Iterable[LaneKey]) -> None:
+        self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(held))
+        self.reach = Reach(self.offsets, self.commit)
 
     # -- the epoch -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from weft.codec import measure_runs
@@ -32,54 +33,36 @@ def always_fits(limit_chars: int) -> int:
     return max(0, (body_bytes - 6) * 8)  # magic byte, 32-bit length, trailing zero byte
 
 
+@dataclass(slots=True, eq=False)
 class Reach:
     """How far out records of one epoch may start. Nothing outside this file changes any field."""
 
-    __slots__ = (
-        "_commit",
-        "_offsets",
-        "after",
-        "again",
-        "at_top",
-        "budget",
-        "counted",
-        "end",
-        "farthest",
-        "fewer",
-        "frontier",
-        "limit",
-        "looked",
-        "opened",
-        "position",
-    )
-
-    def __init__(self, offsets: Offsets, commit: CommitState) -> None:
-        self._offsets = offsets
-        self._commit = commit
-        #: before this offset records start without a question
-        self.limit = offsets.position
-        #: past it every start is counted; else none may start there
-        self.counted = False
-        #: so many more may start with a count, unless they make the map no longer
-        self.budget = 0
-        #: nothing at or past it starts with a count
-        self.end = offsets.position
-        #: the furthest offset that was started with a count
-        self.farthest = -1
-        #: records under way at the last measurement, and started with a count since
-        self.opened = 0
-        #: gaps of the log were counted up to here; what lies behind is looked at when it asks
-        self.looked = offsets.position
-        #: something past the limit may start, with a count, once fewer than these are under way;
-        #: or, where too much lies before it, once the frontier is there
-        self.fewer = 0
-        self.again = -1
-        # when measuring again is worth while: once the frontier or the position of the last time is
-        # passed; the top is here; or, where starts are counted, so many have ended
-        self.frontier = -1
-        self.position = -1
-        self.at_top = -1
-        self.after = 1
+    _offsets: Offsets
+    _commit: CommitState
+    #: before this offset records start without a question
+    limit: int = -1
+    #: past it every start is counted; else none may start there
+    counted: bool = False
+    #: so many more may start with a count, unless they make the map no longer
+    budget: int = 0
+    #: nothing at or past it starts with a count
+    end: int = -1
+    #: the furthest offset that was started with a count
+    farthest: int = -1
+    #: records under way at the last measurement, and started with a count since
+    opened: int = 0
+    #: gaps of the log were counted up to here; what lies behind is looked at when it asks
+    looked: int = -1
+    #: something past the limit may start, with a count, once fewer than these are under way;
+    #: or, where too much lies before it, once the frontier is there
+    fewer: int = 0
+    again: int = -1
+    # when measuring again is worth while: once the frontier or the position of the last time is
+    # passed; the top is here; or, where starts are counted, so many have ended
+    frontier: int = -1
+    position: int = -1
+    at_top: int = -1
+    after: int = 1
 
     # -- may it start ----------------------------------------------------------------------------
 

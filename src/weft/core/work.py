@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from weft.core.calls import Call
@@ -24,52 +25,35 @@ class StoryEvent(NamedTuple):
     what: str
 
 
+@dataclass(slots=True, eq=False)
 class Failure:
     """What is known of a record that has failed at least once."""
 
-    __slots__ = (
-        "_at",
-        "_bytes",
-        "_charged",
-        "_error",
-        "_texts",
-        "_what",
-        "attempts",
-        "batch_max",
-        "due",
-        "given_up",
-        "good_calls",
-        "left_lane",
-        "rounds",
-        "shared",
-    )
-
-    def __init__(self, texts: SharedTexts) -> None:
-        self._texts = texts
-        #: the last error: type, message, and its traceback before and after the message
-        self._error: tuple[str, str, str, str] | None = None
-        #: the last events, in two columns: a tuple for each takes four times as much
-        self._at = array("d")
-        self._what: list[str] = []
-        #: bytes of the error, of the story, and of what the next attempt is given, beside what is
-        #: shared with others; and how many of all were charged
-        self._bytes = [0] * 3
-        self._charged = 0
-        #: calls of the handler with this record that failed
-        self.attempts = 0
-        #: of these, calls of a batch that failed as one: they are no attempt of any of its records
-        self.shared = 0
-        #: of these, those in a row without a batch of the handler that succeeded in between
-        self.rounds = 0
-        self.good_calls = 0
-        #: "skipped" or "dead_lettered" once its attempts are used up and that is its policy
-        self.given_up: str | None = None
-        #: exactly_once: its output was refused after its lane had gone on
-        self.left_lane = False
-        #: the size its next batch may have, after one failed whole; 0 is no limit
-        self.batch_max = 0
-        #: when the next attempt may start, on the engine's clock
-        self.due = 0.0
+    _texts: SharedTexts
+    #: the last error: type, message, and its traceback before and after the message
+    _error: tuple[str, str, str, str] | None = None
+    #: the last events, in two columns: a tuple for each takes four times as much
+    _at: array[float] = field(default_factory=lambda: array("d"))
+    _what: list[str] = field(default_factory=list)
+    #: bytes of the error, of the story, and of what the next attempt is given, beside what is
+    #: shared with others; and how many of all were charged
+    _bytes: list[int] = field(default_factory=lambda: [0] * 3)
+    _charged: int = 0
+    #: calls of the handler with this record that failed
+    attempts: int = 0
+    #: of these, calls of a batch that failed as one: they are no attempt of any of its records
+    shared: int = 0
+    #: of these, those in a row without a batch of the handler that succeeded in between
+    rounds: int = 0
+    good_calls: int = 0
+    #: "skipped" or "dead_lettered" once its attempts are used up and that is its policy
+    given_up: str | None = None
+    #: exactly_once: its output was refused after its lane had gone on
+    left_lane: bool = False
+    #: the size its next batch may have, after one failed whole; 0 is no limit
+    batch_max: int = 0
+    #: when the next attempt may start, on the engine's clock
+    due: float = 0.0
 
     def count(self, now: float, error: ErrorInfo) -> None:
         """One more attempt."""
@@ -148,6 +132,7 @@ class Failure:
         return self._at[-1] if self._at else None
 
 
+@dataclass(slots=True, eq=False)
 class LaneCharge:
     """What a lane with a failing record holds, so that it can be charged to the right budget.
 
@@ -155,14 +140,11 @@ class LaneCharge:
     moving the whole lane between the two budgets is then one addition, not a walk.
     """
 
-    __slots__ = ("blocked", "bytes", "parked", "records")
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.bytes = 0
-        self.blocked = False
-        #: the lane's head is parked: nothing of it moves any more
-        self.parked = False
+    records: int = 0
+    bytes: int = 0
+    blocked: bool = False
+    #: the lane's head is parked: nothing of it moves any more
+    parked: bool = False
 
 
 class Epoch(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.core import states
+from weft.core.commit_state import CommitState
 from weft.core.handler import Handler
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
@@ -12,7 +13,13 @@ from weft.types import Record
 
 def partition(**options) -> Partition:
     """An open epoch that starts at 0 and has received nothing."""
-    return Partition("t", 0, 1, Handler(0, HandlerSpec("h", **options)), Offsets(0))
+    return epoch(Offsets(0), **options)
+
+
+def epoch(offsets: Offsets, **options) -> Partition:
+    """An open epoch with these offsets."""
+    handler = Handler(0, HandlerSpec("h", **options))
+    return Partition("t", 0, 1, handler, offsets, CommitState(offsets))
 
 
 def received(part: Partition, *offsets: int, key: bytes | None = None) -> None:
@@ -80,14 +87,14 @@ def test_record_fetched_twice_is_taken_once():
 
 def test_restored_map_skips_what_was_done():
     """After a restart only the holes of the committed map are taken in again."""
-    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), Offsets(5, 9, (5, 8)))
+    part = epoch(Offsets(5, 9, (5, 8)))
     received(part, 5, 6, 7, 8, 9, 10)
     assert [work.record.offset for work in part.lanes.ready] == [5, 8, 10]
 
 
 def test_restored_hole_that_was_compacted_away_is_forgotten():
     """A hole that the log no longer has does not hold the frontier for ever."""
-    part = Partition("t", 0, 1, Handler(0, HandlerSpec("h")), Offsets(5, 9, (5, 8)))
+    part = epoch(Offsets(5, 9, (5, 8)))
     received(part, 8, 10)
     assert part.frontier == 8
 
