@@ -11,7 +11,7 @@ is away.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from weft.core import states
@@ -75,7 +75,7 @@ class Suspects:
         if not self._aside:
             return {partition: partition.commit.claims for partition in due}
         aside = {one for group in self._aside for one in group.suspected}
-        others = {partition: _without(partition, aside) for partition in due}
+        others = {partition: without(partition.commit.claims, aside) for partition in due}
         if not self._others_went and any(others.values()):
             return others
         # They may stand behind others in their lanes, which did not go yet: a portion at a time.
@@ -84,7 +84,7 @@ class Suspects:
     def _next_alone(self, due: Sequence[Partition]) -> dict[Partition, list[Work]]:
         """The first that can go: its partition may wait after a commit that was refused."""
         for group in self._aside:
-            chosen = {one: _without(one, group.suspected, not_in=True) for one in due}
+            chosen = {p: without(p.commit.claims, group.suspected, not_in=True) for p in due}
             if any(chosen.values()):
                 self._alone = group
                 return chosen
@@ -170,11 +170,16 @@ class Suspects:
         return []
 
 
-def _without(partition: Partition, outputs: Collection[int], *, not_in: bool = False) -> list[Work]:
-    """Claims without these (or without all others), and without what is behind in its lane."""
+def without(
+    claims: Iterable[Work], outputs: Collection[int], *, not_in: bool = False
+) -> list[Work]:
+    """Claims of one partition without these outputs (or all others), and what is behind in a lane.
+
+    The lane has gone on since: its later outputs may not appear before the earlier ones.
+    """
     left, waiting = [], set()
-    for work in partition.commit.claims:
-        lane = partition.lanes.key_of(work.record)
+    for work in claims:
+        lane = work.partition.lanes.key_of(work.record)
         if (id(work.outputs) in outputs) != not_in or lane in waiting:
             waiting.add(lane)
         else:

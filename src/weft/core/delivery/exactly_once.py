@@ -20,6 +20,7 @@ from weft.core.handler import Handler
 from weft.core.outcomes import call, complete, run_together
 from weft.core.partition import Partition, Work, begin
 from weft.core.state import EngineState
+from weft.core.suspects import without
 
 Plan = Callable[[Partition, Sequence[Work]], fx.PlanItem | None]
 
@@ -86,7 +87,8 @@ class ExactlyOnce:
         if not any(id(work.outputs) in torn for item in items for work in item.claims if torn):
             narrow = self._state.portions.narrow and any(item.claims for item in items)
             return [i for i in items if i.claims or (i.partition.commit.dirty and not narrow)]
-        return self._whole([self._plan_without(item, torn, plan) for item in items], plan)
+        less = [plan(item.partition, without(item.claims, torn)) for item in items]
+        return self._whole(less, plan)
 
     def _torn(self, items: Sequence[fx.PlanItem]) -> set[int]:
         """Outputs of records that are not all in these plans; only batches share outputs."""
@@ -99,20 +101,6 @@ class ExactlyOnce:
             for work in partition.commit.claims
             if work.outputs is not None and id(work) not in inside
         }
-
-    def _plan_without(self, item: fx.PlanItem, torn: set[int], plan: Plan) -> fx.PlanItem | None:
-        """Without these, and without what came after one of them in its lane.
-
-        The lane has gone on since: its later outputs may not appear before the earlier ones.
-        """
-        left, waiting, partition = [], set(), item.partition
-        for work in item.claims:
-            lane = partition.lanes.key_of(work.record)
-            if id(work.outputs) in torn or lane in waiting:
-                waiting.add(lane)
-            else:
-                left.append(work)
-        return plan(partition, left)
 
     def stored(self, partition: Partition, claims: list[Work]) -> None:
         """The transaction is committed: done."""
