@@ -102,7 +102,7 @@ class Flow:
             too_many = healthy_full and healthy >= kept
             too_bad = blocked_full and blocked >= kept
             if (too_many or too_bad) and not partition.intake_paused:
-                partition.pause_intake(on=True)
+                partition.intake_paused = True
                 self.paused[partition] = _Resume(
                     min(healthy, 1.0) * RESUME_SHARE if too_many else alone,
                     min(blocked, 1.0) * BLOCKED_RESUME_SHARE if too_bad else alone,
@@ -118,7 +118,7 @@ class Flow:
             if self._healthy(partition) < below.healthy and self._blocked(partition) < below.blocked
         ]
         for partition in resume:
-            partition.pause_intake(on=False)
+            partition.intake_paused = False
             del self.paused[partition]
         return resume
 

@@ -110,14 +110,6 @@ class Handler:
         """So many more are done."""
         self.done += records
 
-    def count_skipped(self) -> None:
-        """One more was skipped by its policy."""
-        self.skipped += 1
-
-    def count_dead_lettered(self) -> None:
-        """One more has its dead letter stored."""
-        self.dead_lettered += 1
-
     def enqueue(self, partition: InTurn) -> None:
         """Put a partition with something ready into the rotation."""
         partition.listed = True

@@ -12,14 +12,13 @@ from weft.core.state import EngineState
 
 def call(state: EngineState, handler: Handler, works: list[Work]) -> None:
     """Call the handler for each of these; each has a slot, and they are running."""
-    if handler.timed:
-        handler.slots.time(works, state.now)
+    handler.slots.time(works, state.now)
     state.emit(fx.Start(handler.index, works))
 
 
 def call_together(state: EngineState, handler: Handler, works: list[Work]) -> None:
     """Call the handler once with these; the call has a slot, and they are running."""
-    handler.slots.time_call(works[0], state.now)
+    handler.slots.time(works[:1], state.now)
     state.emit(fx.Start(handler.index, works, together=True))
 
 
@@ -53,10 +52,10 @@ def complete(state: EngineState, work: Work, *, report: bool = True) -> None:
         if report:
             state.report(work, "done", None, work.outputs or ())
     elif failure.given_up == "skipped":
-        handler.count_skipped()
+        handler.skipped += 1
         state.trouble(work, "skipped")
         state.report(work, "skipped", error)
     else:
-        handler.count_dead_lettered()
+        handler.dead_lettered += 1
         state.trouble(work, "dead_lettered")
         state.report(work, "dead_lettered", error, work.outputs or ())

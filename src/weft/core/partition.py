@@ -42,6 +42,7 @@ class Partition:
     startable: bool = True
     #: True while it stands in its handler's rotation
     listed: bool = False
+    #: it is fetched no more for now
     intake_paused: bool = False
     # how many of its records are where
     in_flight: int = 0
@@ -73,10 +74,6 @@ class Partition:
         """The user wants nothing of it to start, or no longer so."""
         self.user_paused = on
         self.startable = not on and self.state == states.OPEN
-
-    def pause_intake(self, *, on: bool) -> None:
-        """It is fetched no more for now, or again."""
-        self.intake_paused = on
 
     def log_ends_at(self, end: int) -> None:
         """The log reaches to this offset."""

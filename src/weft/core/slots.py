@@ -43,14 +43,9 @@ class Slots:
         self.free += count
 
     def time(self, works: Sequence[AnyWork], now: float) -> None:
-        """These attempts begin, each in a call of its own."""
+        """These attempts begin, each in a call of its own; of a batch its first record does."""
         if self.timeout_s is not None:
             self.deadlines.update(dict.fromkeys(works, now + self.timeout_s))
-
-    def time_call(self, first: AnyWork, now: float) -> None:
-        """A call of several records begins."""
-        if self.timeout_s is not None:
-            self.deadlines[first] = now + self.timeout_s
 
     def ended(self, work: AnyWork) -> None:
         """The attempt is over: so is the call's time, when it was the last of its call."""
