@@ -81,8 +81,10 @@ class Batching:
         # every slot before the others' linger is over.
         self._start_lingered(handler, groups)
         joined: dict[Hashable, None] = {}
+        spec = handler.spec.batch
+        assert spec is not None
         while handler.slots.free > 0 and handler.rotation:
-            works = handler.take(self._state.now, self._batch_of(handler))
+            works = handler.take(self._state.now, spec.max_records)
             if not works:
                 break
             for work in works:
@@ -119,11 +121,6 @@ class Batching:
                 self._start(handler, groups, key)
                 if groups.get(key) is gathering:
                     heappush(heap, entry)
-
-    def _batch_of(self, handler: Handler) -> int:
-        spec = handler.spec.batch
-        assert spec is not None
-        return spec.max_records
 
     def _join(self, handler: Handler, groups: dict[Hashable, Gathering], work: Work) -> Hashable:
         """Add a head to the open batch of its group; returns the group."""
@@ -265,16 +262,11 @@ class Batching:
 
     # -- the end of a call -------------------------------------------------------------------------
 
-    def progressed(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """Records of a batch that still runs were acknowledged: they are done, its slot is not."""
-        self._endings.done(done)
-        self._endings.ended(ended)
-
     def ended(
         self, handler: Handler, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool
     ) -> None:
         """A batch call has returned or raised; `whole`: it failed as one and is tried in halves."""
-        self.progressed(done, ())
+        self._endings.done(done)
         handler.slots.give()
         handler.good_calls += not whole
         failing = len(ended) if whole else 0

@@ -67,16 +67,14 @@ class Commits:
         """Do not wait for the interval this time."""
         self.next_at = self._state.now
 
-    def next_due(self) -> float | None:
+    def next_due(self) -> float:
         """When there is something to do for the commits, as far as is known now."""
-        due = [self.next_at]
-        for partition in self._state.partitions.values():
-            if partition.commit.state == states.SENT:
-                due.append(partition.commit.at)  # noqa: PERF401 - two conditions read best as loops
-        for partition in self._state.claiming:
-            if partition.commit.state == states.IDLE and partition.commit.at > self._state.now:
-                due.append(partition.commit.at)  # noqa: PERF401 - see above
-        return min(due)
+        state = self._state
+        commits = [partition.commit for partition in state.partitions.values()]
+        waiting = [partition.commit for partition in state.claiming]
+        answers = [commit.at for commit in commits if commit.state == states.SENT]
+        later = [c.at for c in waiting if c.state == states.IDLE and c.at > state.now]
+        return min([self.next_at, *answers, *later])
 
     # -- what ------------------------------------------------------------------------------------
 

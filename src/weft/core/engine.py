@@ -145,9 +145,10 @@ class Engine:
             ending.work.partition.handler.slots.give()
 
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """Records of batches that still run were acknowledged one by one."""
+        """Records of batches that still run were acknowledged: they are done, their slot is not."""
         self.state.now = now
-        self._batching.progressed(done, ended)
+        self._endings.done(done)
+        self._endings.ended(ended)
         self._turn()
 
     def batch_ended(

@@ -58,7 +58,7 @@ class Lanes:
         """Records that came in, ascending: each goes to the end of its lane."""
         if self.held:
             for work in works:
-                self._join_held(work)
+                self._join_one(work)
         elif self._ordering == KEY:
             self._join_by_key(works)
         elif self._ordering == UNORDERED:
@@ -84,8 +84,8 @@ class Lanes:
                 if tail.charge is not None:
                     self._charge(work, tail.charge)
 
-    def _join_held(self, work: AnyWork) -> None:
-        """The same where an old attempt may hold the lane."""
+    def _join_one(self, work: AnyWork) -> None:
+        """The same of one record, where an old attempt may hold the lane."""
         key = self.key_of(work.record)
         if not isinstance(key, int):
             self._append(key, work)
@@ -112,11 +112,7 @@ class Lanes:
             self._uncharge(work, work.charge)
             work.charge = None
         self.detach(work)
-        key = self.key_of(work.record)
-        if isinstance(key, int):
-            self.ready.append(work)
-        else:
-            self._append(key, work)
+        self._join_one(work)
 
     def detach(self, work: AnyWork) -> None:
         """The lane has gone on past this record: nothing is behind it any more."""

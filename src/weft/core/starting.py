@@ -55,13 +55,12 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         return Start(found.reset_to, commit_start=True)
     if found.committed > found.log_end:
         return _lost(found, found.committed, on_lost)
+    known = ""
     try:
         restored = decode(found.committed, found.metadata, log_end=found.log_end)
     except UnreadableMap as error:
-        warning = f"commit metadata ignored, finished records past the offset repeat: {error}"
-        restored, known = OffsetMap("none", found.committed, found.committed - 1, ()), warning
-    else:
-        known = ""
+        known = f"commit metadata ignored, finished records past the offset repeat: {error}"
+        restored = OffsetMap("none", found.committed, found.committed - 1, ())
     if found.committed < found.log_start:
         return _behind(found, restored, known)
     return Start(
