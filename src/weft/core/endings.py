@@ -28,10 +28,7 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The call failed. `delay_s` is what RetryAfter or the policy's callable asked for.
-
-    `counts` is False where the attempt is not the record's fault (a batch that is split).
-    """
+    """The call failed. `delay_s` is what RetryAfter or the policy's callable asked for."""
 
     work: Work
     error: ErrorInfo
