@@ -6,6 +6,7 @@ import io
 import logging
 import threading
 
+import pytest
 from rich.console import Console
 
 from weft.errors import NotStarted
@@ -27,6 +28,21 @@ def test_the_line_adds_up_partitions_and_handlers():
     assert line_of(SNAPSHOT) == (
         "running  1,000/s  partitions 2  remaining 1,007  lag 1,200  in flight 7  retrying 2  parked 4"
     )
+
+
+@pytest.fixture(autouse=True)
+def _capable(monkeypatch):
+    """A terminal that can redraw its line, wherever the tests run."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_a_dumb_terminal_gets_nothing(monkeypatch):
+    """It could not take the line back."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = io.StringIO()
+    with ProgressLine(lambda: SNAPSHOT, Console(file=stream, force_terminal=True, width=100)):
+        pass
+    assert stream.getvalue() == ""
 
 
 def test_a_terminal_shows_it():
