@@ -38,9 +38,9 @@ def rebalance(seat: Seat, *under_way: bool) -> Rebalance:
     return Rebalance(seat, unused, committer, unused, unused, unused)
 
 
-def assign(seat: Seat, *under_way: bool) -> dict[Any, int]:
+def assign(seat: Seat) -> dict[Any, int]:
     """What the rebalance listener does with one partition."""
-    return rebalance(seat, *under_way).on_assigned([("t", 0)])
+    return rebalance(seat).on_assigned([("t", 0)])
 
 
 def test_under_kip_848_an_assignment_is_taken_at_once_and_read_later() -> None:
