@@ -31,7 +31,7 @@ from weft.broker.jars import cache_dir
 
 TOPIC = "spark-source"
 MAVEN_LIMIT_S = 300
-WARM_UP_ROUNDS = 2
+WARM_UP_ROUNDS = 10
 
 #: The connector that runs on PySpark 4.3 where its own version cannot be had: 4.2.0 with the
 #: token provider of 4.0.0, each without what Spark brings itself.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
@@ -75,14 +74,10 @@ def check_schema(schema: StructType, options: SourceOptions) -> None:
 
 
 def fetch_settings(options: SourceOptions, group_prefix: str) -> FetchSettings:
-    """What the tasks need.
-
-    The group id is new for each query: no group is joined, but brokers with access control look
-    at the name.
-    """
+    """What the tasks need."""
     return FetchSettings(
         kafka=options.kafka,
-        group_id=f"{options.group_prefix or group_prefix}-{uuid.uuid4()}-executor",
+        group_prefix=options.group_prefix or group_prefix,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_s=options.poll_timeout_s,
         poll_records=options.poll_records,

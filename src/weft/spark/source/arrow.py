@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
+from numpy.typing import NDArray
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -97,13 +98,23 @@ def column(name: str, messages: Messages, times: Times, span: OffsetRange) -> pa
         case "partition":
             return pa.repeat(pa.scalar(span.partition, pa.int32()), len(messages))
         case "offset":
-            # By way of numpy, here and below: Arrow looks at each Python number for longer.
-            return pa.array(np.fromiter(map(Message.offset, messages), np.int64, len(messages)))
+            return pa.array(offsets(messages))
         case "timestamp":
             return timestamps(times)
         case "timestampType":
             return timestamp_types(times)
     return headers(messages)
+
+
+def offsets(messages: Messages) -> NDArray[np.int64]:
+    """Offsets only grow: as many as lie between the first and the last are all of those between.
+
+    By way of numpy, here and below: Arrow looks at each Python number for longer.
+    """
+    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+    if last - first + 1 == len(messages):
+        return np.arange(first, last + 1, dtype=np.int64)
+    return np.fromiter(map(Message.offset, messages), np.int64, len(messages))
 
 
 def timestamps(times: Times) -> pa.Array:

@@ -52,7 +52,6 @@ class BatchReader(DataSourceReader):
         layout = cluster.layout()
         require_topics(options.subscription, layout)
         report = reporter(fail_on_data_loss=options.fail_on_data_loss)
-        low, high = cluster.earliest(layout.partitions), cluster.latest(layout.partitions)
         ends: list[PartitionMap] = []
         for bound, starting in ((options.starting, True), (options.ending, False)):
             assert bound is not None, "for_batch() fills both"
@@ -61,6 +60,7 @@ class BatchReader(DataSourceReader):
             )
             # Only what was written down before can be outside; others may just have moved on.
             if bound.kind in ("offsets", "group"):
+                low, high = cluster.earliest(offsets), cluster.latest(offsets)
                 offsets = inside_log(bound.option, offsets, low, high, report)
             ends.append(offsets)
         return ordered_ranges(*ends)

@@ -116,9 +116,10 @@ CONSUMERS = Consumers()
 atexit.register(CONSUMERS.close)
 
 
-def key_of(topic: str, partition: int, config: Mapping[str, Any]) -> Key:
+def key_of(topic: str, partition: int, group_prefix: str, config: Mapping[str, Any]) -> Key:
     """What a consumer is kept under: its partition and everything that it was made with."""
-    return topic, partition, frozenset((name, str(value)) for name, value in config.items())
+    made_with = frozenset((name, str(value)) for name, value in config.items())
+    return topic, partition, group_prefix, made_with
 
 
 def is_kept() -> bool:

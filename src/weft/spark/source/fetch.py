@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class FetchSettings:
     """What a task needs to read its range. Pickled into the task; the repr shows no secret."""
 
     kafka: Mapping[str, str] = field(repr=False)
-    group_id: str
+    group_prefix: str
     fail_on_data_loss: bool
     poll_timeout_s: float
     poll_records: int
@@ -69,7 +70,8 @@ class FetchSettings:
 @contextmanager
 def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetch]:
     """A consumer on one range; kept for the next range of its partition, or closed at the end."""
-    key = key_of(span.topic, span.partition, consumer_config(span, settings))
+    config = consumer_config(span, settings)
+    key = key_of(span.topic, span.partition, settings.group_prefix, config)
     fetching = RangeFetch(span, settings)
     held = (CONSUMERS.take(key) if is_kept() else None) or _made(key, span, settings)
     held.on_error = fetching.on_client_error
@@ -96,6 +98,8 @@ def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetc
 def _made(key: Key, span: OffsetRange, settings: FetchSettings) -> Held:
     held = Held(key)
     config = {**consumer_config(span, settings), "error_cb": held.heard}
+    # No group is joined, but brokers with access control look at the name.
+    config.setdefault("group.id", f"{settings.group_prefix}-{uuid.uuid4()}-executor")
     held.consumer = accepted(Consumer, with_client_log(config), settings.kafka)
     return held
 
@@ -103,18 +107,20 @@ def _made(key: Key, span: OffsetRange, settings: FetchSettings) -> Held:
 def check_consumer(settings: FetchSettings) -> None:
     """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
     config = {**consumer_config(OffsetRange("t", 0, 0, 1), settings), "log_level": 0}
+    config.setdefault("group.id", settings.group_prefix)
     accepted(Consumer, config, settings.kafka).close()
 
 
 def consumer_config(span: OffsetRange, settings: FetchSettings) -> dict[str, Any]:
-    """The configuration for one range: the user's, with what the source decides."""
+    """The configuration for one range, but for a group: the user's, with what the source decides.
+
+    It is the same in another query, which can so have the consumers that this one leaves.
+    """
     # Not much more than the range is worth fetching ahead. A power of four, so that the next
     # batch, which is about as large, can have the same consumer.
     ahead = 4 ** (((max(1, span.size) - 1).bit_length() + 1) // 2)
     defaults = {**DEFAULTS, "queued.min.messages": min(100_000, ahead)}
-    config: dict[str, Any] = {**defaults, **settings.kafka, **OWNED}
-    config.setdefault("group.id", settings.group_id)
-    return config
+    return {**defaults, **settings.kafka, **OWNED}
 
 
 class RangeFetch:

@@ -63,6 +63,8 @@ BATCH_GROUP_PREFIX, STREAM_GROUP_PREFIX = "spark-kafka-relation", "spark-kafka-s
 DEFAULT_TRIGGER_DELAY_S = 15 * 60.0
 DEFAULT_POLL_TIMEOUT_S = 120.0
 DEFAULT_RECONNECT_S = 10 * 60.0
+#: Java takes 500. More in a call cost less each; queued.max.messages.kbytes bounds their bytes.
+POLL_RECORDS = 2_000
 POLL_RECORDS_MAX = 100_000
 
 
@@ -97,7 +99,7 @@ class SourceOptions:
     columns: tuple[str, ...] = COLUMNS
     group_prefix: str | None = None
     poll_timeout_s: float = DEFAULT_POLL_TIMEOUT_S
-    poll_records: int = 500
+    poll_records: int = POLL_RECORDS
     offset_attempts: int = 3
     offset_retry_s: float = 1.0
     #: The names that were given, as people write them.
@@ -336,7 +338,7 @@ def kafka_properties(kafka: Mapping[str, str]) -> Mapping[str, str]:
 def poll_records(kafka: Mapping[str, str]) -> int:
     """How many records one call to librdkafka takes: Java's `max.poll.records`."""
     if "max.poll.records" not in kafka:
-        return 500
+        return POLL_RECORDS
     count = positive("kafka.max.poll.records", kafka["max.poll.records"])
     return min(count, POLL_RECORDS_MAX)
 

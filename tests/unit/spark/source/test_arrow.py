@@ -95,6 +95,12 @@ def test_only_the_columns_asked_for_are_built():
     assert rows(("offset", "value"), FakeMessage(4)) == [{"offset": 4, "value": b"v"}]
 
 
+@pytest.mark.parametrize("found", [[4], [4, 5, 6], [4, 6], [4, 5, 7, 9], [0, 1, 2**62]])
+def test_offsets_are_those_of_the_records(found):
+    """With and without gaps, which compaction and transactions leave."""
+    assert [r["offset"] for r in rows(["offset"], *map(FakeMessage, found))] == found
+
+
 def test_a_timestamp_that_spark_cannot_hold_is_null(caplog):
     """Nanoseconds taken for milliseconds: the row is there without its time, and a line says so."""
     limit = arrow.MILLISECONDS_MAX

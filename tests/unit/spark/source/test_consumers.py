@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
+from weft.spark.openings import fetch_settings
 from weft.spark.source import consumers as consumers_module
+from weft.spark.source import fetch
 from weft.spark.source.consumers import Consumers, Held, key_of
 from weft.spark.source.fetch import FetchSettings, consumer_config
+from weft.spark.source.options import source_options
 from weft.spark.source.ranges import OffsetRange
 
 
@@ -30,6 +34,13 @@ class FakeConsumer:
         return [TopicPartition("t", 0, self.at)]
 
 
+class QuietConsumer(FakeConsumer):
+    """May be assigned, too."""
+
+    def assign(self, partitions):
+        self.done.append("assign")
+
+
 @pytest.fixture
 def kept(monkeypatch):
     """An empty store at time 0, of which nothing is swept behind the test's back."""
@@ -39,9 +50,9 @@ def kept(monkeypatch):
     return kept
 
 
-def held(partition: int = 0, **config) -> Held:
+def held(partition: int = 0, group_prefix: str = "g", **config) -> Held:
     """As a task has one."""
-    one = Held(key_of("t", partition, config))
+    one = Held(key_of("t", partition, group_prefix, config))
     fake: Any = FakeConsumer()
     one.consumer = fake
     return one
@@ -58,7 +69,13 @@ def test_it_is_taken_once_and_fetches_nothing_meanwhile(kept):
 
 
 @pytest.mark.parametrize(
-    "other", [held(1), held(sasl_password="b"), held(**{"isolation.level": "read_committed"})]
+    "other",
+    [
+        held(1),
+        held(group_prefix="h"),
+        held(sasl_password="b"),
+        held(**{"isolation.level": "read_committed"}),
+    ],
 )
 def test_other_settings_are_another_consumer(kept, other):
     """Also where only a secret differs."""
@@ -101,6 +118,27 @@ def test_what_is_idle_for_long_is_closed(kept):
     kept.close()
     assert new.consumer.done == ["unassign", "close"]
     assert len(kept) == 0
+
+
+def test_queries_have_each_others_consumers(kept, monkeypatch):
+    """A group id that is new each time would leave a consumer for nobody."""
+    monkeypatch.setattr(fetch, "CONSUMERS", kept)
+    monkeypatch.setenv(consumers_module.REUSED, "1")
+    made: list[str] = []
+
+    def consumer(config):
+        made.append(config["group.id"])
+        return QuietConsumer()
+
+    monkeypatch.setattr(fetch, "Consumer", consumer)
+    for _ in range(2):
+        settings = fetch_settings(
+            source_options({"kafka.bootstrap.servers": "x:1", "subscribe": "t"}), "prefix"
+        )
+        with fetch.open_fetch(OffsetRange("t", 0, 0, 1), settings):
+            """Nothing is read."""
+    (group_id,) = made
+    assert re.fullmatch(r"prefix-[0-9a-f-]{36}-executor", group_id)
 
 
 def test_batches_of_about_one_size_have_one_key():
