@@ -4,7 +4,7 @@
 
 Writes rows of a key and 100 bytes from 2 tasks to a topic of 4 partitions with `local[2]`: by
 `weft` as it comes, by the JVM connector as it comes, and by `weft` with `transactional=true`.
-Rounds are interleaved, the first two warm up, and medians are compared. Every round's topic is
+Rounds are interleaved, the first ten warm up, and medians are compared. What every round wrote is
 counted. Prints one JSON line for each writer and one for each ratio; exit code 1 where the ratio
 to the JVM connector misses its limit.
 """
@@ -54,17 +54,21 @@ def main() -> int:
 def timed_rounds(
     spark: Any, broker: LocalBroker, rounds: int, records: int
 ) -> dict[str, list[float]]:
-    """Seconds of every counted round, by writer; the order changes from round to round."""
+    """Seconds of every counted round, by writer; the order changes from round to round.
+
+    Each writer has one topic for all rounds, as in life: librdkafka looks for a topic by its name
+    among all that it has ever written to.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in WRITERS}
+    ends: dict[str, list[int]] = {name: [0] * PARTITIONS for name in WRITERS}
+    for name in WRITERS:
+        broker.create_topic(name, partitions=PARTITIONS)
     for number in range(rounds + WARM_UP_ROUNDS):
         names = sorted(WRITERS)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            topic = f"{name}-{number}"
-            broker.create_topic(topic, partitions=PARTITIONS)
-            took_s = timed_write(spark, name, broker.bootstrap, topic, records)
-            written = count(broker.bootstrap, topic)
+            took_s = timed_write(spark, name, broker.bootstrap, name, records)
+            written, ends[name] = count(broker.bootstrap, name, ends[name])
             assert written == records, f"{name} wrote {written} of {records}"
-            broker.delete_topic(topic)
             if number >= WARM_UP_ROUNDS:
                 seconds[name].append(took_s)
     return seconds
@@ -83,21 +87,24 @@ def timed_write(spark: Any, name: str, bootstrap: str, topic: str, records: int)
     return time.perf_counter() - began
 
 
-def count(bootstrap: str, topic: str) -> int:
-    """How many records a read_committed reader finds, without the markers of transactions."""
+def count(bootstrap: str, topic: str, starts: list[int]) -> tuple[int, list[int]]:
+    """How many records a read_committed reader finds from these offsets on, and where it ends.
+
+    Without the markers of transactions.
+    """
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "count", "enable.partition.eof": True}
     )
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    found, open_ends = 0, PARTITIONS
-    while open_ends:
+    consumer.assign([TopicPartition(topic, *start) for start in enumerate(starts)])
+    found, ends = 0, dict[int, int]()
+    while len(ends) < PARTITIONS:
         for message in consumer.consume(10_000, 1):
             if message.error() is None:
                 found += 1
             else:
-                open_ends -= 1
+                ends[message.partition() or 0] = message.offset() or 0
     consumer.close()
-    return found
+    return found, [ends[number] for number in range(PARTITIONS)]
 
 
 def report(seconds: dict[str, list[float]], records: int) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@
 Reads a topic of 100-byte records on 4 partitions with `local[2]` into the noop sink, all columns,
 by three readers in turn: `weft` as it comes, the JVM connector as it comes, and the JVM connector
 with `kafka.fetch.max.wait.ms=10`, which takes away the half second that it otherwise waits at the
-end of the log. Rounds are interleaved, the first two warm up, and medians are compared. Prints one
-JSON line for each reader and one for each ratio; exit code 1 where a ratio misses its limit.
+end of the log. Rounds are interleaved, the first ten warm up (the JVM compiles for about as many),
+and medians are compared. Prints one JSON line for each reader and one for each ratio; exit code 1
+where a ratio misses its limit.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def _openings() -> Any:
             f"{sys.executable}, which plans this query, has no module {error.name}: install"
             " weft[spark] there (the Connect server's environment, PYSPARK_PYTHON)"
         ) from None
+    openings.settle_in()
     return openings
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.spark.source import consumers, fetch
+from weft.spark import worker
+from weft.spark.source import fetch
 from weft.spark.source.consumers import Consumers
 from weft.spark.source.fetch import FetchSettings
 from weft.spark.source.ranges import OffsetRange
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 def test_a_kept_consumer_reads_each_range_exactly(kafka_broker, topic, produce, monkeypatch):
     """The same again, backwards, inside, with a gap at its end, and of a topic made again."""
-    monkeypatch.setenv(consumers.REUSED, "1")
+    monkeypatch.setenv(worker.REUSED, "1")
     kept = Consumers()
     monkeypatch.setattr(fetch, "CONSUMERS", kept)
     name = topic(2)

@@ -26,6 +26,7 @@ from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.took import BOUNDS, with_call_times
 from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
+from weft.spark.worker import settle_in
 
 #: What a task holds of records that are no rows yet; a chunk of them is let in below that.
 WAITING_RECORDS_MAX = 30_000
@@ -40,6 +41,7 @@ Rows = Iterator[tuple[pa.RecordBatch, Sequence[Work]]]
 
 def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Runs in a worker of Spark's."""
+    settle_in()
     with one_line_errors():
         settings = unpacked(payload)
         with _opened(settings) as lanes:

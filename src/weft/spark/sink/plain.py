@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,11 @@ from weft.spark.source.cluster import accepted, admin_client, error_text, reques
 from weft.spark.source.errors import SourceError
 
 ROOM_WAIT_S = 0.01
+#: What is acknowledged is given back so often, while the memory of it is still in a cache.
+POLL_EVERY_ROWS = 1_000
 FLUSH_LOOK_S = 1.0
+#: How much later than its own time-out an admin client may say so.
+ANSWER_S = 5.0
 
 
 class SinkError(SourceError):
@@ -42,16 +47,11 @@ class Sending:
 
     def send(self, rows: Rows) -> None:
         """Queue the rows of a batch; waits while the queue is full."""
-        produce = self.producer.produce
-        for call in rows.calls():
-            try:
-                produce(*call)
-            except BufferError:
-                self._make_room(call)
-            except (KafkaException, TypeError, ValueError) as error:
-                raise self._failed(f"topic {call[0]}: {error_text(error)}") from None
-        self.producer.poll(0)
-        self.check()
+        calls = rows.calls()
+        for _ in range(0, len(rows.topics), POLL_EVERY_ROWS):
+            self._queue(islice(calls, POLL_EVERY_ROWS))
+            self.producer.poll(0)
+            self.check()
 
     def flush(self) -> None:
         """Wait until every row is acknowledged, or has failed for good."""
@@ -67,6 +67,16 @@ class Sending:
     def give_up(self) -> None:
         """Forget what is queued: the producer is of no more use."""
         self.producer.purge()
+
+    def _queue(self, calls: Iterable[tuple[Any, ...]]) -> None:
+        produce = self.producer.produce
+        for call in calls:
+            try:
+                produce(*call)
+            except BufferError:
+                self._make_room(call)
+            except (KafkaException, TypeError, ValueError) as error:
+                raise self._failed(f"topic {call[0]}: {error_text(error)}") from None
 
     def _make_room(self, call: tuple[Any, ...]) -> None:
         while True:
@@ -135,12 +145,17 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> int:
 
 
 def check_brokers(options: SinkOptions) -> None:
-    """Raise SinkError where nobody answers: a row would wait for its time-out, minutes, first."""
+    """Raise SinkError where nobody answers: a row would wait for its time-out, minutes, first.
+
+    Not by `list_topics`, which waits 50 ms for each connection.
+    """
     said: list[str] = []
     admin = admin_client(options.kafka, lambda error: said.append(error.str()))
+    timeout_s = request_timeout_s(options.kafka)
     try:
-        admin.list_topics(timeout=request_timeout_s(options.kafka))
-    except KafkaException as error:
+        admin.describe_cluster(request_timeout=timeout_s).result(timeout_s + ANSWER_S)
+    except (KafkaException, TimeoutError) as error:
+        admin.poll(0)  # serves the callback that fills `said`
         why = error_text(error) + (f"; last: {said[-1]}" if said else "")
         raise SinkError(
             f"Kafka at {options.kafka['bootstrap.servers']} did not answer: {why}:"

@@ -21,6 +21,7 @@ from weft.spark.sink.options import SinkOptions, check_producer, sink_options
 from weft.spark.sink.plain import SinkError, write_rows
 from weft.spark.sink.transactions import Place, write_transaction
 from weft.spark.source.errors import one_line_errors
+from weft.spark.worker import settle_in
 
 #: Spark's names for what a task of a stream belongs to.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -83,6 +84,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _written(
     batches: Iterable[pa.RecordBatch], options: SinkOptions, query: str, batch: int
 ) -> Written:
+    settle_in()
     with one_line_errors():
         if not options.transactional:
             return Written(write_rows(batches, options))

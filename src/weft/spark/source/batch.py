@@ -6,7 +6,6 @@ same records; calling `load()` again looks at the ends of the logs again.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from weft.spark.source.fetch import FetchSettings, RangeFetch, open_fetch
 from weft.spark.source.options import SourceOptions
 from weft.spark.source.plan import inside_log, named, reporter, resolve
 from weft.spark.source.ranges import OffsetRange, split_ranges
+from weft.spark.worker import settle_in, without_collection
 
 #: Spark makes a task of its own where a source gives no partition, and hands it this one.
 NOTHING = OffsetRange("", 0, 0, 0)
@@ -85,6 +85,7 @@ def read_range(
     assert isinstance(partition, OffsetRange), "the readers plan nothing else"
     if partition.size == 0:
         return
+    settle_in()
     build = batch_builder(columns, partition)
     with one_line_errors(), open_fetch(partition, settings) as range_fetch:
         while (batch := next_rows(range_fetch, build)) is not None:
@@ -99,11 +100,6 @@ def next_rows(
     Ten thousand messages that live for a moment make Python's garbage collector walk over them
     again and again: half the time of a read. They hold no cycles, so it rests meanwhile.
     """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collection():
         messages = range_fetch.next_batch()
         return build(messages) if messages else None
-    finally:
-        if was_on:
-            gc.enable()

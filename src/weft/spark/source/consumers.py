@@ -11,7 +11,6 @@ for a minute, when there are too many, after any error, and when the process end
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +21,6 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, TopicPartition
 #: Most tasks of a batch are of a few partitions; each consumer holds some threads and sockets.
 KEPT_MAX = 8
 IDLE_MAX_S = 60.0
-#: Set by Spark where it uses workers again; elsewhere nothing is kept.
-REUSED = "SPARK_REUSE_WORKER"
 
 Key = tuple[object, ...]
 
@@ -120,8 +117,3 @@ def key_of(topic: str, partition: int, group_prefix: str, config: Mapping[str, A
     """What a consumer is kept under: its partition and everything that it was made with."""
     made_with = frozenset((name, str(value)) for name, value in config.items())
     return topic, partition, group_prefix, made_with
-
-
-def is_kept() -> bool:
-    """Whether this process will be used again."""
-    return REUSED in os.environ

@@ -20,10 +20,11 @@ from confluent_kafka import (
 from weft.kafka.clientlog import with_client_log
 from weft.spark.source.cluster import accepted, error_text, may_come_back
 from weft.spark.source.codes import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF
-from weft.spark.source.consumers import CONSUMERS, Held, Key, is_kept, key_of
+from weft.spark.source.consumers import CONSUMERS, Held, Key, key_of
 from weft.spark.source.errors import SourceError
 from weft.spark.source.plan import Report, reporter
 from weft.spark.source.ranges import OffsetRange
+from weft.spark.worker import is_reused
 
 #: Rows and bytes of one Arrow batch; measured: 500 to 50,000 rows make no difference in speed.
 BATCH_ROWS_MAX = 10_000
@@ -73,7 +74,7 @@ def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetc
     config = consumer_config(span, settings)
     key = key_of(span.topic, span.partition, settings.group_prefix, config)
     fetching = RangeFetch(span, settings)
-    held = (CONSUMERS.take(key) if is_kept() else None) or _made(key, span, settings)
+    held = (CONSUMERS.take(key) if is_reused() else None) or _made(key, span, settings)
     held.on_error = fetching.on_client_error
 
     def another() -> Consumer:
@@ -89,7 +90,7 @@ def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetc
     except BaseException:
         held.consumer.close()
         raise
-    if is_kept():
+    if is_reused():
         CONSUMERS.put(held)
     else:
         held.consumer.close()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
+from weft.spark import worker
 from weft.spark.openings import fetch_settings
 from weft.spark.source import consumers as consumers_module
 from weft.spark.source import fetch
@@ -123,7 +124,7 @@ def test_what_is_idle_for_long_is_closed(kept):
 def test_queries_have_each_others_consumers(kept, monkeypatch):
     """A group id that is new each time would leave a consumer for nobody."""
     monkeypatch.setattr(fetch, "CONSUMERS", kept)
-    monkeypatch.setenv(consumers_module.REUSED, "1")
+    monkeypatch.setenv(worker.REUSED, "1")
     made: list[str] = []
 
     def consumer(config):

@@ -1,0 +1,68 @@
+"""Rows on their way into the producer: each once, in order, whatever the queue says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.spark.sink import plain
+from weft.spark.sink.columns import Rows
+from weft.spark.sink.options import sink_options
+from weft.spark.sink.plain import POLL_EVERY_ROWS, Sending
+
+
+class FakeProducer:
+    """Holds so many rows; each poll sends them all."""
+
+    def __init__(self, room: int) -> None:
+        self._room, self._queued = room, 0
+        self.taken: list[bytes] = []
+        self.polls = 0
+
+    def produce(self, _topic: str, value: bytes, _key: bytes | None) -> None:
+        if self._queued == self._room:
+            raise BufferError
+        self._queued += 1
+        self.taken.append(value)
+
+    def poll(self, _timeout_s: float) -> None:
+        self.polls += 1
+        self._queued = 0
+
+
+@pytest.fixture
+def sending(monkeypatch):
+    """A function that makes one with a fake producer."""
+
+    def made(room: int) -> Any:
+        fake: Any = FakeProducer(room)
+        monkeypatch.setattr(plain, "Producer", lambda _config: fake)
+        return Sending(sink_options({"kafka.bootstrap.servers": "x:1", "topic": "t"}))
+
+    return made
+
+
+def rows(count: int) -> Rows:
+    """So many rows, each another."""
+    values: list[bytes | None] = [b"%d" % number for number in range(count)]
+    return Rows(["t"] * count, values, [None] * count, None, None)
+
+
+@pytest.mark.parametrize(
+    ("count", "polls"),
+    [(0, 0), (1, 1), (POLL_EVERY_ROWS - 1, 1), (POLL_EVERY_ROWS, 1), (POLL_EVERY_ROWS + 1, 2)],
+)
+def test_what_is_acknowledged_is_given_back_every_thousand_rows(sending, count, polls):
+    """And none is left out where a thousand end."""
+    one = sending(room=10_000)
+    one.send(rows(count))
+    assert (len(one.producer.taken), one.producer.polls) == (count, polls)
+
+
+@pytest.mark.parametrize("room", [1, 7, POLL_EVERY_ROWS])
+def test_a_full_queue_neither_loses_nor_repeats_a_row(sending, room):
+    """The row that found it full goes first when there is room."""
+    one = sending(room)
+    one.send(rows(2_500))
+    assert one.producer.taken == [b"%d" % number for number in range(2_500)]
