@@ -57,12 +57,13 @@ def _openings() -> Any:
     """The rest of Weft."""
     try:
         from weft.spark import openings
+        from weft.spark.source.worker import settle_in
     except ModuleNotFoundError as error:
         raise ImportError(
             f"{sys.executable}, which plans this query, has no module {error.name}: install"
             " weft[spark] there (the Connect server's environment, PYSPARK_PYTHON)"
         ) from None
-    openings.settle_in()
+    settle_in()
     return openings
 
 

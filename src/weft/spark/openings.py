@@ -20,11 +20,6 @@ from weft.spark.source.options import (
     source_options,
 )
 from weft.spark.source.stream import RefusedStream, StreamReader
-from weft.spark.worker import settle_in
-
-__all__ = [
-    "batch_reader", "batch_writer", "schema_of", "settle_in", "stream_reader", "stream_writer",
-]  # fmt: skip
 
 
 def schema_of(raw: Mapping[str, str]) -> StructType:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.spark import worker
-from weft.spark.source import fetch
+from weft.spark.source import fetch, worker
 from weft.spark.source.consumers import Consumers
 from weft.spark.source.fetch import FetchSettings
 from weft.spark.source.ranges import OffsetRange

@@ -26,7 +26,7 @@ from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.took import BOUNDS, with_call_times
 from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
-from weft.spark.worker import settle_in
+from weft.spark.source.worker import settle_in
 
 #: What a task holds of records that are no rows yet; a chunk of them is let in below that.
 WAITING_RECORDS_MAX = 30_000

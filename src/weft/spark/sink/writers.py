@@ -21,7 +21,7 @@ from weft.spark.sink.options import SinkOptions, check_producer, sink_options
 from weft.spark.sink.plain import SinkError, write_rows
 from weft.spark.sink.transactions import Place, write_transaction
 from weft.spark.source.errors import one_line_errors
-from weft.spark.worker import settle_in
+from weft.spark.source.worker import settle_in
 
 #: Spark's names for what a task of a stream belongs to.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"

@@ -21,7 +21,7 @@ from weft.spark.source.fetch import FetchSettings, RangeFetch, open_fetch
 from weft.spark.source.options import SourceOptions
 from weft.spark.source.plan import inside_log, named, reporter, resolve
 from weft.spark.source.ranges import OffsetRange, split_ranges
-from weft.spark.worker import settle_in, without_collection
+from weft.spark.source.worker import settle_in, without_collection
 
 #: Spark makes a task of its own where a source gives no partition, and hands it this one.
 NOTHING = OffsetRange("", 0, 0, 0)

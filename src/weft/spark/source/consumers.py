@@ -1,4 +1,4 @@
-"""Consumers that a worker process keeps between the batches of a stream.
+"""Consumers that a worker process keeps for the next range of a partition, in any query.
 
 Spark gives the tasks of each micro-batch to Python workers that it uses again. A consumer that
 waits there has its connections, with TLS and the login done, and knows the brokers: a small batch

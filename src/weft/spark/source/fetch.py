@@ -24,7 +24,7 @@ from weft.spark.source.consumers import CONSUMERS, Held, Key, key_of
 from weft.spark.source.errors import SourceError
 from weft.spark.source.plan import Report, reporter
 from weft.spark.source.ranges import OffsetRange
-from weft.spark.worker import is_reused
+from weft.spark.source.worker import is_reused
 
 #: Rows and bytes of one Arrow batch; measured: 500 to 50,000 rows make no difference in speed.
 BATCH_ROWS_MAX = 10_000

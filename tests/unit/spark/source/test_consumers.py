@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
-from weft.spark import worker
 from weft.spark.openings import fetch_settings
 from weft.spark.source import consumers as consumers_module
-from weft.spark.source import fetch
+from weft.spark.source import fetch, worker
 from weft.spark.source.consumers import Consumers, Held, key_of
 from weft.spark.source.fetch import FetchSettings, consumer_config
 from weft.spark.source.options import source_options

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from weft.spark import worker
+from weft.spark.source import worker
 
 
 @pytest.fixture(autouse=True)
