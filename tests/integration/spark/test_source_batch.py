@@ -56,6 +56,23 @@ def transactions(broker, topic: str, *committed: bool, size: int = 10) -> None:
     read_committed(broker.bootstrap, topic)  # its markers are there
 
 
+def test_a_topic_made_again_between_two_queries_is_read_as_it_is_now(
+    kafka_broker, topic, produce, read
+):
+    """The second query has the consumers that the first left, and they knew the former topic."""
+    name = topic(2)
+    for partition in (0, 1):
+        produce(name, numbers(0, 1_000), partition)
+    for _ in range(2):
+        assert values(read(name)) == numbers(0, 1_000) * 2
+    kafka_broker.delete_topic(name)
+    kafka_broker.create_topic(name, partitions=2)
+    for partition in (0, 1):
+        produce(name, numbers(5_000, 5_900), partition)
+    for _ in range(2):
+        assert values(read(name)) == numbers(5_000, 5_900) * 2
+
+
 def test_rows_are_those_of_sparks_connector(topic, produce, read):
     """All columns and their types, with nulls, headers and the producer's time."""
     name = topic(2)
