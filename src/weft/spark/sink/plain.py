@@ -13,15 +13,19 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from weft.kafka.clientlog import with_client_log
 from weft.spark.sink.columns import Rows, rows_of
 from weft.spark.sink.options import SinkOptions
-from weft.spark.source.cluster import accepted, admin_client, error_text, request_timeout_s
+from weft.spark.source.cluster import (
+    LATE_S,
+    accepted,
+    admin_client,
+    error_text,
+    request_timeout_s,
+)
 from weft.spark.source.errors import SourceError
 
 ROOM_WAIT_S = 0.01
 #: What is acknowledged is given back so often, while the memory of it is still in a cache.
 POLL_EVERY_ROWS = 1_000
 FLUSH_LOOK_S = 1.0
-#: How much later than its own time-out an admin client may say so.
-ANSWER_S = 5.0
 
 
 class SinkError(SourceError):
@@ -153,7 +157,7 @@ def check_brokers(options: SinkOptions) -> None:
     admin = admin_client(options.kafka, lambda error: said.append(error.str()))
     timeout_s = request_timeout_s(options.kafka)
     try:
-        admin.describe_cluster(request_timeout=timeout_s).result(timeout_s + ANSWER_S)
+        admin.describe_cluster(request_timeout=timeout_s).result(timeout_s + LATE_S)
     except (KafkaException, TimeoutError) as error:
         admin.poll(0)  # serves the callback that fills `said`
         why = error_text(error) + (f"; last: {said[-1]}" if said else "")

@@ -14,12 +14,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from weft.errors import ConfigError
 from weft.spark.source.arrow import batch_builder
-from weft.spark.source.bounds import PartitionMap
+from weft.spark.source.bounds import Bound, PartitionMap
 from weft.spark.source.cluster import Cluster, require_topics
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings, RangeFetch, open_fetch
 from weft.spark.source.options import SourceOptions
-from weft.spark.source.plan import inside_log, named, reporter, resolve
+from weft.spark.source.plan import inside_logs, named, reporter, resolve
 from weft.spark.source.ranges import OffsetRange, split_ranges
 from weft.spark.source.worker import settle_in, without_collection
 
@@ -52,18 +52,14 @@ class BatchReader(DataSourceReader):
         layout = cluster.layout()
         require_topics(options.subscription, layout)
         report = reporter(fail_on_data_loss=options.fail_on_data_loss)
-        ends: list[PartitionMap] = []
+        ends: list[tuple[Bound, PartitionMap]] = []
         for bound, starting in ((options.starting, True), (options.ending, False)):
             assert bound is not None, "for_batch() fills both"
             offsets = resolve(
                 bound, layout, cluster, starting=starting, on_no_timestamp=options.on_no_timestamp
             )
-            # Only what was written down before can be outside; others may just have moved on.
-            if bound.kind in ("offsets", "group"):
-                low, high = cluster.earliest(offsets), cluster.latest(offsets)
-                offsets = inside_log(bound.option, offsets, low, high, report)
-            ends.append(offsets)
-        return ordered_ranges(*ends)
+            ends.append((bound, offsets))
+        return ordered_ranges(*inside_logs(ends, cluster, report))
 
 
 def ordered_ranges(starts: PartitionMap, ends: PartitionMap) -> list[OffsetRange]:

@@ -43,6 +43,8 @@ from weft.types import TopicPartition
 #: How long one question to the brokers may take, unless the user set `request.timeout.ms`
 #: (librdkafka: `socket.timeout.ms`).
 REQUEST_TIMEOUT_S = 20.0
+#: How much later than its own time-out an admin client may say so.
+LATE_S = 5.0
 #: A query that waits for its brokers says so this often.
 TELL_EVERY_S = 60.0
 #: librdkafka's level for errors: an admin client warns about every property of consumers.
@@ -154,7 +156,7 @@ class Cluster:
 
     def _described(self, future: Future[TopicDescription]) -> TopicDescription | None:
         try:
-            return future.result(self._timeout_s + 5)
+            return future.result(self._timeout_s + LATE_S)
         except KafkaException as error:
             if error.args[0].code() in MISSING_TOPIC:
                 return None
@@ -173,7 +175,7 @@ class Cluster:
         for tp, future in futures.items():
             try:
                 result[tp.topic, tp.partition] = offset_of(
-                    future.result(self._timeout_s + 5).offset
+                    future.result(self._timeout_s + LATE_S).offset
                 )
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:

@@ -74,13 +74,13 @@ def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetc
     config = consumer_config(span, settings)
     key = key_of(span.topic, span.partition, settings.group_prefix, config)
     fetching = RangeFetch(span, settings)
-    held = (CONSUMERS.take(key) if is_reused() else None) or _made(key, span, settings)
+    held = (CONSUMERS.take(key) if is_reused() else None) or _made(key, config, settings)
     held.on_error = fetching.on_client_error
 
     def another() -> Consumer:
         nonlocal held
         held.consumer.close()
-        held = _made(key, span, settings)
+        held = _made(key, config, settings)
         held.on_error = fetching.on_client_error
         return held.consumer
 
@@ -96,19 +96,19 @@ def open_fetch(span: OffsetRange, settings: FetchSettings) -> Iterator[RangeFetc
         held.consumer.close()
 
 
-def _made(key: Key, span: OffsetRange, settings: FetchSettings) -> Held:
+def _made(key: Key, config: Mapping[str, Any], settings: FetchSettings) -> Held:
     held = Held(key)
-    config = {**consumer_config(span, settings), "error_cb": held.heard}
     # No group is joined, but brokers with access control look at the name.
-    config.setdefault("group.id", f"{settings.group_prefix}-{uuid.uuid4()}-executor")
+    group_id = f"{settings.group_prefix}-{uuid.uuid4()}-executor"
+    config = {"group.id": group_id, **config, "error_cb": held.heard}
     held.consumer = accepted(Consumer, with_client_log(config), settings.kafka)
     return held
 
 
 def check_consumer(settings: FetchSettings) -> None:
     """ConfigError where librdkafka refuses a property or a combination; asks no broker."""
-    config = {**consumer_config(OffsetRange("t", 0, 0, 1), settings), "log_level": 0}
-    config.setdefault("group.id", settings.group_prefix)
+    config = consumer_config(OffsetRange("t", 0, 0, 1), settings)
+    config = {"group.id": settings.group_prefix, **config, "log_level": 0}
     accepted(Consumer, config, settings.kafka).close()
 
 

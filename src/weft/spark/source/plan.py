@@ -7,7 +7,7 @@ writes a warning, and the plan goes on with what there is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from weft.errors import ConfigError
 from weft.spark.source.bounds import EARLIEST, LATEST, Bound, PartitionMap
@@ -16,6 +16,9 @@ from weft.spark.source.errors import DataLoss
 from weft.spark.source.offsets import StreamOffset
 from weft.spark.source.ranges import OffsetRange
 from weft.types import TopicPartition
+
+#: Kinds of bounds whose offsets somebody has noted at some time.
+WRITTEN_DOWN = frozenset({"offsets", "group"})
 
 log = logging.getLogger("weft.spark.source")
 
@@ -95,6 +98,25 @@ def at_sentinels(offsets: PartitionMap, cluster: Cluster) -> dict[TopicPartition
     ends = cluster.latest(tp for tp, offset in offsets.items() if offset == LATEST)
     starts = cluster.earliest(tp for tp, offset in offsets.items() if offset == EARLIEST)
     return {**offsets, **ends, **starts}
+
+
+def inside_logs(
+    ends: Sequence[tuple[Bound, PartitionMap]], cluster: Cluster, report: Report
+) -> list[PartitionMap]:
+    """The offsets that these bounds stand for, brought into their logs.
+
+    Only what was written down before can be outside; others may just have moved on.
+    """
+    if not any(bound.kind in WRITTEN_DOWN for bound, _ in ends):
+        return [offsets for _, offsets in ends]
+    where = {tp for _, offsets in ends for tp in offsets}
+    low, high = cluster.earliest(where), cluster.latest(where)
+    return [
+        inside_log(bound.option, offsets, low, high, report)
+        if bound.kind in WRITTEN_DOWN
+        else offsets
+        for bound, offsets in ends
+    ]
 
 
 def inside_log(

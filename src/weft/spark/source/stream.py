@@ -30,7 +30,7 @@ from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings
 from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset, with_lag
 from weft.spark.source.options import SourceOptions
-from weft.spark.source.plan import batch_ranges, go_on, inside_log, reporter, resolve
+from weft.spark.source.plan import batch_ranges, go_on, inside_logs, reporter, resolve
 from weft.spark.source.progress import GroupProgress
 from weft.spark.source.ranges import split_ranges
 
@@ -147,11 +147,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = resolve(
             bound, layout, cluster, starting=True, on_no_timestamp=options.on_no_timestamp
         )
-        if bound.kind in ("offsets", "group"):
-            low, high = cluster.earliest(layout.partitions), cluster.latest(layout.partitions)
-            report = reporter(fail_on_data_loss=options.fail_on_data_loss)
-            offsets = inside_log(bound.option, offsets, low, high, report)
-        return StreamOffset(offsets, topic_ids=layout.topic_ids)
+        report = reporter(fail_on_data_loss=options.fail_on_data_loss)
+        (kept,) = inside_logs([(bound, offsets)], cluster, report)
+        return StreamOffset(kept, topic_ids=layout.topic_ids)
 
     def _next_end(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         self._tell_group(start)

@@ -24,6 +24,9 @@ class FakeConsumer:
         self.done: list[str] = []
         self.at = OFFSET_INVALID
 
+    def assign(self, partitions):
+        self.done.append("assign")
+
     def unassign(self):
         self.done.append("unassign")
 
@@ -32,13 +35,6 @@ class FakeConsumer:
 
     def position(self, partitions):
         return [TopicPartition("t", 0, self.at)]
-
-
-class QuietConsumer(FakeConsumer):
-    """May be assigned, too."""
-
-    def assign(self, partitions):
-        self.done.append("assign")
 
 
 @pytest.fixture
@@ -128,7 +124,7 @@ def test_queries_have_each_others_consumers(kept, monkeypatch):
 
     def consumer(config):
         made.append(config["group.id"])
-        return QuietConsumer()
+        return FakeConsumer()
 
     monkeypatch.setattr(fetch, "Consumer", consumer)
     for _ in range(2):
