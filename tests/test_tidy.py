@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 80
+FILE_LINES_MAX = 600  # one idea a file: four had exactly 400 lines, cut where the rule said
 TEST_FILE_LINES_MAX = 600
 REASON_LETTERS_MIN = 8
 
@@ -215,7 +215,7 @@ def threads_are_guarded(file: File) -> Iterator[str]:
 
 
 def functions_are_short(file: File) -> Iterator[str]:
-    """A function is at most 70 lines, its docstring included."""
+    """A function is at most 80 lines, its docstring included."""
     for node in ast.walk(file.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
@@ -224,7 +224,7 @@ def functions_are_short(file: File) -> Iterator[str]:
 
 
 def files_are_short(file: File) -> Iterator[str]:
-    """A file is at most 400 lines, a test file 600."""
+    """A file, and a test file, is at most 600 lines."""
     most = TEST_FILE_LINES_MAX if file.path.startswith("tests/") else FILE_LINES_MAX
     lines = len(file.text.splitlines())
     if lines > most:
