@@ -35,7 +35,7 @@ need-broker: $(STAMP)
 	@$(BIN)/python -m weft.broker
 
 demo: need-broker ## The main job from end to end, with its proof in demo-out/
-	$(BIN)/weft demo
+	$(BIN)/python -m demo
 
 test: need-broker ## Everything a push must pass
 	$(PYTEST) $(NO_HANG) -m "not long"
@@ -59,7 +59,7 @@ types: $(STAMP) ## Types: mypy, strict
 	$(BIN)/mypy
 
 bench: need-broker ## Measure, beside the Java Parallel Consumer
-	$(BIN)/weft bench
+	$(BIN)/python -m benchmarks
 
 mutate: $(STAMP) ## Break the source in one place at a time: does a test notice? (an hour; MUTANTS=60)
 	for package in codec core runtime; do \

@@ -1,6 +1,8 @@
 """Measure Weft beside bare sleeps and the Java Parallel Consumer on a real broker.
 
-`python -m benchmarks.run [--only NAME] [--scale 0.1]`; `weft bench` calls `run(Options(...))`.
+Example: python -m benchmarks --only headline --scale 0.1
+
+The other benchmarks are programs of their own: `python -m benchmarks.seen --help`, and so on.
 """
 
 import argparse
@@ -157,7 +159,11 @@ def _bars() -> Progress:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; exit code 2 for options that make no sense."""
-    parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--only", action="append", default=[], help="a workload or a group of them")
     parser.add_argument("--scale", type=float, default=1.0, help="times the number of records")
     parser.add_argument("--bootstrap", help="an own broker instead of a local one")
@@ -178,7 +184,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OptionsError as error:
         print(error, file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

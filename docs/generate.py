@@ -28,12 +28,12 @@ from weft.observe import fields
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src" / "weft"
-#: the folders whose files the architecture page lists one by one: all there are ("" is weft/)
+#: the folders whose files the architecture page lists one by one: all of weft/ (""), then beside it
 MAPPED = (
     "", "core", "core/delivery", "account", "codec", "kafka", "runtime", "runtime/run",
     "runtime/member", "runtime/calls", "runtime/calls/processes", "ledger", "observe", "spark",
     "spark/fleet", "spark/source", "spark/sink", "spark/processing", "spark/table", "broker",
-    "testing", "testing/sim", "testing/runtime_sim", "cli", "demo",
+    "testing", "cli", "simulators", "simulators/core", "simulators/runtime", "demo",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _files() -> str:
 
 
 def _folder(name: str) -> str:
-    folder = SRC / name
+    folder = SRC / name if (SRC / name).is_dir() else HERE.parent / name
     about = _first_line(folder / "__init__.py")
     rows = [
         f"| `{path.stem}` | {_first_line(path)} |"

@@ -32,7 +32,7 @@ CALLED = {
     "_state": "EngineState", "slots": "Slots", "gathering": "Gathering",
 }  # fmt: skip
 #: Fields that a record's whole way through the core writes; the simulator watches each change
-#: against the table (weft.testing.sim.watched).
+#: against the table (simulators.core.watched).
 WATCHED = {("Received", "state")}
 #: A time for people, set where a record is handed over: hot loops, and nothing is decided by it.
 TOLD = {("Received", "since")}

@@ -61,10 +61,11 @@ RINGS: dict[str, set[str]] = {
     "broker": {"errors", "owner"},
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
-    "demo": LOCAL | {"broker", "spark", "testing"},
-    "cli": LOCAL | {"broker", "spark", "testing", "demo"},
+    "cli": LOCAL | {"broker", "spark"},
     "__main__": {"cli"},
 }
+#: Programs of the repository: they import Weft, and are in no wheel.
+BESIDE = {"simulators", "demo", "benchmarks", "tests", "docs"}
 #: The rooms of a ring, and what each may import of its ring besides itself; what stands in none of
 #: them is under all.
 ROOMS: dict[str, dict[str, set[str]]] = {
@@ -82,9 +83,9 @@ PURE = {
 }
 #: Libraries with one home: who imports them, as prefixes of paths under src/weft.
 HOMES = {
-    "confluent_kafka": ("kafka/", "testing/", "demo/", "broker/", "spark/source/", "spark/sink/"),
+    "confluent_kafka": ("kafka/", "testing/", "broker/", "spark/source/", "spark/sink/"),
     "ctypes": ("kafka/clib.py", "kafka/clib_offsets.py"),
-    "pyspark": ("spark/", "demo/"),
+    "pyspark": ("spark/",),
 }
 #: What the core may not even import: clocks, chance, threads, loops, the world.
 IMPURE = {
@@ -144,7 +145,10 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def rings_point_inwards(file: File) -> Iterator[str]:
-    """A ring imports only what its line in RINGS allows; nothing imports the command line."""
+    """A ring imports only what its line in RINGS allows; nothing imports the command line.
+
+    Nor what stands beside src: the wheel is without it.
+    """
     if file.module and file.ring not in RINGS:
         yield f"{file.path}: {file.ring} has no line in RINGS"
         return
@@ -152,6 +156,8 @@ def rings_point_inwards(file: File) -> Iterator[str]:
     for line, name in imported(file.tree):
         if file.module and name.startswith("."):
             yield f"{file.path}:{line}: relative import {name}"
+        if file.module and name.split(".")[0] in BESIDE:
+            yield f"{file.path}:{line}: {name} is not in the wheel"
         target = name.split(".")[1] if name.startswith("weft.") else "weft"
         # What `from weft import App` names is the package root's.
         target = target if target in RINGS else "weft"
@@ -275,7 +281,7 @@ def suppressions_have_reasons(file: File) -> Iterator[str]:
 
 def nothing_is_left_undone(file: File) -> Iterator[str]:
     """No marks of unfinished work, and nothing that only says it is not implemented."""
-    if file.path.startswith("src/"):
+    if file.path.startswith(("src/", "simulators/", "demo/")):
         yield from _lines_with(UNDONE, file, "left undone")
 
 
@@ -344,6 +350,7 @@ MUTANTS: list[tuple[Rule, str, str]] = [
     (rings_point_inwards, "src/weft/codec/x.py", "from weft.core import engine"),
     (rings_point_inwards, "src/weft/spark/x.py", "from weft.cli import main"),
     (rings_point_inwards, "src/weft/new/x.py", "import json"),
+    (rings_point_inwards, "src/weft/testing/x.py", "from simulators.core import runner"),
     (
         rooms_know_each_other_downwards,
         "src/weft/runtime/calls/x.py",

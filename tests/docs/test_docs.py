@@ -19,6 +19,7 @@ from weft.testing import run
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src/weft"
+BESIDE = (ROOT / "simulators", ROOT / "demo")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
@@ -105,13 +106,14 @@ def test_a_step_that_names_what_is_gone_is_found() -> None:
 
 def _docstrings() -> dict[str, str]:
     """What every module says of itself, by its path."""
-    texts = {path: ast.get_docstring(ast.parse(path.read_text())) for path in SRC.rglob("*.py")}
-    return {path.relative_to(SRC).as_posix(): text or "" for path, text in texts.items()}
+    paths = [path for folder in (SRC, *BESIDE) for path in folder.rglob("*.py")]
+    texts = {path: ast.get_docstring(ast.parse(path.read_text())) for path in paths}
+    return {path.relative_to(ROOT).as_posix(): text or "" for path, text in texts.items()}
 
 
 def _files_gone(texts: dict[str, str]) -> list[str]:
     """Python files that one of these names and nobody has."""
-    folders = (SRC, ROOT / "docs", ROOT / "tests", ROOT / "benchmarks")
+    folders = (SRC, *BESIDE, ROOT / "docs", ROOT / "tests", ROOT / "benchmarks")
     paths = [f"/{path.as_posix()}" for folder in folders for path in folder.rglob("*.py")]
     return [
         f"{module} names {named}"

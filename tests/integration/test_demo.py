@@ -1,4 +1,4 @@
-"""`weft demo` as its users run it: to its end, interrupted, and with bad input."""
+"""`python -m demo` as its users run it: to its end, interrupted, and with bad input."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ END_S = 60.0
 
 
 class Demo:
-    """One `weft demo`, and every process that was seen below it."""
+    """One `python -m demo`, and every process that was seen below it."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
         self.errors = folder / "stderr"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "weft.cli.main", "demo", *arguments], cwd=folder,
-                stdout=errors, stderr=errors, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+                [sys.executable, "-m", "demo", *arguments], cwd=folder,
+                stdout=errors, stderr=errors, env={**os.environ, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
         self.family: set[psutil.Process] = set()
 

@@ -39,16 +39,16 @@ def test_the_package_alone_has_its_commands(installed):
     assert Path(where.strip()).is_relative_to(installed)
     listed = run(installed, "-m", "weft", "--help")
     assert listed.returncode == 0
-    for command in ("run", "broker", "topics", "produce", "offsets", "demo", "bench", "simulate"):
+    for command in ("run", "broker", "topics", "produce", "offsets", "status", "why", "lag"):
         assert f"\n  {command} " in listed.stdout
 
 
-def test_the_benchmarks_are_in_the_repository(installed):
-    """`weft bench` says where they are instead of being no command."""
-    done = run(installed, "-m", "weft", "bench")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "make bench" in done.stderr
+def test_simulators_demo_and_benchmarks_stay_in_the_repository(installed):
+    """The wheel has one package, and none of what stands beside src in it."""
+    packages = {one.name for one in installed.iterdir() if not one.name.endswith(".dist-info")}
+    assert packages - {"bin"} == {"weft"}
+    folders = {one.name for one in (installed / "weft").rglob("*") if one.is_dir()}
+    assert not folders & {"simulators", "demo", "benchmarks", "sim", "runtime_sim"}
 
 
 def test_types_travel_with_it(installed):

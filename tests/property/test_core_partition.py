@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from simulators.core.invariants import check_partition
 from weft.codec import decode, encode_fitting
 from weft.core import states
 from weft.core.commit_state import CommitState
@@ -12,7 +13,6 @@ from weft.core.handler import Handler
 from weft.core.offsets import Offsets
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
-from weft.testing.sim.invariants import check_partition
 from weft.types import Record
 
 RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from simulators.core.mutants import MUTANTS, Mutant
+from simulators.core.runner import digest
+from simulators.core.steps import live
+from simulators.core.violation import Violation
+from simulators.core.world import World
 from weft.core.states import InternalError
-from weft.testing.sim.mutants import MUTANTS, Mutant
-from weft.testing.sim.runner import digest
-from weft.testing.sim.steps import live
-from weft.testing.sim.violation import Violation
-from weft.testing.sim.world import World
 
 pytestmark = pytest.mark.push
 

@@ -6,9 +6,9 @@ from itertools import count, islice
 
 import pytest
 
-from weft.testing.runtime_sim.mutants import MUTANTS, Fault
-from weft.testing.runtime_sim.runner import run_seed
-from weft.testing.runtime_sim.setup import draw
+from simulators.runtime.mutants import MUTANTS, Fault
+from simulators.runtime.runner import run_seed
+from simulators.runtime.setup import draw
 
 SEEDS_MAX = 500
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.simulation.conftest import regressions
 
-from weft.testing.runtime_sim.runner import digest, run_seed, run_seeds
-from weft.testing.seeds import Totals
+from simulators.runtime.runner import digest, run_seed, run_seeds
+from simulators.seeds import Totals
 
 SEEN = ("calls", "commits", "epochs", "killed", "loaded", "lost", "released", "workers killed")
 
@@ -33,7 +33,7 @@ def test_a_hundred_lives_of_whole_apps():
 @pytest.mark.push
 @pytest.mark.timeout(900)
 def test_a_thousand_lives_of_whole_apps():
-    """Every promise holds through 1,000 lives; `weft simulate --runtime` runs as many as you like."""
+    """Every promise holds through 1,000 lives; `python -m simulators --runtime` runs as many as you like."""
     run(0, 1_000, jobs=2)
 
 

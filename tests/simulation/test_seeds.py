@@ -8,10 +8,10 @@ import sys
 import pytest
 from tests.simulation.conftest import regressions
 
-from weft.testing.sim import profiles
-from weft.testing.sim.profiles import PROFILES
-from weft.testing.sim.runner import Totals, digest, run_seed, run_seeds
-from weft.testing.sim.watched import every_edge
+from simulators.core import profiles
+from simulators.core.profiles import PROFILES
+from simulators.core.runner import Totals, digest, run_seed, run_seeds
+from simulators.core.watched import every_edge
 
 FAULTS = (
     "cancelled",
@@ -101,7 +101,7 @@ def test_seeds_of_each_profile(first):
 def test_same_seed_same_trace_in_another_process(hash_seed):
     """The effects of a seed do not depend on the process or its hash seed (S10)."""
     seeds = range(30, 50)
-    code = "from weft.testing.sim.runner import digest\n"
+    code = "from simulators.core.runner import digest\n"
     code += f"print([digest(seed) for seed in {list(seeds)}])"
     there = subprocess.run(
         [sys.executable, "-c", code],

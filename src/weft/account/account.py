@@ -5,7 +5,7 @@ list of references a partition. What people read is computed from the copies out
 holds up nobody (`account/snapshot.py`, `account/blockers.py`).
 
 Each record that was received and is not done is in exactly one place. Their sums are checked
-against a walk over every record by `testing/sim/invariants.py`.
+against a walk over every record by `simulators/core/invariants.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from weft._version import __version__
-from weft.cli import bench, broker, demo, lag, offsets, produce, replay, seen, simulate, top, topics
+from weft.cli import broker, lag, offsets, produce, replay, seen, top, topics
 from weft.cli.run import run as run_command
 from weft.errors import ConfigError, WeftError
 from weft.kafka.failures import told_by_kafka
@@ -31,7 +31,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command)
-app.command("demo")(demo.demo)
 app.add_typer(broker.app, name="broker")
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(topics.app, name="topics")
@@ -41,8 +40,6 @@ app.command("why")(seen.why)
 app.command("top")(top.top)
 app.command("lag")(lag.lag)
 app.command("replay")(replay.replay)
-app.command("simulate")(simulate.simulate)
-app.command("bench")(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -92,10 +89,12 @@ def _end_soon(code: int) -> None:
     timer.start()
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
+def run(
+    arguments: Sequence[str] | None = None, command: typer.Typer = app, name: str = "weft"
+) -> int:
+    """Run the command line, or that of another program; return its exit code."""
     try:
-        result = app(arguments, prog_name="weft", standalone_mode=False)
+        result = command(arguments, prog_name=name, standalone_mode=False)
     except ConfigError as error:
         return _fail(str(error), EXIT_BAD_INPUT)
     except WeftError as error:

@@ -1,7 +1,7 @@
 """What a record, a partition epoch and a commit can be, and how each may change.
 
 The tables are the law: a change that is not in them is a bug of Weft. In the simulator records,
-epochs and commits watch every change (weft.testing.sim.watched) and raise InternalError. The
+epochs and commits watch every change (simulators.core.watched) and raise InternalError. The
 diagrams in docs/architecture.md are generated from the tables (`docs/generate.py`).
 
 The states are plain ints, not an Enum: an Enum member costs a dictionary look-up per use, and

@@ -46,6 +46,16 @@ def test_every_command_has_help_with_an_example(words):
     assert " ".join(words) in example
 
 
+@pytest.mark.parametrize("program", ["simulators", "demo", "benchmarks"])
+def test_every_program_of_the_repository_has_help_with_an_example(program):
+    """`python -m PROGRAM --help`, from the repository's folder, shows a line that can be run."""
+    shown = subprocess.run(
+        [sys.executable, "-m", program, "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert f"Example: python -m {program} --" in shown.stdout
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 250, "..", "."])
 @pytest.mark.parametrize("command", [("topics", "create"), ("produce",)], ids=" ".join)
 def test_a_name_that_cannot_be_a_topic(capsys, command, name):

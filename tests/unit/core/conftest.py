@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simulators.core.invariants import check
 from weft.codec import decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
@@ -13,7 +14,6 @@ from weft.core.epochs import Assignment
 from weft.core.partition import Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch
-from weft.testing.sim.invariants import check
 from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("ValueError", "bad")

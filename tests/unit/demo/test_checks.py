@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from weft.demo import checks
-from weft.demo.tracks import Alert, Fleet, Position, alerts_of
-from weft.demo.witness import Answer, Seen
-from weft.demo.zones import ZONES, to_degrees
+from demo import checks
+from demo.tracks import Alert, Fleet, Position, alerts_of
+from demo.witness import Answer, Seen
+from demo.zones import ZONES, to_degrees
 
 PARTITIONS = 10
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.demo.run import NEEDED, Options, check_needs, prepare
+from demo.run import NEEDED, Options, check_needs, prepare
 from weft.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def test_missing_libraries_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ConfigError) as caught:
         check_needs()
     assert str(caught.value) == (
-        "the demo needs aiohttp, matplotlib, not installed here: pip install 'weft[demo]'"
+        "the demo needs aiohttp, matplotlib, not installed here: run `make setup`"
     )
     assert set(NEEDED) >= {"aiohttp", "matplotlib", "pyspark", "pyarrow", "pandas"}
 

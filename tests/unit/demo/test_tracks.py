@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from weft.demo.service import FAILING_SHARE, SLOW_ANSWER_S, SLOW_SHARE, trouble_of
-from weft.demo.tracks import STEP_S, fleet, path_m, track
-from weft.demo.zones import ZONES, crossing, to_degrees, to_metres, zone_of
+from demo.service import FAILING_SHARE, SLOW_ANSWER_S, SLOW_SHARE, trouble_of
+from demo.tracks import STEP_S, fleet, path_m, track
+from demo.zones import ZONES, crossing, to_degrees, to_metres, zone_of
 
 
 def test_tracks_are_the_same_every_time_and_short_ones_begin_long_ones() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from weft.testing.seeds import SeedsStuckError, dealt_out
+from simulators.seeds import SeedsStuckError, dealt_out
 
 
 def never(first: int, count: int) -> int:

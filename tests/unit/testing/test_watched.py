@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from simulators.core.runner import Totals, run_seed
+from simulators.core.watched import TABLES, Edge, every_edge, watched
 from weft.core import states
 from weft.core.commits import Commits
 from weft.core.endings import Endings
@@ -11,8 +13,6 @@ from weft.core.engine import Engine
 from weft.core.epochs import Assignment, Epochs
 from weft.core.spec import HandlerSpec
 from weft.core.states import InternalError
-from weft.testing.sim.runner import Totals, run_seed
-from weft.testing.sim.watched import TABLES, Edge, every_edge, watched
 
 
 def test_changes_by_the_tables_are_remembered() -> None:

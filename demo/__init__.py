@@ -1,0 +1,1 @@
+"""`python -m demo`: the main job from end to end, on real Kafka, Spark and an HTTP service."""

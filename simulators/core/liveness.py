@@ -1,0 +1,92 @@
+"""Checks of what must happen, as far as it can be said in the middle of faults (S5, L1)."""
+
+from __future__ import annotations
+
+from simulators.core.ledger import Life
+from simulators.core.member import Member
+from simulators.core.violation import Violation
+from simulators.core.world import World
+from weft.core import states
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+
+START_WITHIN_S = 1.0
+
+
+def check_liveness(world: World, member: Member) -> None:
+    """After the clock has moved and the engine has looked at it."""
+    for partition in member.parts.values():
+        life = world.oracle.lives[partition]
+        if life.state == "open":
+            _commits_in_time(world, member, life)
+            if _may_start(world, member, life):
+                _starts_in_time(world, member, life)
+
+
+def _commits_in_time(world: World, member: Member, life: Life) -> None:
+    """What is done is committed within the interval, unless an answer is waited for."""
+    if life.spec.delivery == AT_MOST_ONCE:
+        return  # a mark that nothing waits for is not owed
+    if life.uncovered_since is None or _waits_for_answer(member, life):
+        return
+    limits = world.setup.limits
+    if life.spec.delivery == EXACTLY_ONCE and limits.map_chars < 4096:
+        return  # outputs that records share may wait for room in the map, all of them together
+    allowed = limits.commit.interval_s + 10 * limits.commit_retry_s + limits.commit_answer_s
+    waited = world.now - life.uncovered_since
+    if waited > allowed:
+        raise Violation("S5", f"{life.source.tp}: done for {waited:.3f} s and not committed")
+
+
+def _waits_for_answer(member: Member, life: Life) -> bool:
+    requests = [item for r in member.requests for item in r.effect.items]
+    if member.exchange is not None and life.spec.delivery == EXACTLY_ONCE:
+        return True  # one transaction at a time
+    reading = any(life.partition in partitions for partitions in member.reads)
+    lost = member.engine.state.partitions.get(life.source.tp)
+    in_doubt = lost is not None and lost.commit.state != 0
+    return reading or in_doubt or any(item.partition is life.partition for item in requests)
+
+
+def _may_start(world: World, member: Member, life: Life) -> bool:
+    setup, spec = world.setup, life.spec
+    if member.held or member.user_paused or member.stop_at is not None or member.fatal:
+        return False
+    if setup.limits.map_chars < 4096 or setup.broker_chars < 4096:
+        return False
+    if spec.rate_limit_per_s != ALL_STARTS_PER_S or spec.delivery != AT_LEAST_ONCE:
+        return False
+    if spec.commit_each:  # the broker may have stored what the engine does not know yet
+        idle = life.partition.commit.state == states.IDLE
+        return idle and life.partition.handler.slots.free > 0
+    handler = life.partition.handler.index
+    used = sum(call.handler == handler for call in member.calls)
+    used += sum(
+        len(other.claimable)
+        for other in world.oracle.lives.values()
+        if other.member == member.name and other.state != "closed" and other.spec is spec
+    )
+    return used < spec.concurrency + spec.ahead
+
+
+def _starts_in_time(world: World, member: Member, life: Life) -> None:
+    linger = 0.0 if life.spec.batch is None else life.spec.batch.linger_s
+    before = world.now - START_WITHIN_S - linger
+    if max(member.freed_at, world.ticked_before) > before:
+        return
+    for offset, since in life.startable.items():
+        # A delay that ended after the look at the clock before this one was only seen now.
+        if since > world.ticked_before or offset in life.running or offset in life.sending:
+            continue
+        if offset in life.passed or offset in life.parked or offset in life.known:
+            continue
+        if offset in life.claimable or offset in life.dead_letters:
+            continue
+        lane = life.source.lane(offset)
+        if life.next_of(lane) != offset:
+            continue
+        place = (member.name, life.source.tp, lane)
+        # So does a lane that a batch held: its next record asks again when time passes.
+        moved = world.oracle.lane_moved.get(place, 0.0)
+        if place in world.oracle.lanes_running or moved > min(before, world.ticked_before):
+            continue
+        raise Violation("L1", f"{life.source.tp}@{offset} could start since {since:.3f}")

@@ -1,0 +1,259 @@
+"""Seeds with a subject: what a mix of everything meets too seldom.
+
+Seeds from 10,000,000 on belong to profiles, a million each. A profile takes what the seed drew
+and fixes what its subject needs; all else stays as drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from simulators.core.setup import ACTIONS, Setup, draw_any
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, UNORDERED
+from weft.policies import Batch, DeadLetter, Park, Retry, Skip
+
+WIDTH = 1_000_000
+#: batches of exactly_once whose partitions come and go one by one
+SHARED = 10_000_000
+#: long logs with a frontier that stands: how far one may start before the map is full
+MAPS = 11_000_000
+#: exactly_once with outputs that are more than a transaction's time is enough for
+SLOW = 12_000_000
+#: exactly_once with an output partition that takes nothing, and refuses nothing
+OFFLINE = 13_000_000
+#: source logs with open transactions, topics that are made again, positions that fell out of range
+LOGS = 14_000_000
+#: outputs that are answered for much later, and values of many sizes
+LATE = 15_000_000
+#: as MAPS, with blocks so long that runs reach further than a bit set, until holes in them are done
+HOLES = 16_000_000
+#: as OFFLINE, but each transaction with such an output is aborted, and nobody says because of whom
+ABORTED = 17_000_000
+#: exactly_once with a broker that stores less of an offset map than was thought
+REFUSED_MAPS = 18_000_000
+
+
+def draw(seed: int, steps: int) -> Setup:
+    """All that one seed decides before its first step."""
+    setup = draw_any(seed, steps)
+    profile = PROFILES.get(seed // WIDTH * WIDTH)
+    return setup if profile is None else profile(setup, random.Random(~seed))
+
+
+def _shared(setup: Setup, rng: random.Random) -> Setup:
+    batch = Batch(rng.choice((2, 5, 20)), rng.choice((0.0, 0.05)))
+    spec = replace(setup.specs[0], delivery=EXACTLY_ONCE, batch=batch, commit_each=False)
+    return replace(
+        setup,
+        specs=(spec,),
+        protocol=rng.choice(("cooperative", "incremental")),
+        partitions=rng.choice((2, 3)),
+        slots=rng.choice((2, 3)),
+        broker_chars=4096,
+        odds=replace(setup.odds, outputs=1.0, slow_drain=0.5),
+        ends=_weighted(group=30.0, churn=4.0),
+    )
+
+
+def _slow(setup: Setup, rng: random.Random) -> Setup:
+    """A producer with a quota: what is in a transaction must be through in its time."""
+    batch = rng.choice((None, None, Batch(rng.choice((2, 5)), 0.05)))
+    spec = replace(
+        setup.specs[0],
+        delivery=EXACTLY_ONCE,
+        concurrency=rng.choice((4, 10)),
+        commit_each=False,
+        batch=batch,
+    )
+    return replace(
+        setup,
+        specs=(spec,),
+        limits=replace(setup.limits, buffer_bytes=rng.choice((12_000, 100_000))),
+        broker_chars=4096,
+        poll_max=30,
+        produce_max=20,
+        transaction_bytes=rng.choice((300, 900, 3_000)),
+        odds=replace(setup.odds, outputs=1.0),
+        ends=_weighted(transact=4.0),
+    )
+
+
+def _offline(setup: Setup, rng: random.Random) -> Setup:
+    """What some keys put out is never acknowledged; the healthy ones are done all the same."""
+    spec = replace(
+        setup.specs[0],
+        delivery=EXACTLY_ONCE,
+        ordering=rng.choice(("key", "unordered")),
+        concurrency=rng.choice((4, 10)),
+        commit_each=False,
+        batch=None,  # with nothing else to send, those in company with a culprit wait for proof
+        retry=Retry(attempts=rng.choice((1, 2)), delay_s=0.5),
+        on_exhausted=rng.choice((Park(), Skip(), DeadLetter("dead"))),
+    )
+    return replace(
+        setup,
+        specs=(spec,),
+        limits=replace(setup.limits, buffer_records=50_000, buffer_bytes=10**8, map_chars=4096),
+        broker_chars=4096,
+        keys=20,
+        poison=frozenset(rng.sample(range(20), rng.choice((1, 3)))),
+        poison_outputs=True,
+        poll_max=30,
+        produce_max=20,
+        odds=replace(setup.odds, outputs=1.0),
+        ends=_weighted(transact=4.0),
+    )
+
+
+def _aborted(setup: Setup, rng: random.Random) -> Setup:
+    """Some keys abort every transaction they are in; for a while all of them are aborted so."""
+    offline = _offline(setup, rng)
+    begin = rng.randrange(setup.steps)
+    return replace(
+        offline,
+        poison_outputs=False,
+        poison_aborts=True,
+        outage=(begin, min(begin + rng.choice((0, 0, 60, 200)), setup.steps)),
+        partitions=rng.choice((1, 1, 2, 3)),
+        produce_max=rng.choice((2, 20)),
+        ends=_weighted(transact=40.0, produce=rng.choice((0.5, 7.0))),
+    )
+
+
+def _maps(setup: Setup, rng: random.Random) -> Setup:
+    """First the lanes stand and what has no key goes far past them; then every other lane goes."""
+    spec = replace(
+        setup.specs[0],
+        delivery=AT_LEAST_ONCE,
+        ordering=rng.choice(("key", "key", "key", "unordered")),
+        concurrency=rng.choice((2, 5, 10)),
+        retry=Retry(attempts=None, delay_s=rng.choice((1.0, 5.0)), multiplier=1.0),
+        rate_limit_per_s=ALL_STARTS_PER_S,
+        batch=rng.choice((None, None, None, setup.specs[0].batch)),
+    )
+    chars, keys = rng.choice((192, 256)), rng.choice((40, 100))
+    return replace(
+        setup,
+        specs=(spec,),
+        limits=replace(setup.limits, map_chars=chars, buffer_records=50_000, buffer_bytes=10**8),
+        broker_chars=chars,
+        partitions=1,
+        slots=1,
+        keys=keys,
+        poison=frozenset(range(0, keys, 2)),
+        poll_max=1_000,
+        produce_max=100,
+        key_block=rng.choice((8, 12, 16)),
+        keyed_fail_to=setup.steps * 2 // 3,
+        odds=replace(setup.odds, fail=0.0, hang=0.0, commit_refused=0.0, gap=rng.choice((0, 0.3))),
+        ends=_weighted(churn=0.0, log=rng.choice((0.0, 0.3)), control=0.0),
+    )
+
+
+def _logs(setup: Setup, rng: random.Random) -> Setup:
+    """Nothing of it is written to an output, where two topics of one name could not be told."""
+    specs = tuple(
+        replace(spec, delivery=AT_LEAST_ONCE) if spec.delivery == EXACTLY_ONCE else spec
+        for spec in setup.specs
+    )
+    return replace(
+        setup,
+        specs=specs,
+        partitions=rng.choice((1, 2, 3)),
+        logs_matter=True,
+        odds=replace(setup.odds, find_fails=rng.choice((0.0, 0.3, 0.6))),
+        ends=_weighted(
+            foreign=rng.choice((0.0, 6.0)),
+            remake=rng.choice((0.0, 0.6)),
+            retention=rng.choice((0.0, 3.0)),
+            log=rng.choice((1.0, 6.0)),
+            churn=rng.choice((0.5, 2.0)),
+        ),
+    )
+
+
+def _late(setup: Setup, rng: random.Random) -> Setup:
+    """Handlers that send; a broker that is busy; records of very different sizes."""
+    spec = replace(
+        setup.specs[0],
+        delivery=AT_LEAST_ONCE,
+        ordering=rng.choice(("key", "key", UNORDERED)),
+        concurrency=rng.choice((2, 4, 10)),
+        rate_limit_per_s=ALL_STARTS_PER_S,
+    )
+    return replace(
+        setup,
+        specs=(spec,),
+        limits=replace(
+            setup.limits, buffer_records=50_000, buffer_bytes=rng.choice((8_000, 40_000))
+        ),
+        broker_chars=4096,
+        poll_max=rng.choice((3, 8)),
+        produce_max=20,
+        value_bytes=rng.choice((100, 1_000)),
+        odds=replace(setup.odds, outputs=rng.choice((0.3, 1.0)), output_late=0.2),
+    )
+
+
+def _holes(setup: Setup, rng: random.Random) -> Setup:
+    """A bit set of 64 characters tells 336 offsets; four runs tell 512 of these."""
+    maps = _maps(setup, rng)
+    retry = replace(maps.specs[0].retry, delay_s=1.0)
+    spec = replace(maps.specs[0], ordering="key", concurrency=100, retry=retry, batch=None)
+    return replace(
+        maps,
+        specs=(spec,),
+        limits=replace(maps.limits, map_chars=64),
+        broker_chars=64,
+        keys=40,
+        poison=frozenset(range(0, 40, 2)),
+        produce_max=100,
+        key_block=128,
+        keyed_fail_to=setup.steps // 2,
+        ends=_weighted(churn=0.0, log=0.0, control=0.0),
+    )
+
+
+def _refused_maps(setup: Setup, rng: random.Random) -> Setup:
+    """Maps are halved until the broker takes them. No batches: their outputs wait together."""
+    spec = replace(
+        setup.specs[0],
+        delivery=EXACTLY_ONCE,
+        batch=None,
+        commit_each=False,
+        concurrency=rng.choice((4, 10)),
+        rate_limit_per_s=ALL_STARTS_PER_S,
+    )
+    return replace(
+        setup,
+        specs=(spec,),
+        limits=replace(setup.limits, map_chars=4096),
+        broker_chars=rng.choice((3, 4, 8, 16)),
+        keys=12,
+        odds=replace(setup.odds, fail=0.2, commit_refused=0.0),
+    )
+
+
+def _weighted(**weights: float) -> tuple[tuple[float, str], ...]:
+    """The usual shares of the actions, but for these."""
+    all_weights = {**ACTIONS, **weights}
+    total, upper, ends = sum(all_weights.values()), 0.0, []
+    for name, weight in all_weights.items():
+        upper += weight / total
+        ends.append((upper, name))
+    return tuple(ends)
+
+
+PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
+    SHARED: _shared,
+    MAPS: _maps,
+    SLOW: _slow,
+    OFFLINE: _offline,
+    LOGS: _logs,
+    LATE: _late,
+    HOLES: _holes,
+    ABORTED: _aborted,
+    REFUSED_MAPS: _refused_maps,
+}

@@ -1,0 +1,77 @@
+"""What is checked of commits: they are of whom they are of, and what they say is true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from simulators.core.violation import Violation
+from simulators.runtime.life import Claimed, Place, Source
+from simulators.runtime.stage import Stage
+from weft.kafka.ports import ToCommit
+from weft.testing.groups import OffsetAndMetadata
+from weft.types import TopicPartition
+
+
+class CommitOracle:
+    """The broker's side of the ledger."""
+
+    def __init__(self, world: Stage) -> None:
+        self.world = world
+        self.setup = world.setup
+        self.sources = [Source() for _ in range(world.setup.partitions)]
+        self.stats: Counter[str] = Counter()
+
+    def broken(self, name: str, what: str) -> None:
+        """A promise is broken."""
+        self.world.sim.note(f"BROKEN {name}: {what}")
+        self.world.sim.broken(Violation(name, what))
+
+    def commit_sent(
+        self, member: str, offsets: Sequence[ToCommit], mine: Collection[TopicPartition]
+    ) -> None:
+        """The runtime has called the consumer's commit."""
+        self.stats["commits"] += 1
+        for one in offsets:
+            self.world.sim.note(f"{member} commits {one.partition}: {one.offset} {one.metadata}")
+            if (one.topic, one.partition) not in mine:
+                self.broken("S7", f"{member} commits {one.partition}, which it does not have")
+
+    def stored(self, member: str, values: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        """The group holds this from now on."""
+        for (topic, number), value in values.items():
+            self.world.sim.note(f"{member} stored {number}: {value.offset} {value.metadata}")
+            if not self.world.owns(member, (topic, number)):
+                name = "S8" if self.setup.transactional else "S7"
+                self.broken(name, f"{member} commits {number}, which is not its own")
+            self._is_true(number, Claimed(value.offset, value.metadata))
+
+    def _is_true(self, number: int, says: Claimed) -> None:
+        source = self.sources[number]
+        once = self.setup.delivery == "at_most_once"
+        if says.offset < source.held.offset and not once:
+            self.broken("S2", f"{number}: commit goes back to {says.offset}")
+        for offset in source.lane_of:
+            if offset not in says or offset in source.claimed:
+                continue
+            source.claimed.add(offset)
+            done = offset in source.finished or offset in source.skipped
+            if not done and not once:
+                self.broken("S2", f"{number}@{offset} is committed as done and is not")
+        source.held = says
+
+    def all_done(self) -> bool:
+        """The group holds everything as done that can be."""
+        return not self.missing()
+
+    def missing(self) -> list[Place]:
+        """What no commit says is done."""
+        left = []
+        for number, source in enumerate(self.sources):
+            stuck = {source.lane_of[offset] for offset in source.parked}
+            left += [
+                (number, offset)
+                for offset, lane in source.lane_of.items()
+                if offset not in source.held and lane not in stuck
+            ]
+        return left

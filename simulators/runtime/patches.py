@@ -1,0 +1,121 @@
+"""The only seam: what of the runtime's surroundings is replaced while a seed runs.
+
+Weft's modules reach threads, queues and clocks by names of their own module (`threading`, `time`,
+`SimpleQueue`, `deque`). Those names are bound to the simulated ones, wherever they are, and bound
+back afterwards. Nothing of the runtime itself is changed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures._base as futures
+import gc
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from simulators.runtime.loop import SimLoop
+from simulators.runtime.primitives import Primitives
+from simulators.runtime.processes import Machine
+from simulators.runtime.scheduler import Scheduler
+from weft.runtime.calls.loops import new_loop
+from weft.runtime.calls.processes.link import SPAWN
+from weft.runtime.calls.processes.loglines import tell_parent
+from weft.runtime.calls.processes.protocol import found_by_name
+from weft.runtime.door import since_boot
+from weft.runtime.run.outside import SOCKET_VARIABLE
+
+#: modules that go on as they are
+LEFT_ALONE = ("weft.core", "weft.broker")
+#: where deques are shared by threads
+SHARED_DEQUES = "weft.runtime"
+#: where processes are started and spoken to
+PROCESSES = "weft.runtime.calls.processes"
+
+
+@contextmanager
+def installed(scheduler: Scheduler, machine: Machine, *, shuffle: bool) -> Iterator[None]:
+    """Weft runs on this scheduler inside."""
+    undo: list[Callable[[], None]] = []
+    made = Primitives(scheduler)
+    table = _table(scheduler, made, shuffle=shuffle)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("weft.") and not name.startswith(LEFT_ALONE):
+            _rebind(module, table, undo)
+            if name.startswith(SHARED_DEQUES):
+                _rebind(module, {id(deque): made.deque}, undo)
+            if name.startswith(PROCESSES):
+                _rebind(module, _of_processes(machine), undo)
+    _rebind(futures, table, undo)  # run_coroutine_threadsafe waits on one of these
+    with _undisturbed():
+        try:
+            yield
+        finally:
+            for step in reversed(undo):
+                step()
+
+
+def _table(scheduler: Scheduler, made: Primitives, *, shuffle: bool) -> dict[int, Any]:
+    """By the identity of what is replaced."""
+    return {
+        id(threading): made.threading,
+        id(time): made.time,
+        id(queue.SimpleQueue): made.simple_queue,
+        id(threading.Thread): made.thread,
+        id(threading.Lock): made.lock,
+        id(threading.Event): made.event,
+        id(threading.Condition): made.condition,
+        id(since_boot): lambda: scheduler.now,
+        id(found_by_name): lambda: False,  # the handlers of a seed are in no module
+        id(new_loop): lambda: SimLoop(scheduler, shuffle=shuffle),
+    }
+
+
+def _rebind(module: Any, table: dict[int, Any], undo: list[Callable[[], None]]) -> None:
+    for name, value in list(vars(module).items()):
+        if id(value) in table:
+            undo.append(lambda name=name, value=value: setattr(module, name, value))  # type: ignore[misc]  # bound at once
+            setattr(module, name, table[id(value)])
+
+
+def _of_processes(machine: Machine) -> dict[int, Any]:
+    """What a worker process and its parent ask of the operating system."""
+    return {
+        id(os): machine.os,
+        id(select): machine.select,
+        id(signal): machine.signal,
+        id(socket): machine.socket,
+        id(SPAWN): machine.spawn,
+        id(tell_parent): lambda *_: None,
+    }
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No log lines, no garbage collection, which calls finalizers at any moment, no real socket."""
+    log, collecting = logging.getLogger("weft"), gc.isenabled()
+    asked = os.environ.get(SOCKET_VARIABLE)
+    os.environ[SOCKET_VARIABLE] = "0"  # its server waits for the world outside, for ever
+    disabled, log.disabled = log.disabled, True
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of coroutines that a broken seed leaves unfinished
+            yield
+    finally:
+        log.disabled = disabled
+        os.environ.pop(SOCKET_VARIABLE)
+        if asked is not None:
+            os.environ[SOCKET_VARIABLE] = asked
+        if collecting:
+            gc.enable()
