@@ -8,8 +8,8 @@ librdkafka's ListOffsets works on any client and answers for each partition by i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -28,6 +28,8 @@ _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 _GRACE_S = 0.5
 SETTLE_S = 1.0
 AGAIN_S = 0.1
+#: topics that are looked up one by one; of more the metadata of the whole cluster costs less
+REFRESHED_MAX = 10
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_AdminOptions_new": (c_void_p, (c_void_p, c_int)),
@@ -92,15 +94,30 @@ def bounds_soon(
     specs: Sequence[Spec],
     timeout_s: float,
 ) -> dict[tuple[str, int], Bounds]:
-    """The same, asked again for a moment: leaders that are new, or have just moved, are found."""
+    """The same, asked again for a moment: leaders that are new, or have just moved, are found.
+
+    ListOffsets takes leaders from the client's metadata and never refreshes it: a broker that is
+    not the leader any more, or a fenced leader epoch, would be asked for ever.
+    """
     deadline = time.monotonic() + timeout_s
     again_until = min(deadline, time.monotonic() + SETTLE_S)
-    found = bounds(consumer, partitions, specs, timeout_s)
+    found, pause_s = bounds(consumer, partitions, specs, timeout_s), AGAIN_S
     while len(found) < len(partitions) and time.monotonic() < again_until:
-        time.sleep(AGAIN_S)
         left = [where for where in partitions if where not in found]
+        refresh(consumer, {topic for topic, _ in left}, again_until - time.monotonic())
         found |= bounds(consumer, left, specs, max(AGAIN_S, deadline - time.monotonic()))
+        if len(found) < len(partitions):
+            time.sleep(pause_s)
+            pause_s *= 2
     return found
+
+
+def refresh(consumer: Consumer, topics: Collection[str], timeout_s: float) -> None:
+    """Have the client look up these topics' leaders; blocks, up to `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    for topic in sorted(topics) if len(topics) <= REFRESHED_MAX else [None]:
+        with suppress(KafkaException):  # no broker answers: the caller asks again
+            consumer.list_topics(topic, timeout=max(AGAIN_S, deadline - time.monotonic()))
 
 
 @cache

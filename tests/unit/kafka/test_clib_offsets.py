@@ -1,0 +1,71 @@
+"""Where logs start and end, where the client's metadata names a leader that is none any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from weft.kafka import clib_offsets
+from weft.kafka.clib_offsets import REFRESHED_MAX, Bounds, bounds_soon
+
+HERE = [("orders", 0), ("orders", 1)]
+
+
+class Client:
+    """A client that knows the leader of partition 0 only, until its metadata is refreshed."""
+
+    def __init__(self) -> None:
+        self.refreshed: list[str | None] = []
+        self.fails = False
+
+    def list_topics(self, topic: str | None, timeout: float) -> None:
+        """Refresh."""
+        self.refreshed.append(topic)
+        if self.fails:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    """One whose ListOffsets never refreshes anything by itself, as librdkafka's."""
+    made = Client()
+
+    def answered(_client: Any, wanted: Sequence[Any], *_: Any) -> dict[Any, Bounds]:
+        known = made.refreshed and not made.fails
+        return {where: Bounds(0, 5) for where in wanted if known or where[1] == 0}
+
+    monkeypatch.setattr(clib_offsets, "bounds", answered)
+    return made
+
+
+def soon(client: Any, where: Sequence[tuple[str, int]], timeout_s: float = 5.0) -> set[Any]:
+    """What of these was found."""
+    return set(bounds_soon(client, where, ["start", "end"], timeout_s))
+
+
+def test_a_moved_leader_is_found_after_one_refresh(client: Client) -> None:
+    """A refused partition has its topic's metadata refreshed, and is then found."""
+    assert soon(client, HERE) == set(HERE)
+    assert client.refreshed == ["orders"]
+
+
+def test_known_leaders_cost_no_metadata_request(client: Client) -> None:
+    """What is answered the first time refreshes nothing."""
+    assert soon(client, HERE[:1]) == {HERE[0]}
+    assert not client.refreshed
+
+
+def test_many_topics_are_refreshed_in_one_request(client: Client) -> None:
+    """A broker that is lost may lead partitions of hundreds of topics."""
+    many = [(f"t{number}", 1) for number in range(REFRESHED_MAX + 1)]
+    assert soon(client, many) == set(many)
+    assert client.refreshed == [None]
+
+
+def test_a_refresh_that_fails_leaves_the_partition_out(client: Client) -> None:
+    """No broker answers: what was found is returned, and the caller asks again later."""
+    client.fails = True
+    assert soon(client, HERE, 0.15) == {HERE[0]}
