@@ -86,6 +86,7 @@ HOMES = {
     "confluent_kafka": ("kafka/", "testing/", "broker/", "spark/source/", "spark/sink/"),
     "ctypes": ("kafka/clib.py", "kafka/clib_offsets.py"),
     "pyspark": ("spark/",),
+    "zstandard": ("codec/zstd.py",),
 }
 #: What the core may not even import: clocks, chance, threads, loops, the world.
 IMPURE = {
@@ -376,6 +377,7 @@ MUTANTS: list[tuple[Rule, str, str]] = [
     (pure_rings_need_nothing, "src/weft/types.py", "from pydantic import BaseModel"),
     (libraries_have_one_home, "src/weft/runtime/x.py", "from confluent_kafka import Consumer"),
     (libraries_have_one_home, "src/weft/kafka/x.py", "import ctypes"),
+    (libraries_have_one_home, "src/weft/observe/x.py", "import zstandard"),
     (libraries_have_one_home, "src/weft/app.py", "import pyspark.sql"),
     (libraries_have_one_home, "src/weft/spark/fleet.py", "import confluent_kafka"),
     (the_core_does_nothing, "src/weft/core/x.py", "import time"),

@@ -72,7 +72,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     # PEP 562: the pytest plugin is loaded in every project that has Weft installed, and must not
-    # pull in librdkafka and pydantic there.
+    # load librdkafka there.
     if name not in _HOME_OF:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.codec import OffsetMap, UnreadableMap, decode, encode, encode_fitting, measure
-from weft.codec.wire import BY_MAGIC, compress
+from weft.codec.wire import BY_MAGIC
+from weft.codec.zstd import compress
 
 TEXTS = [
     text

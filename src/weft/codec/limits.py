@@ -13,9 +13,6 @@ BODY_BYTES_MAX = 2**20
 #: except for a strictly regular pattern over millions of offsets.
 WRITTEN_BODY_BYTES_MAX = 256 * 2**10
 
-#: Largest zstd window accepted; Java's writer declares 2 MiB.
-WINDOW_BYTES_MAX = 8 * 2**20
-
 #: Most offsets a map may name as not done, read or written: as many as a member buffers by
 #: default. Twelve characters name as many as they like, and each costs its reader 40 bytes.
 NOT_DONE_MAX = 50_000

@@ -7,17 +7,9 @@ the plain body. Source: Java Parallel Consumer 0.5.3, package ``offsets``.
 import binascii
 from dataclasses import dataclass
 
-import zstandard
-
+from weft.codec import zstd
 from weft.codec.errors import UnreadableMap
-from weft.codec.limits import BODY_BYTES_MAX, TEXT_CHARS_MAX, WINDOW_BYTES_MAX
-
-#: Level of Java's writer. Only the streaming compressor writes the same bytes as Java does.
-_ZSTD_LEVEL = 3
-
-#: Input handed to the decompressor at once. A four-byte block can grow to 128 KiB, so this
-#: bounds what is held beyond BODY_BYTES_MAX to 1 MiB.
-_ZSTD_STEP_BYTES = 32
+from weft.codec.limits import BODY_BYTES_MAX, TEXT_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +73,12 @@ def from_text(text: str) -> tuple[Encoding, bytes]:
     return encoding, decompress(body) if encoding.is_compressed else body
 
 
-def compress(body: bytes) -> bytes:
-    """One zstd frame, byte for byte what Java's streaming writer makes of this body."""
-    writer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compressobj()
-    return writer.compress(body) + writer.flush()
-
-
 def decompress(frame: bytes) -> bytes:
-    """The content of exactly one zstd frame, never more than BODY_BYTES_MAX (and 1 MiB) held."""
-    reader = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
-    body = bytearray()
+    """The content of exactly one zstd frame: Java writes one and nothing else."""
     try:
-        for begin in range(0, len(frame), _ZSTD_STEP_BYTES):
-            body += reader.decompress(frame[begin : begin + _ZSTD_STEP_BYTES])
-            if len(body) > BODY_BYTES_MAX:
-                raise UnreadableMap(f"grows to more than {BODY_BYTES_MAX} bytes decompressed")
-            if reader.eof:
-                _refuse_trailing(reader.unused_data, frame, begin + _ZSTD_STEP_BYTES)
-                return bytes(body)
-    except zstandard.ZstdError:
-        raise UnreadableMap("not a valid zstd frame") from None
-    raise UnreadableMap("the zstd frame is cut off")
-
-
-def _refuse_trailing(unused: bytes, frame: bytes, read_bytes: int) -> None:
-    """Raise when something follows the frame: Java writes one frame and nothing else."""
-    if unused or read_bytes < len(frame):
+        body, more = zstd.decompress(frame, BODY_BYTES_MAX)
+    except ValueError as error:
+        raise UnreadableMap(str(error)) from None
+    if more:
         raise UnreadableMap("something follows the zstd frame")
+    return body

@@ -8,7 +8,7 @@ them that are not done. Offsets that do not exist count as done.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from weft.codec import bitset, runlength, wire
+from weft.codec import bitset, runlength, wire, zstd
 from weft.codec.errors import MapTooLarge
 from weft.codec.limits import (
     BROKER_CHARS_MAX,
@@ -141,7 +141,7 @@ def _bodies(
     ]
     yield from plain
     for encoding, body in plain:
-        yield wire.COMPRESSED[encoding.name], wire.compress(body)
+        yield wire.COMPRESSED[encoding.name], zstd.compress(body)
 
 
 def _last_done(frontier: int, top: int, not_done: Sequence[int]) -> int:

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import zstandard
-
+from weft.codec import zstd
 from weft.kafka import guard
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
 
@@ -47,15 +46,15 @@ def packed(shot: Mapping[str, Any]) -> bytes:
     left_out = max(0, len(rows) - PARTITIONS_MAX)
     more = {"partitions_left_out": left_out} if left_out else {}
     told = {**shot, "partitions": rows[:PARTITIONS_MAX], **more}
-    return zstandard.compress(json.dumps(told, separators=(",", ":"), default=str).encode())
+    return zstd.compress(json.dumps(told, separators=(",", ":"), default=str).encode())
 
 
 def unpacked(value: bytes) -> dict[str, Any] | None:
     """The snapshot of a report; None for what is none."""
     try:
-        text = zstandard.ZstdDecompressor().decompress(value, max_output_size=REPORT_BYTES_MAX)
+        text, _ = zstd.decompress(value, REPORT_BYTES_MAX)
         told = json.loads(text)
-    except (zstandard.ZstdError, ValueError):
+    except ValueError:
         return None
     whole = isinstance(told, dict) and isinstance(told.get("app"), dict) and "partitions" in told
     return told if whole else None

@@ -20,7 +20,7 @@ from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.wire import WireError
 
 #: What a member imports that is not Python's own.
-NEEDED = ("confluent_kafka", "zstandard")
+NEEDED = ("confluent_kafka", "zstandard")[: 2 if sys.version_info < (3, 14) else 1]
 
 
 def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:

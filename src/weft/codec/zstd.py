@@ -1,0 +1,66 @@
+"""Zstandard: the standard library's from Python 3.14 on, before that the package `zstandard`."""
+
+import sys
+from typing import Protocol
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import DecompressionParameter, ZstdCompressor, ZstdDecompressor, ZstdError
+else:
+    from zstandard import ZstdCompressor, ZstdDecompressor, ZstdError
+
+#: Level of Java's writer. Only the streaming compressor writes the same bytes as Java does.
+_LEVEL = 3
+
+#: Input given to the decompressor at once. A four-byte block can grow to 128 KiB, so this bounds
+#: what is held beyond the limit to 1 MiB.
+_STEP_BYTES = 32
+
+#: Largest window accepted; Java's writer declares 2 MiB.
+WINDOW_BYTES_MAX = 8 * 2**20
+
+
+class _Reader(Protocol):
+    """Decompresses one frame."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _reader() -> _Reader:
+    if sys.version_info >= (3, 14):
+        window_log = WINDOW_BYTES_MAX.bit_length() - 1
+        return ZstdDecompressor(options={DecompressionParameter.window_log_max: window_log})
+    return ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
+
+
+def compress(data: bytes) -> bytes:
+    """One frame, byte for byte what Java's streaming writer makes of this."""
+    if sys.version_info >= (3, 14):
+        writer = ZstdCompressor(level=_LEVEL)
+    else:
+        writer = ZstdCompressor(level=_LEVEL).compressobj()
+    return writer.compress(data) + writer.flush()
+
+
+def decompress(frame: bytes, bytes_max: int) -> tuple[bytes, bytes]:
+    """The content of the first frame, and what follows it; ValueError says what is wrong.
+
+    Never more than `bytes_max` (and 1 MiB) are held, whatever the frame says of its size.
+    """
+    reader = _reader()
+    content = bytearray()
+    try:
+        for begin in range(0, len(frame), _STEP_BYTES):
+            content += reader.decompress(frame[begin : begin + _STEP_BYTES])
+            if len(content) > bytes_max:
+                raise ValueError(f"grows to more than {bytes_max} bytes decompressed")
+            if reader.eof:
+                return bytes(content), reader.unused_data + frame[begin + _STEP_BYTES :]
+    except ZstdError:
+        raise ValueError("not a valid zstd frame") from None
+    raise ValueError("the zstd frame is cut off")
