@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from weft.codec import OffsetMap, UnreadableMap, decode, limits, wire
+from weft.codec import OffsetMap, UnreadableMap, decode, limits, zstd
 from weft.codec.bitset import size_bytes
 
 
@@ -110,7 +110,7 @@ def test_the_cap_of_the_decompressed_body(surplus: int):
     length = (limits.BODY_BYTES_MAX + surplus - 5) * 8
     body = length.to_bytes(4, "big") + b"\xff" * (length // 8) + b"\x00"
     assert len(body) == limits.BODY_BYTES_MAX + surplus == size_bytes(length, 4)
-    text = text_of(b"s", wire.compress(body))
+    text = text_of(b"s", zstd.compress(body))
     if surplus > 0:
         with pytest.raises(UnreadableMap, match="more than 1048576 bytes decompressed"):
             decode(0, text)
@@ -128,7 +128,7 @@ def test_the_cap_of_not_done_offsets(family: str, surplus: int):
     else:
         bits = (1 << count).to_bytes(count // 8 + 2, "little")
         body = (count + 1).to_bytes(4, "big") + bits[: (count + 8) // 8] + b"\x00"
-        text = text_of(b"s", wire.compress(body))
+        text = text_of(b"s", zstd.compress(body))
     if surplus > 0:
         with pytest.raises(UnreadableMap, match="offsets as not done, over 50000"):
             decode(0, text)
@@ -194,7 +194,7 @@ def test_what_few_characters_may_cost(dense: bool):
     """The largest map that 12 characters name takes less than 2 MiB, 4,096 of them less than 5."""
     count = limits.NOT_DONE_MAX
     body = runs_body(1, 1) * count if dense else runs_body(count, 1)
-    text = text_of(b"p", wire.compress(body)) if dense else text_of(b"e", body)
+    text = text_of(b"p", zstd.compress(body)) if dense else text_of(b"e", body)
     peak, found = peak_bytes(text)
     assert isinstance(found, OffsetMap)
     assert len(found.not_done) == count
@@ -216,9 +216,9 @@ def peak_bytes(text: str) -> tuple[int, OffsetMap | UnreadableMap]:
 
 def test_a_frame_within_a_frame_is_not_opened():
     """Only one layer is decompressed: an inner frame is no run lengths."""
-    inner = wire.compress(runs_body(1, 1))
+    inner = zstd.compress(runs_body(1, 1))
     with pytest.raises(UnreadableMap, match=r"whole number|negative"):
-        decode(0, text_of(b"p", wire.compress(inner + b"\x00" * (3 - len(inner) % 4))))
+        decode(0, text_of(b"p", zstd.compress(inner + b"\x00" * (3 - len(inner) % 4))))
 
 
 def test_empty_runs_inside_are_taken_as_they_are():
