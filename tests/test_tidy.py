@@ -79,7 +79,7 @@ PURE = {
     "policies": set(),
     "core": set(),
     "account": set(),
-    "codec": {"zstandard"},
+    "codec": {"zstandard", "compression"},  # the latter is Python's own from 3.14 on
 }
 #: Libraries with one home: who imports them, as prefixes of paths under src/weft.
 HOMES = {
