@@ -63,7 +63,7 @@ def broker(folder: Path | None) -> Iterator[LocalBroker]:
     """A real Kafka that dies with us, with the demo's topics; its data in `folder` if given."""
     with LocalBroker(data_dir=folder) as kafka:
         kafka.create_topic(POSITIONS, PARTITIONS)
-        kafka.create_topic(DEAD_LETTERS, 1)
+        kafka.create_topic(DEAD_LETTERS, PARTITIONS)
         for topic in ALERTS.values():
             kafka.create_topic(topic, ALERT_PARTITIONS)
         yield kafka
@@ -83,7 +83,8 @@ def start_service(children: Children, log: Path) -> Service:
 
 def fill(bootstrap: str, fleet: Fleet, on_progress: Callable[[int], None]) -> None:
     """Send all positions: key is the vehicle, timestamp is when it was there."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "log_level": 0})
+    settings = {"linger.ms": 20, "log_level": 0, "partitioner": "murmur2_random"}
+    producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for number, position in enumerate(fleet.in_time_order()):
         producer.produce(
             POSITIONS, position.to_json(), position.vehicle.encode(), timestamp=position.at_ms

@@ -289,7 +289,8 @@ class SimProducer:
                 self.oracle.refused(message)
                 return Delivery(None, ErrorInfo("_MSG_TIMED_OUT", "the broker did not answer"))
             delivery = self._connection.kafka.store(message)
-        self.oracle.produced(self._connection.member, message)
+        if delivery.error is None:  # else its topic has no such partition
+            self.oracle.produced(self._connection.member, message)
         return delivery
 
     def flush(self, timeout_s: float) -> int:

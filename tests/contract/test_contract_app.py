@@ -398,3 +398,27 @@ def test_a_missing_dead_letter_topic_is_bad_input_or_made(cluster: Cluster) -> N
     app.consume(topic, on_exhausted=letters)(lambda _: None)
     assert app.run(until="drained").exit_code == 0
     assert cluster.records(f"{topic}.dlq", 0) == []
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("partitions", [3, 1])
+def test_a_letter_keeps_its_partition_where_the_topic_has_it(
+    cluster: Cluster, delivery: str, partitions: int
+) -> None:
+    """With as many partitions it stays in its own; with fewer all are stored all the same."""
+    topic = cluster.topic(3)
+    cluster.broker.create_topic(f"{topic}.dlq", partitions)
+    for number in range(6):
+        cluster.produce(topic, b"%d" % (number % 3), b"k", partition=number % 3)
+    app = app_on(cluster, topic)
+    letters = weft.DeadLetter("{topic}.dlq")
+    fail = weft.Retry(attempts=1)
+
+    @app.consume(topic, retry=fail, on_exhausted=letters, delivery=delivery)
+    async def handle(record: weft.Record) -> None:
+        raise ValueError
+
+    assert app.run(until="drained").dead_lettered == 6
+    found = cluster.records(f"{topic}.dlq", 6)
+    kept = [one.partition == int(one.value) for one in found]
+    assert all(kept) if partitions == 3 else {one.partition for one in found} == {0}

@@ -228,6 +228,8 @@ def _producer(kafka: Config, own: Config, size_bytes: int) -> Config:
         shared | own,
         {
             "linger.ms": 5,
+            # Java's partitioner: a key goes where Java's producers and Weft's Spark sink send it.
+            "partitioner": "murmur2_random",
             # A topic that is not there is called so after this time, on every attempt: librdkafka's
             # 30 s make a typo look like a stall.
             "topic.metadata.propagation.max.ms": 5_000,

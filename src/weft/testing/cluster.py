@@ -6,9 +6,9 @@ import itertools
 import re
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Literal, Protocol, get_args
 
 from confluent_kafka import KafkaError
@@ -196,12 +196,12 @@ class MemoryCluster:
         return "MSG_SIZE_TOO_LARGE" if size > MESSAGE_BYTES_MAX else ""
 
     def _partition_of(self, message: OutMessage) -> int:
-        """As librdkafka's `consistent_random` has it, with turns in place of chance."""
+        """As `murmur2_random`, Weft's default, has it, with turns in place of chance."""
         if message.partition is not None:
             return message.partition
         count = self.broker.partition_counts[message.topic]
-        if message.key:
-            return zlib.crc32(message.key) % count
+        if message.key is not None:
+            return (murmur2(message.key) & 0x7FFFFFFF) % count
         return next(self._round_robin) % count
 
     # -- groups ------------------------------------------------------------------------------------
@@ -343,3 +343,18 @@ def _field(content: bytes | None) -> int:
 def _varint(number: int) -> int:
     """Bytes of a number that is not negative, in zigzag form."""
     return max(1, -(-(2 * number).bit_length() // 7))
+
+
+@lru_cache(4096)
+def murmur2(key: bytes) -> int:
+    """Kafka's hash of a key, as `org.apache.kafka.common.utils.Utils.murmur2`, without its sign."""
+    mask, m = 0xFFFFFFFF, 0x5BD1E995
+    whole = len(key) & ~3
+    h = 0x9747B28C ^ len(key)
+    for at in range(0, whole, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    if whole < len(key):
+        h = (h ^ int.from_bytes(key[whole:], "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15

@@ -37,6 +37,19 @@ def refusal(kafka=None, producer=None, **more) -> str:
     return message
 
 
+@pytest.mark.parametrize(
+    ("kafka", "producer", "expected"),
+    [
+        ({}, {}, "murmur2_random"),
+        ({"partitioner": "consistent"}, {}, "consistent"),
+        ({"partitioner": "consistent"}, {"partitioner": "fnv1a"}, "fnv1a"),
+    ],
+)
+def test_keys_go_where_java_sends_them_unless_the_user_says_otherwise(kafka, producer, expected):
+    """Java's partitioner by default, in every producer of Weft's; `producer` wins over `kafka`."""
+    assert made(kafka, producer).producer["partitioner"] == expected
+
+
 def test_each_property_goes_to_the_clients_that_take_it() -> None:
     """The library's table decides: consumer, producer, or everybody (the admin client too)."""
     settings = made({"fetch.min.bytes": 7, "compression.type": "lz4", "client.id": "x"})

@@ -9,6 +9,7 @@ import pytest
 import weft
 from weft.runtime.member.refusals import TOLD_MAX, Refusals
 from weft.testing import MemoryKafka
+from weft.testing.connection import MemoryAdmin
 from weft.types import ErrorInfo
 
 
@@ -126,3 +127,23 @@ def test_refusals_are_told_so_many_times_and_no_more(caplog):
     refusals.tell(ErrorInfo("_MSG_TIMED_OUT", "output to t: late"))
     refusals.tell(None)
     assert len(told(caplog, "output refused")) == TOLD_MAX
+
+
+def test_a_dead_letter_topic_is_made_like_its_source(kafka, monkeypatch):
+    """The most partitions of its sources, 30 days of retention, and never compacted."""
+    made = []
+    kafka.create_topic("more", 5)
+    create = MemoryAdmin.create_topic
+
+    def seen(self, name, partitions, **more):
+        made.append((name, partitions, more["config"]))
+        return create(self, name, partitions, **more)
+
+    monkeypatch.setattr(MemoryAdmin, "create_topic", seen)
+    app = app_on(kafka)
+    for source, topic in (("orders", "dead"), ("more", "dead"), ("^ord.*x", "{topic}.dlq")):
+        letters = weft.DeadLetter(topic, on_missing="create")
+        app.consume(source, on_exhausted=letters)(lambda record: None)
+    app.run(until="drained")
+    config = {"cleanup.policy": "delete", "retention.ms": "2592000000"}
+    assert made == [("dead", 5, config)]

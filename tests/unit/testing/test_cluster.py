@@ -13,7 +13,7 @@ import pytest
 import weft
 from weft.kafka.ports import Delivery, OutMessage
 from weft.testing import MemoryKafka
-from weft.testing.cluster import PARTITIONS_MAX
+from weft.testing.cluster import PARTITIONS_MAX, murmur2
 from weft.testing.crash import Mortal
 from weft.testing.producer import MemoryProducer
 
@@ -41,6 +41,22 @@ def orders(memory_broker: MemoryKafka) -> MemoryKafka:
     for number in range(20):
         memory_broker.produce("orders", str(number), key=str(number % 4))
     return memory_broker
+
+
+@pytest.mark.parametrize(
+    ("key", "javas"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_keys_are_hashed_as_java_hashes_them(key: bytes, javas: int) -> None:
+    """The vectors of Kafka's own UtilsTest.testMurmur2."""
+    assert murmur2(key) == javas & 0xFFFFFFFF
 
 
 # -- faults --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from weft.core.endings import OutputsAnswer
 from weft.core.partition import Work
 from weft.core.states import SENDING
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
-from weft.runtime.member.dead_letters import TOO_LARGE, Cuts, dead_letter
+from weft.runtime.member.dead_letters import Letters
 from weft.runtime.member.refusals import Refusals
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Sent
@@ -76,11 +76,10 @@ class Outputs:
         """
         self._make_producer = make_producer
         self._producer: ProducerPort | None = None
-        self._group = group
         self._on_full = on_full
         self._waiting: deque[tuple[OutMessage, Callable[[Delivery], None]]] = deque()
         self._full = False
-        self.cuts = Cuts()
+        self.letters = Letters(group)
         #: answers for the engine, taken by the member's turn
         self.answered: deque[OutputsAnswer] = deque()
         #: a batch's records join its outputs inside the door while they are answered outside
@@ -122,7 +121,7 @@ class Outputs:
 
     def send_dead_letter(self, work: Work, topic: str, error: ErrorInfo) -> None:
         """Produce the record as it came, with KIP-1191's headers."""
-        self._send_letter(work, dead_letter(work, topic, error, self._group))
+        self._send_letter(work, self.letters.of(work, topic, error))
 
     def _send_letter(self, work: Work, letter: OutMessage) -> None:
         self._queue(letter, partial(self._dead_lettered, work, letter))
@@ -219,10 +218,10 @@ class Outputs:
         self.answered.extend((work, sent, pending.error) for work in pending.works)
 
     def _dead_lettered(self, work: Work, letter: OutMessage, delivery: Delivery) -> None:
-        if delivery.error is not None and delivery.error.type in TOO_LARGE:
-            smaller = self.cuts.cut(work.record, letter)
-            if smaller is not None:
-                self._waiting.append((smaller, partial(self._dead_lettered, work, smaller)))
+        if delivery.error is not None:
+            other = self.letters.instead(work.record, letter, delivery.error)
+            if other is not None:
+                self._waiting.append((other, partial(self._dead_lettered, work, other)))
                 return
         again = partial(self._send_letter, work, letter)
         if delivery.again and self._produce_again([work], again):

@@ -27,7 +27,7 @@ from weft.kafka.ports import (
 )
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
-from weft.runtime.member.dead_letters import TOO_LARGE, Cuts, dead_letter
+from weft.runtime.member.dead_letters import Letters
 from weft.runtime.member.refusals import Refusals
 from weft.runtime.member.seat import Seat
 from weft.runtime.shared import SharedOutputs
@@ -47,16 +47,15 @@ class Transactor:
         """`batches`: some of the group's handlers take batches."""
         self._seat = seat
         self._port = port
-        self._group = group
         self._queue: SimpleQueue[tuple[fx.Transact, Any] | None] = SimpleQueue()
         self._thread = guard.thread("weft-transactions", self._run, seat.died)
         self._batches = batches
         self._refusals = Refusals()
-        self.cuts = Cuts()
+        self.letters = Letters(group)
         #: seconds of each transaction, also of one that was aborted, or whose end was not told
         self.took = Histogram(CALL_S)
-        #: dead letters that were too large, by their record's id, until the next commit
-        self._smaller: dict[int, tuple[Work, OutMessage]] = {}
+        #: dead letters as they are sent, by their record's id, until the next commit
+        self._letters: dict[int, tuple[Work, OutMessage]] = {}
         #: outputs of batches that are in the transaction at hand
         self._shared_seen: set[int] = set()
         #: the transaction at hand took all its time
@@ -138,20 +137,22 @@ class Transactor:
         return extra or ()
 
     def _letter(self, work: Work, sending: fx.SendDeadLetter) -> OutMessage:
-        known, letter = self._smaller.get(id(work), (None, None))
+        known, letter = self._letters.get(id(work), (None, None))
         if known is work and letter is not None:
             return letter
-        return dead_letter(work, sending.topic, sending.error, self._group)
+        letter = self.letters.of(work, sending.topic, sending.error)
+        self._letters[id(work)] = work, letter
+        return letter
 
-    def _cut(self, work: Work, error: ErrorInfo) -> bool:
-        """A dead letter that is too large goes without a part of it next time."""
+    def _refitted(self, work: Work, error: ErrorInfo) -> bool:
+        """A dead letter that is too large, or has no such partition, is another one next time."""
         sending = work.outputs
-        if error.type not in TOO_LARGE or not isinstance(sending, fx.SendDeadLetter):
+        if not isinstance(sending, fx.SendDeadLetter):
             return False
-        smaller = self.cuts.cut(work.record, self._letter(work, sending))
-        if smaller is not None:
-            self._smaller[id(work)] = work, smaller
-        return smaller is not None
+        other = self.letters.instead(work.record, self._letter(work, sending), error)
+        if other is not None:
+            self._letters[id(work)] = work, other
+        return other is not None
 
     def _read_back(self, offsets: Sequence[ToCommit]) -> list[tuple[int | None, str]] | None:
         try:
@@ -181,7 +182,7 @@ class Transactor:
             error = batches.get(id(work.outputs)) if bad is None and shared else bad and bad.error
             if error is None or end.outcome == "committed":
                 continue
-            if self._cut(work, error):
+            if self._refitted(work, error):
                 cut = True
                 continue
             refused.append((work, error))
@@ -189,7 +190,7 @@ class Transactor:
             if shared:  # all of its records fell with it; they stand behind the first
                 batches[id(work.outputs)] = error
         if end.outcome == "committed":
-            self._smaller.clear()
+            self._letters.clear()
         if end.lasts and not cut and len({id(work.outputs) for work, _ in sent}) == 1:
             refused = self._named(sent, end, refused)
         named = bool(refused) or cut or end.outcome != "aborted"

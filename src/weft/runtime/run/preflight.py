@@ -14,6 +14,8 @@ from weft.routing import Routes
 from weft.runtime.run.drain import Drain
 
 ANSWER_S = 15.0
+#: of a dead-letter topic that Weft makes: every letter is kept for 30 days
+DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 #: where `weft topics create` looks without being told
 LOCAL_BROKER = "localhost:9092"
 
@@ -37,13 +39,15 @@ def check_cluster(
             routes.handler_of(topic)  # refuses a topic that two patterns want
         wanted, create = _targets(routes, handlers, topics)
         wanted |= dict.fromkeys(routes.literal, "")
-        create -= {*routes.literal}
-        found = admin.describe(sorted(wanted), ANSWER_S) if wanted else {}
+        sources = {one for target in create.values() for one in target}
+        found = admin.describe(sorted({*wanted, *sources}), ANSWER_S) if wanted else {}
         missing = {topic: wanted[topic] for topic in sorted(wanted) if topic not in found}
-        if left := {topic: what for topic, what in missing.items() if topic not in create}:
+        made = create.keys() - {*routes.literal}
+        if left := {topic: what for topic, what in missing.items() if topic not in made}:
             raise ConfigError(_missing(left, connection.described()))
         for topic in missing:
-            admin.create_topic(topic, 1)
+            counts = [found[source].partitions for source in create[topic] if source in found]
+            admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
         if reports is not None and not admin.describe([reports], ANSWER_S):
             admin.create_topic(reports, 1, config=TOPIC_CONFIG)
     except KafkaUnavailable as error:
@@ -61,10 +65,10 @@ def unanswered(connection: Connection, error: Exception) -> FatalError:
 
 def _targets(
     routes: Routes, handlers: Sequence[HandlerOptions], topics: Sequence[str]
-) -> tuple[dict[str, str], set[str]]:
-    """Topics that are written to, with who names them; and those of them that may be made."""
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Topics that are written to, with who names them; and which may be made, for what sources."""
     wanted = {h.output: f"output= of {h.name}" for h in handlers if h.output is not None}
-    create: set[str] = set()
+    create: dict[str, list[str]] = {}
     for topic in topics:
         handler = handlers[routes.handler_of(topic)]
         policy = handler.on_exhausted
@@ -77,7 +81,7 @@ def _targets(
                 'another, such as weft.DeadLetter("{topic}.dlq")'
             )
         if policy.on_missing == "create":
-            create.add(target)
+            create.setdefault(target, []).append(topic)
         wanted.setdefault(target, f"DeadLetter of {handler.name}")
     return wanted, create
 

@@ -194,5 +194,5 @@ def _commit_buckets(member: Member) -> dict[str, Any]:
 
 def _dead_letters_cut(member: Member) -> int:
     """Parts that dead letters gave up, in transactions or without."""
-    transacted = 0 if member.transactor is None else member.transactor.cuts.count
-    return member.outputs.cuts.count + transacted
+    transacted = 0 if member.transactor is None else member.transactor.letters.count
+    return member.outputs.letters.count + transacted
