@@ -15,7 +15,12 @@ from weft.kafka import guard
 START_S = 10.0
 STOP_S = 5.0
 TICK_S = 1.0
+#: past it the one that has waited longest for its request is closed for a new one: a client that
+#: sends half requests takes nobody's place, and the probes of Kubernetes are answered
 CONNECTIONS_MAX = 100
+#: for a request's head, from the connection or the last answer on
+HEAD_S = 10.0
+HEAD_BYTES_MAX = 64 * 2**10
 BACKLOG = 64
 
 
@@ -45,6 +50,60 @@ def listening(option: str, host: str, port: int) -> socket.socket:
     return server
 
 
+def _bounded() -> Any:
+    """Uvicorn's protocol with limits of its own: uvicorn's answers 503 to all, the probes too."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of two classes
+        since = 0.0
+        head_bytes = 0
+        timer: asyncio.TimerHandle | None = None
+
+        @property
+        def busy(self) -> bool:
+            """Something is being answered."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def connection_made(self, transport: Any) -> None:
+            waiting = [one for one in self.connections if not one.busy]
+            if len(self.connections) >= CONNECTIONS_MAX:
+                if not waiting:
+                    transport.abort()
+                    return
+                oldest = min(waiting, key=lambda one: one.since)
+                self.connections.discard(oldest)
+                oldest.transport.abort()
+            super().connection_made(transport)
+            self.since = self.loop.time()
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.timer is None:  # refused
+                return
+            self.head_bytes = 0 if self.busy else self.head_bytes + len(data)
+            super().data_received(data)
+            if not self.busy and self.head_bytes > HEAD_BYTES_MAX:
+                self.transport.abort()
+
+        def on_response_complete(self) -> None:
+            self.since, self.head_bytes = self.loop.time(), 0
+            super().on_response_complete()
+
+        def _look(self) -> None:
+            due_s = HEAD_S if self.busy else self.since + HEAD_S - self.loop.time()
+            if due_s <= 0:
+                self.transport.abort()
+            else:
+                self.timer = self.loop.call_later(due_s, self._look)
+
+    return Bounded
+
+
 def server_of(app: Any) -> Any:
     """A uvicorn server of an ASGI app: quiet, bounded, without start-up hooks."""
     import uvicorn
@@ -58,7 +117,7 @@ def server_of(app: Any) -> Any:
             log_level="critical",
             access_log=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
+            http=_bounded(),
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
             loop="asyncio",

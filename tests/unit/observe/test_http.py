@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -12,8 +15,9 @@ from tests.unit.observe.test_local import Source
 
 import weft
 from weft.errors import ConfigError
+from weft.observe import serving
 from weft.observe.http import TOKEN_CHARS_MIN, Guard, app_of, serve, token_of
-from weft.observe.serving import Serving, listening
+from weft.observe.serving import CONNECTIONS_MAX, Serving, listening
 
 TOKEN = "t" * TOKEN_CHARS_MIN
 GUARD = Guard("127.0.0.1", None)
@@ -184,3 +188,116 @@ def test_serving_on_a_port_of_ones_own(tmp_path):
         server.close()
     with pytest.raises(ConfigError, match="cannot be read"):
         serve(Shot(), "127.0.0.1:0", str(tmp_path / "none"))
+
+
+HALF = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@contextlib.contextmanager
+def half_open(port, count):
+    """So many connections with half a request each."""
+    with contextlib.ExitStack() as stack:
+        lines = []
+        for _ in range(count):
+            line = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            line.sendall(HALF)
+            lines.append(line)
+        yield lines
+
+
+def closed(line):
+    """The other side has closed it."""
+    line.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        return line.recv(1000) == b""
+    return True
+
+
+def connections(server):
+    """How many it holds."""
+    return len(server._server.server_state.connections)
+
+
+@pytest.mark.parametrize("count", [CONNECTIONS_MAX - 1, CONNECTIONS_MAX, CONNECTIONS_MAX + 1, 250])
+def test_half_requests_do_not_keep_the_probes_away(start, count):
+    """Kubernetes would kill the pod: without a token a hundred of them made both probes 503."""
+    port = start(guard=Guard("0.0.0.0", TOKEN))  # the name alone
+    with half_open(port, count) as lines:
+        assert get(port, "/livez")[0] == 200
+        assert get(port, "/readyz")[0] == 200
+        assert get(port, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
+        lines[-1].sendall(b"\r\n")
+        assert lines[-1].recv(1000).startswith(b"HTTP/1.1 200")  # the newest kept its place
+
+
+def test_connections_are_limited():
+    """The one that has waited longest goes for a new one."""
+    server = Serving(app_of(Source(), GUARD), listening("http", "127.0.0.1", 0))
+    try:
+        with half_open(server.port, CONNECTIONS_MAX + 50) as lines:
+            assert get(server.port, "/livez")[0] == 200
+            assert connections(server) <= CONNECTIONS_MAX
+            assert closed(lines[0])
+    finally:
+        server.close()
+
+
+def test_what_is_being_answered_keeps_its_place(monkeypatch):
+    """A stream is closed for nobody; where all are streams a new connection is refused."""
+    from starlette.responses import StreamingResponse
+
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 3)
+    over = []
+
+    async def endless(scope, receive, send):
+        async def lines():
+            yield b"first"
+            while not over:
+                await serving.asyncio.sleep(0.01)
+
+        await StreamingResponse(lines())(scope, receive, send)
+
+    server = Serving(endless, listening("http", "127.0.0.1", 0))
+    try:
+        with half_open(server.port, 3) as lines:
+            for line in lines:
+                line.sendall(b"\r\n")
+                assert line.recv(1000).startswith(b"HTTP/1.1 200")
+            with half_open(server.port, 1) as (late,):
+                assert closed(late)
+            assert connections(server) == 3
+            over.append(True)
+    finally:
+        over.append(True)
+        server.close()
+
+
+@pytest.mark.parametrize("begun", [b"", HALF])
+def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, start, begun):
+    """Neither on a new connection nor after an answer."""
+    monkeypatch.setattr(serving, "HEAD_S", 0.3)
+    port = start()
+    with socket.create_connection(("127.0.0.1", port), 20) as line:
+        line.sendall(begun)
+        assert closed(line)
+    with socket.create_connection(("127.0.0.1", port), 20) as line:
+        line.sendall(HALF + b"\r\n")
+        assert line.recv(10_000).startswith(b"HTTP/1.1 200")
+        line.sendall(begun or b"G")
+        begun_at = time.monotonic()
+        while not closed(line):
+            assert time.monotonic() - begun_at < 20
+
+
+@pytest.mark.parametrize(("more", "fine"), [(-1, True), (0, True), (1, False)])
+def test_the_head_of_a_request_is_limited(monkeypatch, start, more, fine):
+    """By its bytes, in as many pieces as it may come."""
+    monkeypatch.setattr(serving, "HEAD_BYTES_MAX", 5_000)
+    port = start()
+    with socket.create_connection(("127.0.0.1", port), 20) as line:
+        line.sendall(HALF)
+        with contextlib.suppress(ConnectionError):
+            line.sendall(b"X: " + b"x" * (5_000 + more - len(HALF) - 3))
+            if fine:
+                line.sendall(b"\r\n\r\n")
+        assert closed(line) is not fine
