@@ -18,6 +18,13 @@ def shown_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     return cut
 
 
+def shown_lines(text: str) -> str:
+    """The text with its lines, whole; what does not print in them as an escape."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in text)
+
+
 def shown_key(key: bytes | None) -> str | None:
     """A key as text; None for a null key."""
     if key is None:

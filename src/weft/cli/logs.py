@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from weft.account.shown import shown_lines
 from weft.errors import ConfigError
 
 FORMATS = ("text", "json")
@@ -24,11 +25,11 @@ class TextLines(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO assigned partitions=orders[0,1]`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it where there is one."""
+        """One line, and a traceback below it where there is one; what does not print is escaped."""
         source = "" if record.name == "weft" else f"{record.name}: "
         line = f"{_time(record)} {record.levelname} {source}{_one_line(record.getMessage())}"
         trace = _trace(self, record)
-        return f"{line}\n{trace}" if trace else line
+        return shown_lines(f"{line}\n{trace}" if trace else line)
 
 
 class JsonLines(logging.Formatter):

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from weft.account.shown import shown_lines
+
 
 def event(log: logging.Logger, level: str, what: str, **fields: Any) -> None:
     """Log `what key=value …`; the fields also stand in `record.weft` for structured handlers."""
@@ -17,7 +19,7 @@ def traced(
 ) -> None:
     """The same with a traceback, as the text that an ErrorInfo has of one.
 
-    Every formatter prints it below the line.
+    Every formatter prints it below the line, so what comes from data is escaped here.
     """
     number = logging.getLevelName(level.upper())
     if not log.isEnabledFor(number):
@@ -27,10 +29,10 @@ def traced(
     message = f"{what} {text}".rstrip()
     record = log.makeRecord(log.name, number, __file__, 0, "%s", (message,), None, extra=extra)
     if traceback:
-        record.exc_text = traceback.rstrip("\n")
+        record.exc_text = shown_lines(traceback.rstrip("\n"))
     log.handle(record)
 
 
 def _shown(value: Any) -> str:
     text = str(value)
-    return repr(text) if " " in text or not text else text
+    return repr(text) if " " in text or not text or not text.isprintable() else text

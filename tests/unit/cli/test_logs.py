@@ -144,3 +144,13 @@ def test_json_has_wefts_own_tracebacks():
     made.exc_text = "Traceback\nE: bad"
     line = json.loads(logs.JsonLines().format(made))
     assert line["traceback"] == "Traceback\nE: bad"
+
+
+def test_what_does_not_print_is_escaped_in_text():
+    """A terminal does not obey what came with a record, in the line or in the traceback."""
+    made = record("attempt failed error=\x1b[2J")
+    made.exc_text = "Traceback\n\tE: \x1b]0;owned\x07 \u202e bad"
+    _, line, *trace = logs.TextLines().format(made).partition("attempt failed ")
+    assert line + "".join(trace) == (
+        "attempt failed error=\\x1b[2J\nTraceback\n\tE: \\x1b]0;owned\\x07 \\u202e bad"
+    )
