@@ -18,9 +18,11 @@ import typer
 
 from weft.errors import ConfigError, FatalError
 from weft.kafka.last_words import words_of
+from weft.kafka.ports import Word
 from weft.observe import local
 from weft.observe.asking import Question, is_answer, question
-from weft.observe.reports import of_group
+from weft.observe.group import wanted_of
+from weft.observe.reports import GroupReports
 from weft.observe.sentences import record_sentence, why
 
 URL_ANSWER_S = 10.0
@@ -76,14 +78,31 @@ class Where:
             return runs_of(self.url, self.token_file)
         if self.servers is None or self.url is not None:
             raise ConfigError("--group goes with --bootstrap-servers, and not with --url")
-        words = words_of(self.servers, self.properties, self.reports)
-        shots = of_group(words, self.group, time.time())
+        shots = self._reported(self.group, self.servers)
         if not shots:
             raise ConfigError(
                 f"no member of group {self.group} has reported to {self.reports} within the last "
                 f"hour: it needs App(reports={self.reports!r})"
             )
         return [Shown(str(shot["app"]["member"]), partial(_reported, shot)) for shot in shots]
+
+    def _reported(self, group: str, servers: str) -> list[dict[str, Any]]:
+        """The members' last reports; on stderr one line about those that are none."""
+        words: dict[bytes, Word] = {}
+        now, mine = time.time(), wanted_of(group)
+        for key, value, at in words_of(servers, self.properties, self.reports):
+            now = max(now, at)  # the broker's clock may be ahead of ours
+            if key is None or not mine(key):
+                continue
+            words.pop(key, None)
+            if value is not None:
+                words[key] = Word(value, at)
+        refused: list[str] = []
+        shots = GroupReports(group, refused.append).shots(words, now)
+        if refused:
+            more = f" ({len(refused):,} such reports)" if len(refused) > 1 else ""
+            typer.echo(f"weft: a report in {self.reports} is refused: {refused[0]}{more}", err=True)
+        return shots
 
 
 def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

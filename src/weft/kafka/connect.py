@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.clock import REAL_CLOCK, Clock
-from weft.kafka.ports import ConsumerPort, ProducerPort, TransactionsPort
+from weft.kafka.ports import ConsumerPort, ProducerPort, TransactionsPort, Word
 from weft.kafka.probing import refusal
 from weft.kafka.settings import ClientSettings, client_settings
 from weft.types import DeliveryName, TopicPartition
@@ -60,8 +60,11 @@ class AdminPort(Protocol):
 class WordsPort(Protocol):
     """The last word under each key of a compacted topic."""
 
-    def last(self) -> dict[bytes, bytes]:
+    def last(self) -> dict[bytes, Word]:
         """By key; what was taken back is not there. Any thread."""
+
+    def now(self) -> float:
+        """The time by the clock that stamps the words, in UNIX seconds. Any thread."""
 
     def close(self) -> None:
         """Read no more."""

@@ -7,10 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaException,
+    TopicPartition,
+)
 
 from weft.kafka import guard
 from weft.kafka.clientlog import with_client_log
+from weft.kafka.ports import Word
 
 ANSWER_S = 10.0
 AGAIN_S = 5.0
@@ -18,6 +25,19 @@ MESSAGES_AT_A_TIME = 500
 #: what is older was said by who is long gone: it is not read at the start
 BEGIN_S = 3600.0
 BUFFER_KBYTES = 16 * 2**10
+#: kept at a time, those that were written last; a longer value is no word
+KEYS_MAX = 1_000
+VALUE_BYTES_MAX = 2**20
+BYTES_MAX = 64 * 2**20
+
+
+def stamped(message: Any, now: float) -> tuple[float, bool]:
+    """When a message was written, in UNIX seconds, and whether the broker says so."""
+    kind, stamp_ms = message.timestamp()
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        return now, False
+    by_broker = kind == TIMESTAMP_LOG_APPEND_TIME
+    return (stamp_ms / 1e3 if by_broker else min(now, stamp_ms / 1e3)), by_broker
 
 
 class LastWords:
@@ -39,14 +59,24 @@ class LastWords:
             "queued.max.messages.kbytes": BUFFER_KBYTES,
         }
         self._topic, self._wanted, self._failed = topic, wanted, failed
-        self._last: dict[bytes, bytes] = {}
+        #: in the order in which they came
+        self._last: dict[bytes, Word] = {}
+        self._bytes = 0
+        #: the broker's clock less ours that only goes forward; None while no broker has told
+        self._broker_s: float | None = None
+        self._turns = guard.Turns("weft-reports-read")
         self._over = threading.Event()
         self._thread = guard.thread("weft-reports-read", self._run)
         self._thread.start()
 
-    def last(self) -> dict[bytes, bytes]:
+    def last(self) -> dict[bytes, Word]:
         """The last word under each key; what was taken back is not there. Any thread."""
         return self._last.copy()
+
+    def now(self) -> float:
+        """The time by the clock that stamps the words, in UNIX seconds. Any thread."""
+        ahead_s = self._broker_s
+        return time.time() if ahead_s is None else time.monotonic() + ahead_s
 
     def close(self) -> None:
         """Read no more."""
@@ -57,14 +87,20 @@ class LastWords:
         consumer = Consumer(with_client_log({"log_level": 2, **self._properties}))
         try:
             while not self._over.is_set():
-                try:
-                    self._begin(consumer)
-                    self._follow(consumer)
-                except KafkaException as error:
-                    self._failed(error.args[0].str())
-                    self._over.wait(AGAIN_S)
+                with self._turns.turn():
+                    self._read(consumer)
         finally:
             consumer.close()
+
+    def _read(self, consumer: Consumer) -> None:
+        try:
+            self._begin(consumer)
+            self._follow(consumer)
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+        finally:
+            if not self._over.is_set():
+                self._over.wait(AGAIN_S)
 
     def _begin(self, consumer: Consumer) -> None:
         """Assign every partition, from where records of the last hour begin."""
@@ -80,14 +116,29 @@ class LastWords:
             for message in consumer.consume(MESSAGES_AT_A_TIME, 0.5):
                 error = message.error()
                 if error is None:
-                    self._take(message.key(), message.value())
+                    self._take(message)
                 elif error.fatal() or not error.retriable():
                     self._failed(error.str())
 
-    def _take(self, key: Any, value: Any) -> None:
+    def _take(self, message: Any) -> None:
+        at, by_broker = stamped(message, time.time())
+        if by_broker:
+            self._broker_s = at - time.monotonic()
+        key, value = message.key(), message.value()
         if key is None or not self._wanted(bytes(key)):
             return
+        self._drop(bytes(key))
         if value is None:
-            self._last.pop(bytes(key), None)
-        else:
-            self._last[bytes(key)] = bytes(value)
+            return
+        if len(value) > VALUE_BYTES_MAX:
+            self._failed(f"a report of {len(value):,} bytes was passed over")
+            return
+        self._last[bytes(key)] = Word(bytes(value), at)
+        self._bytes += len(value)
+        while len(self._last) > KEYS_MAX or self._bytes > BYTES_MAX:
+            self._drop(next(iter(self._last)))
+            self._failed(f"more than {KEYS_MAX:,} members report: the oldest are left out")
+
+    def _drop(self, key: bytes) -> None:
+        gone = self._last.pop(key, None)
+        self._bytes -= 0 if gone is None else len(gone.value)

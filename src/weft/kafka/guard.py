@@ -5,9 +5,10 @@ Python only prints it. A run whose helper has died so would wait for ever for wh
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 #: told the thread's name and what escaped from it, on that thread
@@ -36,3 +37,31 @@ def thread(
             died(name, error)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+class Turns:
+    """The turns of a loop that only shows things: one that fails is logged, the next one runs.
+
+    Each kind of error is logged once. What a run cannot do without has no such guard: it must end.
+    """
+
+    _KINDS_MAX = 20
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._logged: set[tuple[object, ...]] = set()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around the body of the loop."""
+        try:
+            yield
+        except Exception as error:
+            place = error.__traceback__
+            while place is not None and place.tb_next is not None:
+                place = place.tb_next
+            where = (type(error), place and place.tb_frame.f_code, place and place.tb_lineno)
+            if where not in self._logged and len(self._logged) < self._KINDS_MAX:
+                self._logged.add(where)
+                what = "thread %s continues after an error, please report it with this trace"
+                _log.error(what, self._name, exc_info=error)

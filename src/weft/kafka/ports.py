@@ -194,6 +194,14 @@ class ProducerPort(Protocol):
         """Stop; what is still queued is failed."""
 
 
+class Word(NamedTuple):
+    """What was written last under a key of a compacted topic."""
+
+    value: bytes
+    #: UNIX seconds: the broker's where the topic is made so, else the writer's, never the future
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionEnd:
     """How a transaction ended. "unknown": it may be either, ask again after `open`."""

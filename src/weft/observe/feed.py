@@ -77,11 +77,13 @@ class Feed:
         self._thread.start()
 
     def _run(self) -> None:
+        turns = guard.Turns("weft-page")
         while not self._closed:
-            if self._watchers:
-                self.look()
-            else:
-                self.look_alone()
+            with turns.turn():
+                if self._watchers:
+                    self.look()
+                else:
+                    self.look_alone()
             self._wake.wait(WATCHED_EVERY_S if self._watchers else ALONE_EVERY_S)
             self._wake.clear()
 

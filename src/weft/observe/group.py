@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from weft.kafka.ports import Word
 from weft.observe.asking import Source
-from weft.observe.reports import FORGOTTEN_S, key_of, silence_s, unpacked
+from weft.observe.reports import GroupReports, key_of
 
 
 class Words(Protocol):
-    """The last word of each member."""
+    """The last report of each member."""
 
-    def last(self) -> Mapping[bytes, bytes]:
+    def last(self) -> Mapping[bytes, Word]:
         """By key, packed."""
+
+    def now(self) -> float:
+        """The time by the clock that stamped them."""
 
 
 class GroupSource:
     """A source that knows of other members of its group, too."""
 
-    def __init__(self, own: Source, words: Words, group: str) -> None:
-        self._own, self._words, self._group = own, words, group
+    def __init__(
+        self, own: Source, words: Words, group: str, refused: Callable[[str], None]
+    ) -> None:
+        """`refused` takes a line for each report that is none."""
+        self._own, self._words = own, words
         self.snapshot, self.measures, self.report = own.snapshot, own.measures, own.report
         self.live, self.ready = own.live, own.ready
-        #: what a word says, so that it is unpacked once
-        self._read: dict[bytes, tuple[bytes, dict[str, Any] | None]] = {}
+        self._reports, self._lock = GroupReports(group, refused), threading.Lock()
 
     def members(self) -> list[dict[str, Any]]:
         """Ourselves first, then the others; who is silent has `silent_s`."""
@@ -39,22 +45,9 @@ class GroupSource:
         return [*own, *self._others({str(shot["app"]["member"]) for shot in own})]
 
     def _others(self, ours: set[str]) -> list[dict[str, Any]]:
-        now, found, words = time.time(), [], self._words.last()
-        for key in sorted(words):
-            shot = self._unpacked(key, words[key])
-            if shot is None or shot["app"].get("member") in ours:
-                continue
-            silent_s = silence_s(shot, now)
-            if shot["app"].get("group") == self._group and silent_s < FORGOTTEN_S:
-                found.append({**shot, "silent_s": silent_s})
-        self._read = {key: kept for key, kept in self._read.items() if key in words}
-        return found
-
-    def _unpacked(self, key: bytes, word: bytes) -> dict[str, Any] | None:
-        known = self._read.get(key)
-        if known is None or known[0] is not word:
-            known = self._read[key] = word, unpacked(word)
-        return known[1]
+        with self._lock:
+            shots = self._reports.shots(self._words.last(), self._words.now())
+        return [shot for shot in shots if shot["app"]["member"] not in ours]
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
         """Our own partition's offset map; of another member's what it reported."""

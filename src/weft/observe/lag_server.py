@@ -62,8 +62,10 @@ class LagBoard:
         self._over.set()
 
     def _run(self) -> None:
+        turns = guard.Turns("weft-lag")
         while not self._over.is_set():
-            self.look()
+            with turns.turn():
+                self.look()
             self._over.wait(self._every_s)
 
     def look(self) -> None:

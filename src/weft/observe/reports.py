@@ -1,7 +1,12 @@
 """A member's reports to its group: its snapshot, compressed, in a compacted topic.
 
-The key is group and member, so the topic keeps the last word of each; a member that leaves writes a
-tombstone, and one that was killed is known by the age of its last word.
+The key is group and member, so the topic keeps the last report of each; a member that leaves writes
+a tombstone, and one that was killed is known by the age of its last report.
+
+Whoever may write to the topic may write anything, and a group runs several versions of Weft while
+it is rolled out. So what is read is limited, and checked against one table: a field that is missing
+has its default, one that the table does not name is dropped, and one of the wrong kind is an error
+that costs this report alone.
 """
 
 from __future__ import annotations
@@ -10,77 +15,339 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from weft.account.account import HALTS
+from weft.account.blockers import BLOCKERS_MAX
+from weft.account.picture import CELLS, CELLS_MAX, MAPS_MAX
+from weft.account.shown import shown_text
 from weft.codec import zstd
 from weft.kafka import guard
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
+from weft.observe.sentences import RECORD_IN
 
 EVERY_S = 5.0
 #: how soon a change of state is seen
 LOOK_S = 0.5
-#: a member whose last word is older than this is silent: killed, or cut off
+#: a member whose last report is older than this is silent: killed, or cut off
 SILENT_S = 3 * EVERY_S
 #: partitions that a report names; those with most left go in
 PARTITIONS_MAX = 2_000
-#: a member that has said nothing for so long is not shown any more
+#: a member that has been silent for so long is not shown any more
 FORGOTTEN_S = 3600.0
-REPORT_BYTES_MAX = 64 * 2**20
-#: how the topic is made: the broker drops what has been said again within minutes, not weeks
+#: JSON of a report
+REPORT_BYTES_MAX = 2**20
+#: members of a group that are shown, and what their reports may take together: a row that is read
+#: takes a KiB, however short it was written
+MEMBERS_MAX = 1_000
+GROUP_BYTES_MAX = 64 * 2**20
+ROW_BYTES = 1024
+#: how the topic is made: the broker drops what has been reported again within minutes, not weeks,
+#: and stamps what is written by its own clock
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.ms": "600000",
     "min.cleanable.dirty.ratio": "0.1",
     "delete.retention.ms": "3600000",
+    "message.timestamp.type": "LogAppendTime",
 }
 
 
 def key_of(group: str, member: str) -> bytes:
-    """Under which a member's last word is kept."""
+    """Under which a member's last report is kept."""
     return json.dumps([group, member], separators=(",", ":")).encode()
 
 
 def packed(shot: Mapping[str, Any]) -> bytes:
-    """A snapshot as a report carries it."""
+    """A snapshot as a report carries it; where it is too large, with shorter lists."""
     rows = sorted(shot["partitions"], key=lambda row: row["remaining"], reverse=True)
-    left_out = max(0, len(rows) - PARTITIONS_MAX)
-    more = {"partitions_left_out": left_out} if left_out else {}
-    told = {**shot, "partitions": rows[:PARTITIONS_MAX], **more}
-    return zstd.compress(json.dumps(told, separators=(",", ":"), default=str).encode())
+    most = PARTITIONS_MAX
+    while True:
+        lists = {name: rows[:most] for name, rows in shot.items() if isinstance(rows, list)}
+        told = {**shot, **lists, "partitions": rows[:most]}
+        if left_out := max(0, len(rows) - most):
+            told["partitions_left_out"] = left_out
+        text = json.dumps(told, separators=(",", ":"), default=str).encode()
+        if len(text) <= REPORT_BYTES_MAX or not most:
+            return zstd.compress(text)
+        most //= 2
 
 
-def unpacked(value: bytes) -> dict[str, Any] | None:
-    """The snapshot of a report; None for what is none."""
+# -- what a report may be --------------------------------------------------------------------------
+
+
+class BadReport(Exception):
+    """It is none, and why."""
+
+
+class _Strange(Exception):
+    """A row with a word that this version does not know: it is left out."""
+
+
+class Field(NamedTuple):
+    """What a value must be, and what stands for one that is missing."""
+
+    check: Callable[[Any], Any]
+    missing: Any
+
+
+_REQUIRED, _ABSENT = object(), object()
+_NUMBER_MAX = 2.0**63
+
+
+def _refuse(value: Any, wanted: str) -> BadReport:
+    shown = value if isinstance(value, str | int | float) else type(value).__name__
+    return BadReport(f"{shown_text(str(shown), 40)} where {wanted} is expected")
+
+
+def _number(value: Any) -> Any:
+    if type(value) not in (int, float) or not -_NUMBER_MAX < value < _NUMBER_MAX:  # NaN neither
+        raise _refuse(value, "a number")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if type(value) is not int or not -_NUMBER_MAX < value < _NUMBER_MAX:
+        raise _refuse(value, "a whole number")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if type(value) is not bool:
+        raise _refuse(value, "true or false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise _refuse(value, "text")
+    return shown_text(value)
+
+
+def _lines(value: Any) -> str:
+    if type(value) is not str:
+        raise _refuse(value, "text")
+    return "\n".join(shown_text(line) for line in value[:20_000].splitlines())
+
+
+def _word(known: Iterable[str]) -> Callable[[Any], str]:
+    words = frozenset(known)
+
+    def check(value: Any) -> str:
+        if _text(value) not in words:
+            raise _Strange
+        return str(value)
+
+    return check
+
+
+def _cells(value: Any) -> str:
+    if type(value) is not str:
+        raise _refuse(value, "text")
+    if len(value) > CELLS_MAX or not CELLS.keys() >= set(value):
+        raise _Strange
+    return value
+
+
+def _maybe(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _row(table: Mapping[str, Field]) -> Callable[[Any], dict[str, Any]]:
+    def check(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _refuse(value, "an object")
+        row = {}
+        for name, (check, missing) in table.items():
+            if name in value:
+                try:
+                    row[name] = check(value[name])
+                except BadReport as error:
+                    raise BadReport(f"{name}: {error}") from None
+            elif missing is _REQUIRED:
+                raise BadReport(f"{name} is missing")
+            elif missing is not _ABSENT:
+                row[name] = type(missing)(missing) if missing in ({}, []) else missing
+        return row
+
+    return check
+
+
+def _list(check: Callable[[Any], Any], most: int) -> Callable[[Any], list[Any]]:
+    def checked(value: Any) -> list[Any]:
+        if type(value) is not list:
+            raise _refuse(value, "a list")
+        rows = []
+        for one in value[:most]:
+            try:
+                rows.append(check(one))
+            except _Strange:  # of a later version
+                continue
+        return rows
+
+    return checked
+
+
+def _each(check: Callable[[Any], Any], most: int) -> Callable[[Any], dict[str, Any]]:
+    def checked(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _refuse(value, "an object")
+        return {_text(name): check(value[name]) for name in list(value)[:most]}
+
+    return checked
+
+
+NAMES_MAX = 200
+_A_NUMBER, _COUNT, _IS = Field(_number, 0), Field(_whole, 0), Field(_flag, missing=False)
+_SOME_NUMBER, _SOME_TEXT = Field(_maybe(_number), None), Field(_maybe(_text), None)
+_TEXT, _NAME, _PLACE = Field(_text, ""), Field(_text, _REQUIRED), Field(_whole, _REQUIRED)
+_WHERE = {"topic": _NAME, "partition": _PLACE}
+_BUCKETS = Field(
+    _maybe(
+        _row(
+            {
+                "le": Field(_list(_number, NAMES_MAX), []),
+                "counts": Field(_list(_whole, NAMES_MAX), []),
+                "sum": _A_NUMBER,
+            }
+        )
+    ),
+    None,
+)
+_COUNTS = Field(_each(_whole, NAMES_MAX), {})
+_PARTITION = {
+    **_WHERE, "handler": _TEXT, "epoch": _COUNT, "state": _TEXT, "frontier": _COUNT,
+    "committed": Field(_whole, -1), "committed_since": _A_NUMBER, "committed_for_s": _A_NUMBER,
+    "commit": _TEXT, "highest_seen": _COUNT, "end": _COUNT, "done_beyond": _COUNT,
+    "remaining": _COUNT, "remaining_is_bound": _IS, "oldest_not_done": Field(_maybe(_whole), None),
+    "oldest_age_s": _SOME_NUMBER, "buffered": _COUNT, "in_flight": _COUNT, "retrying": _COUNT,
+    "parked": _COUNT, "places": _COUNTS, "unfetched": _COUNT, "lag": _COUNT, "map_chars": _COUNT,
+    "map_limit": _COUNT, "paused": _IS, "paused_by": Field(_list(_text, NAMES_MAX), []),
+}  # fmt: skip
+_HANDLER = {
+    **dict.fromkeys((
+        "done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded",
+        "overdue", "in_flight", "concurrency",
+    ), _COUNT),
+    "rate_per_s": _A_NUMBER,
+    "repeats": Field(_whole, _ABSENT),
+    "latency_ms": Field(_row({"p50": _SOME_NUMBER, "p99": _SOME_NUMBER}), {}),
+    **dict.fromkeys(("latency_buckets", "age_buckets", "wait_buckets"), _BUCKETS),
+}  # fmt: skip
+_BLOCKER = {
+    **_WHERE, "offset": _PLACE, "handler": _TEXT, "place": Field(_word(RECORD_IN), _REQUIRED),
+    "waiting_behind": _COUNT, "done_beyond": _COUNT, "at_frontier": _IS, "key": _SOME_TEXT,
+    "since": _SOME_NUMBER, "for_s": _SOME_NUMBER, "attempts": _COUNT,
+    "attempts_max": Field(_maybe(_whole), None), "timeout_s": _SOME_NUMBER,
+    "due_in_s": _SOME_NUMBER,
+    "last_error": Field(_maybe(_row({"type": _TEXT, "message": _TEXT})), None),
+    "story": Field(_list(_row({"at": _A_NUMBER, "what": _TEXT}), NAMES_MAX), []),
+}  # fmt: skip
+_HALT = {
+    "cause": Field(_word(cause.name for cause in HALTS), _REQUIRED),
+    "handler": Field(_text, _ABSENT), "topic": Field(_maybe(_text), _ABSENT),
+    "partition": Field(_whole, _ABSENT), "mode": Field(_text, _ABSENT),
+    "for_s": Field(_number, _ABSENT), "stable_end": Field(_whole, _ABSENT),
+    "end": Field(_whole, _ABSENT),
+}  # fmt: skip
+_FAILURE = {
+    "handler": _TEXT, "type": _TEXT, "attempts": _COUNT, "parked": _COUNT, "dead_lettered": _COUNT,
+    "skipped": _COUNT, "first_at": _A_NUMBER, "last_at": _A_NUMBER,
+    "example": Field(_row({
+        "topic": _TEXT, "partition": _COUNT, "offset": _COUNT, "key": _SOME_TEXT,
+        "attempt": _COUNT, "message": _TEXT, "traceback": Field(_lines, ""),
+    }), _REQUIRED),
+}  # fmt: skip
+_MAP = {
+    **_WHERE, "from": _PLACE, "to": _PLACE, "per_cell": _PLACE, "cells": Field(_cells, _REQUIRED),
+}  # fmt: skip
+#: A report: a field of a snapshot that is not in here does not reach the other members.
+SHAPE = {
+    "state": _TEXT,
+    "at": _A_NUMBER,
+    "app": Field(
+        _row({
+            "group": _NAME, "member": _NAME, "pid": _COUNT, "host": _TEXT,
+            "started_at": _A_NUMBER, "version": _TEXT,
+        }),
+        _REQUIRED,
+    ),
+    "partitions": Field(_list(_row(_PARTITION), PARTITIONS_MAX), []),
+    "partitions_left_out": Field(_whole, _ABSENT),
+    "handlers": Field(_each(_row(_HANDLER), NAMES_MAX), {}),
+    "blockers": Field(_list(_row(_BLOCKER), BLOCKERS_MAX), []),
+    "maps": Field(_list(_row(_MAP), MAPS_MAX), []),
+    "halts": Field(_list(_row(_HALT), PARTITIONS_MAX), []),
+    "holds": Field(_list(_text, NAMES_MAX), []),
+    "counts": _COUNTS,
+    "failures": Field(_list(_row(_FAILURE), NAMES_MAX), []),
+    "commit_buckets": _BUCKETS,
+    "callback_errors": _COUNT,
+    "dead_letters_cut": _COUNT,
+    "poll_gap_max_s": _A_NUMBER,
+}  # fmt: skip
+_checked = _row(SHAPE)
+
+
+def unpacked(value: bytes) -> tuple[dict[str, Any], int]:
+    """The snapshot of a report, and how many bytes it takes; raises BadReport for what is none."""
     try:
         text, _ = zstd.decompress(value, REPORT_BYTES_MAX)
+    except ValueError as error:
+        raise BadReport(str(error)) from None
+    try:
         told = json.loads(text)
-    except ValueError:
-        return None
-    whole = isinstance(told, dict) and isinstance(told.get("app"), dict) and "partitions" in told
-    return told if whole else None
+    except (ValueError, RecursionError):
+        raise BadReport("it is no JSON") from None
+    shot = _checked(told)
+    rows = sum(len(rows) for rows in shot.values() if isinstance(rows, list))
+    return shot, len(text) + ROW_BYTES * rows
 
 
-def of_group(
-    words: Iterable[tuple[bytes | None, bytes | None]], group: str, now: float
-) -> list[dict[str, Any]]:
-    """The last word of each member of the group; who is silent has `silent_s`.
+class GroupReports:
+    """The last report of each member of one group, each read once. For one thread at a time."""
 
-    Who is silent for an hour is left out: a killed member's last word stays in the topic for ever.
-    """
-    last: dict[bytes, dict[str, Any] | None] = {}
-    for key, value in words:
-        if key is not None:
-            last[key] = None if value is None else unpacked(value)
-    shots = [shot for shot in last.values() if shot and shot["app"].get("group") == group]
-    for shot in shots:
-        shot["silent_s"] = silence_s(shot, now)
-    shots = [shot for shot in shots if shot["silent_s"] < FORGOTTEN_S]
-    return sorted(shots, key=lambda shot: str(shot["app"].get("member")))
+    def __init__(self, group: str, refused: Callable[[str], None]) -> None:
+        """`refused` takes a line for each report that is none."""
+        self._group, self._refused = group, refused
+        #: key -> the value, its snapshot (None for what is none) and its size
+        self._read: dict[bytes, tuple[bytes, dict[str, Any] | None, int]] = {}
+
+    def shots(self, words: Mapping[bytes, Any], now: float) -> list[dict[str, Any]]:
+        """Snapshots by `key -> Word`, each with `silent_s`, without those silent for an hour."""
+        found: list[dict[str, Any]] = []
+        room, before, self._read = GROUP_BYTES_MAX, self._read, {}
+        for key in sorted(words, key=lambda key: -words[key].at)[:MEMBERS_MAX]:
+            value, at = words[key]
+            known = before.get(key)
+            if known is None or known[0] is not value:
+                known = value, *self._opened(key, value)
+            _, shot, size = self._read[key] = known
+            silent_s = silence_s(at, now)
+            if shot is None or silent_s >= FORGOTTEN_S:
+                continue
+            room -= size
+            if room < 0:
+                self._refused(f"the group's reports have more than {GROUP_BYTES_MAX:,} bytes")
+                break
+            found.append({**shot, "at": at, "silent_s": silent_s})
+        return sorted(found, key=lambda shot: str(shot["app"]["member"]))
+
+    def _opened(self, key: bytes, value: bytes) -> tuple[dict[str, Any] | None, int]:
+        try:
+            shot, size = unpacked(value)
+            if key_of(shot["app"]["group"], shot["app"]["member"]) != key:
+                raise BadReport("its key names another member")
+        except (BadReport, _Strange) as error:
+            shown = shown_text(key.decode(errors="backslashreplace"), 100)
+            self._refused(f"{shown}: {error}")
+            return None, 0
+        return (shot, size) if shot["app"]["group"] == self._group else (None, 0)
 
 
-def silence_s(shot: Mapping[str, Any], now: float) -> float:
-    """How long its member has said nothing; 0 while it speaks as it should."""
-    age_s = now - float(shot.get("at", 0.0))
+def silence_s(at: float, now: float) -> float:
+    """How long a member that reported `at` this time has been silent; 0 while it is not."""
+    age_s = now - at
     return round(age_s, 1) if age_s > SILENT_S else 0.0
 
 
@@ -107,12 +374,13 @@ class Reporter:
         self._thread.start()
 
     def _run(self) -> None:
-        due, before = 0.0, ""
+        due, before, turns = 0.0, "", guard.Turns("weft-reports")
         while not self._over.wait(LOOK_S):
-            state = self._state()
-            if state != before or time.monotonic() >= due:
-                before, due = state, time.monotonic() + EVERY_S
-                self._write(self._snapshot())
+            with turns.turn():
+                state = self._state()
+                if state != before or time.monotonic() >= due:
+                    before, due = state, time.monotonic() + EVERY_S
+                    self._write(self._snapshot())
 
     def _write(self, shot: dict[str, Any]) -> None:
         app = shot["app"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import ConfigError
 from weft.kafka.admin import TopicFacts
 from weft.kafka.clock import Clock
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
 from weft.testing.cluster import MemoryCluster
@@ -25,15 +26,20 @@ class MemoryWords:
     def __init__(self, kafka: MemoryCluster, topic: str, wanted: Callable[[bytes], bool]) -> None:
         self._kafka, self._topic, self._wanted = kafka, topic, wanted
 
-    def last(self) -> dict[bytes, bytes]:
+    def last(self) -> dict[bytes, Word]:
         """By key; what was taken back is not there."""
-        words: dict[bytes, bytes | None] = {}
+        words: dict[bytes, Word | None] = {}
         with self._kafka.changed:
             for number in range(self._kafka.broker.partition_counts.get(self._topic, 0)):
                 for record in self._kafka.broker.logs[self._topic, number].records:
                     if record.key is not None and self._wanted(record.key):
-                        words[record.key] = record.value
-        return {key: value for key, value in words.items() if value is not None}
+                        word = record.value and Word(record.value, record.timestamp_ms / 1e3)
+                        words[record.key] = word or None
+        return {key: word for key, word in words.items() if word is not None}
+
+    def now(self) -> float:
+        """The broker's clock is ours."""
+        return time.time()
 
     def close(self) -> None:
         """Nothing to close."""

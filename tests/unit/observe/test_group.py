@@ -10,7 +10,8 @@ from rich.console import Console
 
 from weft.cli.seen import _status_shown, _why_shown
 from weft.cli.sources import _reported
-from weft.observe import group as observed
+from weft.kafka.ports import Word
+from weft.observe import reports
 from weft.observe.asking import Question, answer
 from weft.observe.group import GroupSource, wanted_of
 from weft.observe.overview import overview
@@ -53,6 +54,9 @@ def shot(member, numbers=(), *, age_s=0.0, group="g", halts=(), **more):
     }  # fmt: skip
 
 
+REFUSED: list[str] = []
+
+
 class Own:
     """A run of this process: member m1 with partition 0."""
 
@@ -90,15 +94,20 @@ class Words:
     """What members have said last."""
 
     def __init__(self, *shots):
-        self.said = {key_of(s["app"]["group"], s["app"]["member"]): packed(s) for s in shots}
+        self.said = {
+            key_of(s["app"]["group"], s["app"]["member"]): Word(packed(s), s["at"]) for s in shots
+        }
 
     def last(self):
         return dict(self.said)
 
+    def now(self):
+        return time.time()
+
 
 def source(*shots):
     """Member m1, who has read these reports."""
-    return GroupSource(Own(), Words(*shots), "g")
+    return GroupSource(Own(), Words(*shots), "g", REFUSED.append)
 
 
 def test_the_others_come_from_their_reports():
@@ -128,9 +137,9 @@ def test_a_word_is_unpacked_once(monkeypatch):
 
     def unpacked(word):
         calls.append(word)
-        return shot("m2", [1])
+        return shot("m2", [1]), 100
 
-    monkeypatch.setattr(observed, "unpacked", unpacked)
+    monkeypatch.setattr(reports, "unpacked", unpacked)
     seen.members()
     seen.members()
     assert len(calls) == 1

@@ -109,3 +109,25 @@ def test_so_many_may_watch_and_no_more(port, monkeypatch):
         assert time.monotonic() < deadline, told
         leave()
     leave()
+
+
+def test_a_look_that_fails_is_logged_once_and_the_page_continues(caplog):
+    """Whatever a snapshot has in it, the next look is near."""
+    asked = []
+
+    def told():
+        asked.append(1)
+        if len(asked) < 4:
+            raise KeyError("frontier")
+        return []
+
+    feed = Feed(told, None)
+    try:
+        feed.enter()
+        deadline = time.monotonic() + 20
+        while feed.number < 1:
+            feed._wake.set()
+            assert time.monotonic() < deadline
+    finally:
+        feed.close()
+    assert [one.exc_info[0] for one in caplog.records if one.exc_info] == [KeyError]

@@ -129,3 +129,16 @@ def test_callbacks_alone_log_a_death(caplog) -> None:
     callbacks.call(exit_now)
     callbacks.close(WAIT_S)
     assert "thread weft-callbacks died" in caplog.text
+
+
+def test_a_turn_that_fails_is_logged_once_of_a_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """And the loop continues; another kind of error is another line."""
+    turns = guard.Turns("weft-x")
+    for number in range(6):
+        with turns.turn():
+            if number % 2:
+                raise ValueError(number)
+            int("no number")
+    lines = [one for one in caplog.records if "weft-x continues" in one.getMessage()]
+    assert len(lines) == 2
+    assert all(one.exc_info for one in lines)

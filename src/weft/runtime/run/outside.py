@@ -165,6 +165,8 @@ class Outside:
         self._reporter: Reporter | None = None
         self._words: WordsPort | None = None
         self._failures = Sparse()
+        #: reports of others that were none
+        self._refusals = 0
 
     def open(self, clients: Clients) -> None:
         """Serve what the options say. Raises ConfigError for an address that cannot be had."""
@@ -189,7 +191,7 @@ class Outside:
         if options.reports is not None and options.http is not None:
             group = options.group  # the page shows all of it
             self._words = clients.last_words(options.reports, wanted_of(group), self._unread)
-            source = GroupSource(source, self._words, group)
+            source = GroupSource(source, self._words, group, self._refused)
         if options.http is not None:
             from weft.observe.http import serve
 
@@ -208,6 +210,14 @@ class Outside:
         if self._failures.left_out("unread") is not None:
             topic = self._options.reports
             event(_log, "warning", "reports of the group not read", topic=topic, reason=reason)
+
+    def _refused(self, reason: str) -> None:
+        self._refusals += 1
+        if self._failures.left_out("refused") is not None:
+            topic = self._options.reports
+            event(
+                _log, "warning", "report refused", topic=topic, reason=reason, count=self._refusals
+            )
 
     def _open_local(self, source: Any) -> None:
         """The socket is a courtesy: a run goes on without it."""

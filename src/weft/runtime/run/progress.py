@@ -59,8 +59,9 @@ class ProgressLine:
             self._live.stop()
 
     def _log_lines(self) -> None:
+        turns = guard.Turns("weft-progress")
         while not self._over.wait(LOGGED_EVERY_S):
-            with contextlib.suppress(NotStarted):
+            with turns.turn(), contextlib.suppress(NotStarted):
                 event(_log, "info", "progress", **counts_of(self._snapshot()))
 
     def _line(self) -> Text:

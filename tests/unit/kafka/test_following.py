@@ -1,0 +1,87 @@
+"""The last words of a topic, without a broker: what is kept, and by whose clock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+)
+
+from weft.kafka import following
+from weft.kafka.following import LastWords
+
+
+class Message:
+    """One that was read."""
+
+    def __init__(self, key, value, kind=TIMESTAMP_CREATE_TIME, at=1000.0):
+        self._key, self._value, self._stamp = key, value, (kind, int(at * 1000))
+
+    def key(self):
+        return self._key
+
+    def value(self):
+        return self._value
+
+    def timestamp(self):
+        return self._stamp
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """A reader whose thread does nothing; what it could not keep is in `failed`."""
+    monkeypatch.setattr(LastWords, "_run", lambda self: None)
+    failed = []
+    made = LastWords({}, "t", lambda key: key != b"other", failed.append)
+    made.failed = failed
+    return made
+
+
+def test_the_last_word_of_each_key_is_kept(words):
+    """What was taken back is gone, what is not wanted was never there."""
+    for key, value in [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None), (b"other", b"4"),
+                       (None, b"5")]:  # fmt: skip
+        words._take(Message(key, value))
+    assert {key: word.value for key, word in words.last().items()} == {b"a": b"3"}
+    assert words._bytes == 1
+
+
+@pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
+def test_the_number_of_keys_is_limited(words, monkeypatch, more, kept):
+    """The key that was written least lately goes, and it is said."""
+    monkeypatch.setattr(following, "KEYS_MAX", 10)
+    for number in range(10 + more):
+        words._take(Message(b"%d" % number, b"x"))
+    assert (b"0" in words.last()) is kept
+    assert bool(words.failed) is not kept
+
+
+@pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
+def test_bytes_are_limited(words, monkeypatch, more, kept):
+    """Of one value, and of all together."""
+    monkeypatch.setattr(following, "VALUE_BYTES_MAX", 10)
+    words._take(Message(b"large", b"x" * (10 + more)))
+    assert (b"large" in words.last()) is kept
+    monkeypatch.setattr(following, "BYTES_MAX", 20)
+    words._take(Message(b"second", b"x" * 10))
+    words._take(Message(b"third", b"x"))
+    assert words._bytes <= 20
+    assert b"third" in words.last()
+
+
+def test_a_broker_that_stamps_is_the_clock(words):
+    """Whatever the clocks of the members and ours say; it goes on between two messages."""
+    words._take(Message(b"a", b"1", TIMESTAMP_LOG_APPEND_TIME, 5000.0))
+    assert words.last()[b"a"].at == 5000.0
+    assert 5000.0 <= words.now() < 5060.0
+
+
+@pytest.mark.parametrize("kind", [TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE])
+def test_without_one_no_word_is_from_the_future(words, kind):
+    """A writer whose clock is ahead would never be silent."""
+    words._take(Message(b"a", b"1", kind, time.time() + 1e6))
+    assert words.last()[b"a"].at <= words.now() < time.time() + 60
