@@ -44,7 +44,7 @@ PLACES = (
     Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
     Place("pending", "exactly_once: handled, waits for a transaction or rides in one"),
     Place("retrying", "failed; waits for the time of its next attempt"),
-    Place("parked", "attempts used up: stays not-done until a restart"),
+    Place("parked", "attempts used up: stays not-done until a restart or a rebalance"),
 )
 
 #: Why nothing starts at all, of everything, a handler, a topic or a partition.
@@ -59,8 +59,10 @@ HALTS = (
     Place("results", "the reader of app.results() is slow"),
     Place("membership", "the polling thread stood still: it is not proven that we are a member"),
     Place("broker", "the broker does not answer"),
+    Place("refused", "the broker refuses our login"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
     Place("slots", "all calls that the handler's concurrency allows are taken"),
+    Place("map", "the offset map is full: nothing further out starts before its frontier moves"),
     Place("buffers", "the partition is not fetched: buffers are full"),
     Place("open_transaction", "what comes next is behind an open transaction of another producer"),
 )
@@ -93,6 +95,8 @@ class Part(NamedTuple):
     commit_state: int
     map_chars: int
     map_limit: int
+    #: characters that the map took when room in it was measured last
+    map_taken: int
     user_paused: bool
     intake_paused: bool
     #: of every place, how many
@@ -115,7 +119,7 @@ class Part(NamedTuple):
 _plain = attrgetter(
     "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
     "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
-    "commit.map_limit", "user_paused", "intake_paused",
+    "commit.map_limit", "reach.taken", "user_paused", "intake_paused",
 )  # fmt: skip
 _counts = attrgetter("in_flight", "sending", "retrying", "parked")
 #: how much is copied at a time: the door is open to others between two slices

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.account.account import Account, Part
-from weft.account.blockers import blocker_row, blockers
+from weft.account.blockers import blocker_row, blockers, record_row
 from weft.core import states
 from weft.core.handler import Handler
+from weft.core.partition import Work
+from weft.core.reach import PRESSURE
 
 
 def snapshot(account: Account, epoch_s: float = 0.0, *, worst: bool = True) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def snapshot(account: Account, epoch_s: float = 0.0, *, worst: bool = True) -> d
         "partitions": [partition_row(part, account.at, epoch_s) for part in parts],
         "handlers": {handler.name: handler_row(handler) for handler in account.handlers},
         "blockers": [blocker_row(one, account.at, epoch_s) for one in bad],
-        "halts": halts(account, parts),
+        "halts": halts(account, parts, epoch_s, running=_running(parts) if worst else {}),
         "holds": account.holds,
         "counts": account.counts,
     }
@@ -66,9 +68,19 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "lag": max(0, end - frontier),
         "map_chars": part.map_chars,
         "map_limit": part.map_limit,
+        "map_used": _map_used(part),
+        "past_map": part.places["past_map"],
         "paused": part.user_paused or part.intake_paused,
         "paused_by": _paused_by(part),
     }
+
+
+def _map_used(part: Part) -> float:
+    """Of the room in which records may start, how much is taken; 1 while some wait for it."""
+    if part.places["past_map"]:
+        return 1.0
+    room = max(1, int(part.map_limit * PRESSURE))
+    return round(min(1.0, max(part.map_chars, part.map_taken) / room), 3)
 
 
 def frontier_of(part: Part) -> int:
@@ -101,8 +113,17 @@ def handler_row(handler: Handler) -> dict[str, Any]:
     }
 
 
-def halts(account: Account, parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Why nothing starts: of everything, of a handler, of a topic or of a partition."""
+def halts(
+    account: Account,
+    parts: Sequence[Part],
+    epoch_s: float = 0.0,
+    *,
+    running: Mapping[str, Sequence[Work]],
+) -> list[dict[str, Any]]:
+    """Why nothing starts: of everything, of a handler, of a topic or of a partition.
+
+    `running`: the records with each handler, for what is told of its calls.
+    """
     found: list[dict[str, Any]] = []
     if not parts:
         found.append({"cause": "unassigned"})
@@ -115,13 +136,67 @@ def halts(account: Account, parts: Sequence[Part]) -> list[dict[str, Any]]:
         if handler.name not in waiting:
             continue
         if handler.slots.free <= 0:
-            found.append({"cause": "slots", "handler": handler.name})
+            calls = _calls(handler, running.get(handler.name, ()), account.at, epoch_s)
+            found.append({"cause": "slots", "handler": handler.name, **calls})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
             found.append({"cause": "rate_limit", "handler": handler.name})
     for part in parts:
         where = {"topic": part.topic, "partition": part.number}
         if part.state == states.REVOKING:
             found.append({"cause": "revoking", **where})
+        if part.places["past_map"]:
+            found.append({"cause": "map", **where, **_waits_for_map(part, account.at)})
         if part.intake_paused:
             found.append({"cause": "buffers", **where})
     return found
+
+
+def _running(parts: Sequence[Part]) -> dict[str, list[Work]]:
+    """The records that are with each handler."""
+    found: dict[str, list[Work]] = {}
+    for part in parts:
+        if part.places["running"]:
+            found.setdefault(part.handler.name, []).extend(
+                work
+                for work in (*part.works, *part.marked)
+                if work is not None and work.state == states.RUNNING
+            )
+    return found
+
+
+def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float) -> dict[str, Any]:
+    """Of calls that take every slot: since when none has ended, and the oldest of them.
+
+    Records wait, so the end of a call begins another: no call has ended since the youngest began.
+    """
+    if not running:
+        return {}
+    begun = max(work.since for work in running)
+    oldest = min(running, key=lambda work: work.since)
+    part = oldest.partition
+    return {
+        "calls": min(handler.slots.taken, handler.spec.concurrency),
+        "concurrency": handler.spec.concurrency,
+        "since": round(begun + epoch_s, 3),
+        "for_s": round(max(0.0, at - begun), 3),
+        "oldest": {
+            "topic": part.topic,
+            "partition": part.number,
+            "offset": oldest.record.offset,
+            "handler": handler.name,
+            "place": "running",
+            **record_row(oldest, handler.spec, at, epoch_s),
+        },
+    }
+
+
+def _waits_for_map(part: Part, at: float) -> dict[str, Any]:
+    """How much waits for room in the offset map, behind which record, and for how long."""
+    frontier = frontier_of(part)
+    moves = 0 <= part.committed < frontier
+    return {
+        "frontier": frontier,
+        "waiting": part.places["past_map"],
+        "behind": part.places["behind"],
+        "for_s": 0.0 if moves else round(max(0.0, at - part.committed_at), 3),
+    }

@@ -23,7 +23,8 @@ from weft.observe import local
 from weft.observe.asking import Question, is_answer, question
 from weft.observe.group import wanted_of
 from weft.observe.reports import GroupReports
-from weft.observe.sentences import record_sentence, why
+from weft.observe.sentences import record_sentence
+from weft.observe.why import why
 
 URL_ANSWER_S = 10.0
 URL_BYTES_MAX = 256 * 2**20

@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 from weft.cli.top_lines import COLUMNS, PARTITIONS_MAX, Line, Wanted, cut, lines, number
 from weft.errors import WeftError
 from weft.observe.overview import ORDERS, overview
-from weft.observe.sentences import why
+from weft.observe.why import why
 
 HISTORY_MAX = 120
 HELP = (

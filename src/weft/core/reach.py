@@ -49,6 +49,8 @@ class Reach:
     end: int = -1
     #: the furthest offset that was started with a count
     farthest: int = -1
+    #: characters of the map at the last measurement, as runs; 0 where nothing had to be measured
+    taken: int = 0
     #: records under way at the last measurement, and started with a count since
     opened: int = 0
     #: gaps of the log were counted up to here; what lies behind is looked at when it asks
@@ -117,7 +119,7 @@ class Reach:
         # Early enough that the room does not run out before it is measured.
         needless = near - 1 - (near - shot.frontier) // 4
         self.limit = self.looked = near
-        self.at_top, self.budget, self.opened, self.fewer = needless, 0, 0, 0
+        self.at_top, self.budget, self.opened, self.fewer, self.taken = needless, 0, 0, 0, 0
         self.counted = max(shot.top, self.farthest) >= needless
         if self.counted or (wanted >= near and shot.frontier >= self.again):
             self._count_starts(shot, under_way, wanted)
@@ -125,7 +127,7 @@ class Reach:
     def _count_starts(self, shot: Snapshot, under_way: int, wanted: int) -> None:
         limit = self._commit.map_limit
         # As runs of 32 bits, which it takes once a run is long, whatever is shorter now.
-        taken = measure_runs(shot.frontier, shot.top, shot.not_done)
+        self.taken = taken = measure_runs(shot.frontier, shot.top, shot.not_done)
         allowed = (limit - taken) // CHARS_PER_DONE if taken <= limit * PRESSURE else 0
         end, gaps = self._end(shot, allowed, wanted)
         if not self.counted and (end <= wanted or under_way >= allowed - gaps):

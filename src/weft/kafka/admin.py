@@ -24,6 +24,7 @@ from weft.errors import ConfigError
 from weft.kafka import calls
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.failures import Failures, passes, raised_code
+from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import ClientSettings
 from weft.types import TopicPartition
 
@@ -34,6 +35,9 @@ Spec = Literal["start", "end"] | int
 #: Beside what the request itself may take, so that its own error comes first.
 _GRACE_S = 1.0
 _RETRY_PAUSE_S = 0.1
+#: after so many requests in a row without an answer the client is replaced: one has been seen that
+#: got none for minutes, while others of the same process did
+_UNANSWERED_MAX = 5
 _ERRORS_READ_MAX = 100
 #: The first attempt ends early, so that a refused login is not waited for to the end.
 _FIRST_ATTEMPT_S = 2.0
@@ -87,7 +91,10 @@ class KafkaAdmin:
         # A client on no variable is collected, and its futures never complete.
         #: groups that are being described
         self._describing: dict[str, Future[Any]] = {}
-        self._client = AdminClient(quiet | {"error_cb": self._failures.note})
+        self._config = quiet | {"error_cb": self._failures.note}
+        self._client = AdminClient(self._config)
+        #: requests in a row that no broker has answered
+        self._unanswered = 0
         self._groups: dict[str, Consumer] = {}
 
     def __enter__(self) -> Self:
@@ -328,14 +335,28 @@ class KafkaAdmin:
         while True:
             left_s = min(max(deadline - time.monotonic(), _REQUEST_MIN_S), _REQUEST_MAX_S)
             try:
-                return ask(min(left_s, limit_s))
+                answer = ask(min(left_s, limit_s))
             except (KafkaException, TimeoutError) as error:
                 self._client.poll(0)
                 over = time.monotonic() + _RETRY_PAUSE_S >= deadline
                 if over or not passes(raised_code(error)) or self._failures.hopeless():
-                    raise self._failures.explained(what, error) from None
+                    explained = self._failures.explained(what, error)
+                    if isinstance(explained, KafkaUnavailable):
+                        self._not_answered()
+                    raise explained from None
+            else:
+                self._unanswered = 0
+                return answer
             time.sleep(_RETRY_PAUSE_S)
             limit_s *= 2
+
+    def _not_answered(self) -> None:
+        """A new client after too many; not while a group is asked about: see `_group`."""
+        self._unanswered += 1
+        asking = any(not future.done() for future in self._describing.values())
+        if self._unanswered >= _UNANSWERED_MAX and not asking:
+            self._unanswered, self._describing = 0, {}
+            self._client = AdminClient(self._config)
 
     def _answers(
         self, futures: Mapping[Any, Future[Any]], left_s: float, absent: frozenset[int]

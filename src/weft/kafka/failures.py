@@ -6,10 +6,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from weft.errors import ConfigError
 from weft.kafka import clib
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.kafka.secrets import scrub
 from weft.kafka.settings import ClientSettings
-from weft.kafka.verdicts import poll_verdict, reason
+from weft.kafka.verdicts import poll_verdict, reason, refuses_login
 
 # ruff: noqa: SLF001  # public constants; the underscore says "from the client, not the broker"
 _ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN
@@ -76,6 +76,8 @@ class Failures:
             line = f"{line}: {reason(code)}"
         elif not answered:
             line = f"{line}: is it running, and is bootstrap.servers right?"
+        if refuses_login(code):
+            return LoginRefused(line)
         refused = answered or poll_verdict(code) == "stop"
         return ConfigError(line) if refused else KafkaUnavailable(line)
 

@@ -12,12 +12,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from weft.core.commits import Verdict
 from weft.core.starting import Found
+from weft.errors import ConfigError
 from weft.types import ErrorInfo, Record, Sent
 from weft.types import TopicPartition as TopicPartition  # noqa: PLC0414  # used as ports.X, too
 
 Action = Literal["log", "stop", "recreate"]
 
 POLL_RECORDS_MAX = 2_000
+
+
+class LoginRefused(ConfigError):
+    """The brokers do not accept who we say we are, or how we connect."""
 
 
 class PolledBatch(NamedTuple):

@@ -299,6 +299,11 @@ def of_content(code: int) -> bool:
     }
 
 
+def refuses_login(code: int) -> bool:
+    """Whether the brokers do not accept who we say we are."""
+    return family_of(code) is family_of(KafkaError._AUTHENTICATION)  # noqa: SLF001  # public constant
+
+
 def maps_too_large(code: int) -> bool:
     """Whether a transaction fell since the broker stores no metadata of such a size."""
     return family_of(code).commit == "too_large"

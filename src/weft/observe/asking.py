@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from weft.errors import ConfigError
 from weft.observe.overview import overview
-from weft.observe.sentences import record_sentence, why
+from weft.observe.sentences import record_sentence
+from weft.observe.why import why
 
 KEY_BYTES_MAX = 16 * 2**10
 #: partitions of a topic whose frontier is looked up, where it is not among the worst anyway

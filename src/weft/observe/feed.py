@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weft.errors import ConfigError
 from weft.kafka import guard
 from weft.observe.overview import ORDERS, overview, page_of
-from weft.observe.sentences import why
+from weft.observe.why import why
 
 WATCHED_EVERY_S = 1.0
 ALONE_EVERY_S = 5.0

@@ -50,6 +50,9 @@ FIELDS: dict[str, str] = {
     "yet",
     "partitions[].lag": "end of the log less the frontier, as other tools count it",
     "partitions[].map_chars": "size of the offset map; near `map_limit` records further out wait",
+    "partitions[].map_used": "how full the map is, 0 to 1, of the 75 % of `map_limit` past which "
+    "nothing further out starts; 1 while records wait for room in it",
+    "partitions[].past_map": "keys whose next record waits for room in the map",
     "partitions[].map_limit": "what the broker stores of it, in characters",
     "partitions[].paused": "by you, or because its buffers are full",
     "partitions[].paused_by": "`user`, `buffers`",
@@ -89,6 +92,9 @@ FIELDS: dict[str, str] = {
     "blockers[].attempts": "calls that have failed so far",
     "blockers[].attempts_max": "what `Retry` allows; null: no end",
     "blockers[].timeout_s": "of one attempt",
+    "blockers[].executor": "what calls it: `async`, `threads`, `processes`",
+    "blockers[].stack": "of the three calls that run longest, from 5 s on: where they are, the "
+    "outermost line first",
     "blockers[].due_in_s": "of one that waits for a retry",
     "blockers[].last_error": "`type` and `message`, cut",
     "blockers[].waiting_behind": "records queued behind it in its lane",

@@ -7,14 +7,12 @@ machine, over HTTP and from a group's reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from weft.types import ErrorInfo
 
 Row = Mapping[str, Any]
-
-WORST = 3
 
 
 class Sentence(NamedTuple):
@@ -24,13 +22,37 @@ class Sentence(NamedTuple):
     next: str
     #: the place or cause it speaks of
     about: str
+    #: where the call is that it speaks of, the outermost line first
+    stack: tuple[str, ...] = ()
+    #: how far up it belongs: see RANKS
+    rank: int = 8
+    #: the record that it names as the cause: topic, partition, offset
+    record: tuple[str, int, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.text} Next: {self.next}" if self.next else self.text
 
-    def row(self) -> dict[str, str]:
+    def row(self) -> dict[str, Any]:
         """As JSON."""
-        return {"text": self.text, "next": self.next, "about": self.about}
+        row = {"text": self.text, "next": self.next, "about": self.about, "rank": self.rank}
+        return {**row, "stack": list(self.stack)}
+
+
+#: what is said first: a cause before what follows from it
+BROKER, MEMBER, HANGING, MAP, RECORD, INTENT, FULL, LOAD, WELL = range(9)
+#: of causes; of those not named here MEMBER
+RANKS = {
+    "refused": BROKER,
+    "broker": BROKER,
+    "outputs": HANGING,
+    "results": HANGING,
+    "stopping": INTENT,
+    "revoking": INTENT,
+    "buffers": FULL,
+    "slots": LOAD,
+    "rate_limit": LOAD,
+    "map": LOAD,
+}
 
 
 # -- a record --------------------------------------------------------------------------------------
@@ -51,10 +73,41 @@ def _error(row: Row) -> str:
 
 
 def _runs(row: Row, member: str) -> tuple[str, str]:
-    end = "timeout_s on @app.consume would end it; none is set"
-    if row.get("timeout_s") is not None:
-        end = f"its timeout_s={row['timeout_s']:g} ends it, or marks it overdue where it cannot"
-    return f"runs{member}{_for(row)}, {_attempt(row)}", end
+    return f"runs{member}{_for(row)}, {_attempt(row)}{at_line(row)}", ends_by(row)
+
+
+def at_line(row: Row) -> str:
+    """The line that the call is at."""
+    stack = row.get("stack")
+    return f", at {stack[-1]}" if stack else ""
+
+
+def ends_by(row: Row) -> str:
+    """What ends a call that runs: that depends on what calls it."""
+    limit_s, kind = row.get("timeout_s"), row.get("executor")
+    late = limit_s is not None and (row.get("for_s") or 0.0) > limit_s + 1.0
+    if kind == "threads":
+        cure = "give what it waits for a time-out of its own; to end it now, restart the member"
+        why = "a thread cannot be ended from outside"
+        return (
+            f"{why}, so timeout_s={limit_s:g} only counts it as overdue: {cure}"
+            if late
+            else (
+                f"{why}: {cure}"
+                if limit_s is None
+                else f"{why}; past timeout_s={limit_s:g} it counts "
+                f"as overdue and fails when it returns: {cure}"
+            )
+        )
+    if limit_s is None:
+        what = "the worker process" if kind == "processes" else "it"
+        return f"timeout_s on @app.consume would end {what}; none is set"
+    if late and kind == "async":
+        return (
+            f"timeout_s={limit_s:g} has cancelled it and it goes on: it catches CancelledError, or "
+            "blocks the loop; see its stack"
+        )
+    return f"its timeout_s={limit_s:g} ends it"
 
 
 def _behind(row: Row, member: str) -> tuple[str, str]:
@@ -74,7 +127,10 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
 
 def _parked(row: Row, member: str) -> tuple[str, str]:
     text = f"is parked{_for(row)}, given up after {attempts(row['attempts'])}{_error(row)}"
-    return text, "fix the cause and restart: a restart tries it again; or use DeadLetter or Skip"
+    return text, (
+        "fix the cause and restart: a restart, and each rebalance, tries it again; or use "
+        "DeadLetter or Skip"
+    )
 
 
 #: what to do where the member of a partition is not heard of
@@ -147,7 +203,8 @@ def record_sentence(row: Row, member: str = "") -> Sentence:
     told, after = RECORD_IN[row["place"]](row, f" in member {member}" if member else "")
     where = f"{row['topic']}[{row['partition']}]"
     key = f" (key {row['key']})" if row.get("key") is not None else ""
-    return Sentence(f"{where}: record {row['offset']:,}{key} {told}.", after, row["place"])
+    text = f"{where}: record {row['offset']:,}{key} {told}."
+    return Sentence(text, after, row["place"], tuple(row.get("stack") or ()))
 
 
 # -- a partition -----------------------------------------------------------------------------------
@@ -171,13 +228,28 @@ def partition_sentence(part: Row, blocker: Row | None, member: str = "") -> Sent
     key = f" (key {blocker['key']})" if blocker.get("key") is not None else ""
     text += f" Record {blocker['offset']:,}{key} {told}."
     text += (
-        f" {blocker['done_beyond']:,} records beyond it are done (map {part['map_chars']:,} of "
-        f"{part['map_limit']:,} characters), {blocker['waiting_behind']:,} wait behind it."
+        f" {blocker['done_beyond']:,} records beyond it are done ({map_text(part)}), "
+        f"{blocker['waiting_behind']:,} wait behind it."
     )
     if part.get("silent"):
         text += " Its member is silent: killed, or cut off."
         after = SILENT_NEXT
-    return Sentence(text, after, blocker["place"])
+    return Sentence(text, after, blocker["place"], tuple(blocker.get("stack") or ()), RECORD)
+
+
+def map_text(part: Row) -> str:
+    """How full the offset map is, against the room in which records may start."""
+    text = f"offset map {percent(part)} full"
+    past = part.get("past_map", 0)
+    return f"{text}: {past:,} wait for room in it" if past else text
+
+
+def percent(part: Row) -> str:
+    """How full the map is; of a report of another version by what it says of its size."""
+    used = part.get("map_used")
+    if used is None:
+        used = min(1.0, part["map_chars"] / max(1, 0.75 * part["map_limit"]))
+    return f"{100 * used:.0f} %"
 
 
 # -- why nothing starts ----------------------------------------------------------------------------
@@ -204,6 +276,14 @@ def _open_transaction(halt: Row) -> tuple[str, str]:
     return text, after
 
 
+BROKER_NEXT = (
+    "bring a broker back, or the way to it; calls continue, and their records are committed when "
+    "it answers"
+)
+REFUSED_NEXT = (
+    "correct the user, the password or the certificate in kafka={...} and restart: after 30 s of "
+    "refusals alone the run ends by itself"
+)
 #: cause -> what is so, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -235,20 +315,28 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         "a commit proves it; was the process stopped, or the machine short of processors?",
     ),
     "broker": lambda halt: (
-        f"The broker does not answer{_for(halt)}: nothing is fetched or committed.",
-        "what runs goes on, and all is committed when it is back; weft broker status, the log",
+        f"No broker has answered{_for(halt)}: nothing is fetched or committed. Remaining: unknown.",
+        BROKER_NEXT,
+    ),
+    "refused": lambda halt: (
+        f"The brokers refuse our login: {halt.get('reason', 'no reason given')}.",
+        REFUSED_NEXT,
     ),
     "rate_limit": lambda halt: (
         f"Calls{_of(halt)} wait for its rate_limit_per_s.",
         "raise rate_limit_per_s on @app.consume if that was not meant",
     ),
     "slots": lambda halt: (
-        f"All calls{_of(halt)} that its concurrency allows are taken.",
+        f"All calls{_of(halt)} that its concurrency allows are taken; they end and others start.",
         "normal under load; if remaining grows, raise concurrency, or add members",
     ),
+    "map": lambda halt: (
+        f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
+        "normal while the frontier moves; if not: weft why TOPIC:PARTITION names the record there",
+    ),
     "buffers": lambda halt: (
-        f"Nothing more{_of(halt)} is fetched: the buffers are full.",
-        "normal under load; buffer_records and buffer_bytes say how full",
+        f"Nothing more{_of(halt)} is fetched: the buffers are full, and handlers empty them.",
+        "normal under load; more calls at once (concurrency) or more members empty them faster",
     ),
     "open_transaction": _open_transaction,
 }
@@ -257,110 +345,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
 def halt_sentence(halt: Row) -> Sentence:
     """Why nothing starts."""
     text, after = HALTED_BY[halt["cause"]](halt)
-    return Sentence(text, after, halt["cause"])
-
-
-# -- the answer to `weft why` ----------------------------------------------------------------------
-
-
-def why(shot: Row, topic: str | None = None, partition: int | None = None) -> list[Sentence]:
-    """For nothing in particular: why nothing starts and the three worst; else the partitions."""
-    member = shot.get("app", {}).get("member", "")
-    if topic is None:
-        worst = [_of_blocker(shot, row, member) for row in shot.get("blockers", ()) if weighs(row)][
-            :WORST
-        ]
-        return _bundled(shot) + worst or [_healthy(shot)]
-    rows = [
-        row
-        for row in shot.get("partitions", ())
-        if row["topic"] == topic and partition in (None, row["partition"])
-    ]
-    if not rows:
-        where = topic if partition is None else f"{topic}[{partition}]"
-        return [Sentence(f"{where} is not with this member now.", "", "elsewhere")]
-    halts = _concerning(shot.get("halts", ()), topic, rows)
-    told = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
-    held = any(halt["cause"] == "open_transaction" for halt in halts)
-    if held:  # what is left is held up after all
-        told = [one for one in told if one.about != "moving"]
-    return told + [_of_member(shot, halt) for halt in halts]
-
-
-def _bundled(shot: Row) -> list[Sentence]:
-    """Why nothing starts: of many partitions with the same cause one, and how many more."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}
-    for number, halt in enumerate(shot.get("halts", ())):
-        one = number if "partition" not in halt else (halt.get("member"), halt["topic"])
-        alike.setdefault((halt["cause"], one), []).append(halt)
-    found = []
-    for halts in alike.values():
-        told, more = _of_member(shot, halts[0]), len(halts) - 1
-        so = f" So it is with {more:,} more of this topic." if more else ""
-        found.append(told._replace(text=told.text + so))
-    return found
-
-
-def _of_member(shot: Row, halt: Row) -> Sentence:
-    """Where several members are told of, it is said who halts."""
-    told = halt_sentence(halt)
-    if len(shot.get("members", ())) < 2:
-        return told
-    return told._replace(text=f"Member {halt['member']}: {told.text}")
-
-
-def weighs(row: Row) -> bool:
-    """It holds up others, or is not simply on its way."""
-    return bool(row["waiting_behind"] or row["done_beyond"]) or row["place"] in (
-        "parked",
-        "retrying",
-    )
-
-
-def _concerning(halts: Iterable[Row], topic: str, rows: Sequence[Row]) -> list[Row]:
-    """Those about all, or about one of these partitions of a topic, or their handlers."""
-    numbers = {None, *(row["partition"] for row in rows)}
-    handlers = {None, *(row["handler"] for row in rows)}
-    return [
-        halt
-        for halt in halts
-        if halt.get("topic") in (None, topic)
-        and halt.get("partition") in numbers
-        and halt.get("handler") in handlers
-    ]
-
-
-def _holds_up(shot: Row, part: Row) -> Row | None:
-    """The record that the commit of this partition cannot pass."""
-    for row in shot.get("blockers", ()):
-        if row["at_frontier"] and _same(row, part):
-            return dict(row)
-    return part.get("blocker")
-
-
-def _of_blocker(shot: Row, row: Row, member: str) -> Sentence:
-    """A blocker at its partition's frontier is told with the commit that stands there."""
-    for part in shot.get("partitions", ()):
-        if row["at_frontier"] and _same(row, part):
-            return partition_sentence(part, row, _member_of(part, member))
-    told = record_sentence(row, _member_of(row, member))
-    behind = f" {row['waiting_behind']:,} wait behind it." if row["waiting_behind"] else ""
-    return told._replace(text=told.text + behind)
-
-
-def _same(row: Row, part: Row) -> bool:
-    """They are of one partition."""
-    return bool(row["topic"] == part["topic"] and row["partition"] == part["partition"])
-
-
-def _member_of(row: Row, member: str) -> str:
-    return str(row.get("member", member))
-
-
-def _healthy(shot: Row) -> Sentence:
-    left = sum(row["remaining"] for row in shot.get("partitions", ()))
-    text = f"Nothing is stuck: state {shot['state']}, {left:,} records left."
-    return Sentence(text, "", "healthy")
+    return Sentence(text, after, halt["cause"], rank=RANKS.get(halt["cause"], MEMBER))
 
 
 def seconds(value: float) -> str:

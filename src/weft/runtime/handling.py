@@ -39,6 +39,12 @@ class Executor(Protocol):
     def close(self) -> None:
         """Start nothing more."""
 
+    def stack(self, where: tuple[str, int, int]) -> list[str]:
+        """Where the call of this record is now, the outermost line first. Any thread.
+
+        Empty where that cannot be known: it has not begun, or has ended.
+        """
+
 
 class Call(NamedTuple):
     """When a reported call ran and what it returned; kept only while someone reads results."""
@@ -86,6 +92,8 @@ class HandlerPlan:
     decode: Callable[[bytes], Any] | None = None
     output: str | None = None
     prefetch: Callable[..., Any] | None = None
+    #: which executor calls it: "async", "threads" or "processes"
+    kind: str = "threads"
     #: set while the app runs, for a handler with a ledger
     ledger: LedgerRun | None = None
     latency: Latency = field(default_factory=Latency)

@@ -16,12 +16,19 @@ from weft.types import ErrorInfo
 
 ERROR = ErrorInfo("ValueError", "bad \x1b[31m" + "x" * 1000)
 
+#: what a halt tells of the calls that take every slot
+OF_CALLS = {"calls", "concurrency", "since", "for_s", "oldest"}
+
 
 def shot_of(desk, epoch_s=1000.0):
     """The snapshot of a desk's engine; an account that only counts tells the same sums."""
     shot = snapshot(take(desk.engine.state, desk.now), epoch_s)
     counted = take(desk.engine.state, desk.now, records=False)
-    assert snapshot(counted, epoch_s, worst=False) == {**shot, "blockers": []}
+    halts = [
+        {n: v for n, v in halt.items() if halt["cause"] != "slots" or n not in OF_CALLS}
+        for halt in shot["halts"]
+    ]
+    assert snapshot(counted, epoch_s, worst=False) == {**shot, "blockers": [], "halts": halts}
     return shot
 
 
@@ -231,6 +238,20 @@ def test_why_nothing_starts(make_desk):
     assert causes(desk) == ["stopping", "paused", "outputs", "slots"]
     desk.do("revoking", [partition])
     assert "revoking" in causes(desk)
+
+
+def test_taken_slots_tell_since_when_no_call_has_ended(make_desk):
+    """Since the youngest began, for one that ends begins another; the oldest is named."""
+    desk = make_desk(HandlerSpec("h", concurrency=2))
+    (partition,) = desk.assign(0)
+    desk.poll(partition, 0, 1, 2, key=None)
+    desk.now += 7.0
+    desk.do("calls_ended", [desk.started()[1]], [])
+    desk.now += 5.0
+    desk.poll(partition, 3, key=None)
+    (halt,) = [one for one in shot_of(desk)["halts"] if one["cause"] == "slots"]
+    assert (halt["calls"], halt["concurrency"], halt["for_s"]) == (2, 2, 5.0)
+    assert (halt["oldest"]["offset"], halt["oldest"]["for_s"]) == (0, 12.0)
 
 
 def test_a_used_up_rate_limit_is_a_cause(make_desk):

@@ -13,8 +13,8 @@ from weft.observe.sentences import (
     halt_sentence,
     partition_sentence,
     record_sentence,
-    why,
 )
+from weft.observe.why import why
 
 NOON = time.mktime((2026, 1, 31, 12, 3, 11, 0, 0, -1))
 
@@ -51,8 +51,8 @@ def test_the_sentence_of_the_issue():
     (told,) = why(shot(record()), "orders", 3)
     assert told.text == (
         "orders[3] is committed to 10,412 since 12:03:11 (312 s). Record 10,412 (key cust-17) runs "
-        "in member m2 for 312 s, attempt 1 of 5. 48,100 records beyond it are done (map 2,310 of "
-        "4,096 characters), 3 wait behind it."
+        "in member m2 for 312 s, attempt 1 of 5. 48,100 records beyond it are done (offset "
+        "map 75 % full), 3 wait behind it."
     )
     assert told.next == "timeout_s on @app.consume would end it; none is set"
 
@@ -118,7 +118,10 @@ BY = {
     "paused": ({"topic": "orders"}, "Nothing of orders starts: the application said app.pause()"),
     "stopping": ({"mode": "buffered"}, "a stop was asked for (buffered)"),
     "revoking": ({"topic": "orders", "partition": 3}, "Nothing of orders[3] starts"),
-    "broker": ({"for_s": 12.0}, "The broker does not answer for 12 s"),
+    "broker": (
+        {"for_s": 12.0},
+        "No broker has answered for 12 s: nothing is fetched or committed.",
+    ),
     "rate_limit": ({"handler": "check"}, "Calls of check wait"),
     "slots": ({"handler": "check"}, "All calls of check"),
     "buffers": ({"topic": "orders", "partition": 3}, "Nothing more of orders[3] is fetched"),
@@ -175,7 +178,7 @@ def test_a_topic_is_all_of_its_partitions():
     rows = [partition(), partition(partition=4)]
     halts = [{"cause": "paused", "topic": "else"}, {"cause": "paused", "topic": "orders"}]
     told = why(shot(record(), halts=halts, partitions=rows), "orders")
-    assert [one.about for one in told] == ["running", "moving", "paused"]
+    assert [one.about for one in told] == ["paused", "running", "moving"]
 
 
 def test_a_partition_without_a_commit():

@@ -13,9 +13,10 @@ from weft.core.engine import Engine
 from weft.core.epochs import Assignment
 from weft.core.spec import HandlerSpec
 from weft.errors import ConfigError
-from weft.kafka.ports import CommitAnswer, KafkaUnavailable, Polled
+from weft.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polled
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.door import Door
+from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.telling import Telling
 from weft.runtime.run import watching
 from weft.runtime.run.watching import (
@@ -51,6 +52,18 @@ class Member:
         self.leaving = self.ending = False
         self.fatal = None
         self.config = type("C", (), {"plans": []})
+        self.executors = []
+        self.kafka_answers = False
+
+    def calls(self, kind, stack=()):
+        """Its handler is called so, and stands there."""
+        plan = HandlerPlan(HandlerSpec("h"), lambda record: None, kind=kind)
+        self.config.plans = [plan]
+        self.executors = [type("E", (), {"stack": lambda self, where: [*stack, f"{where}"]})()]
+
+    def answers(self, timeout_s):
+        """Whether a broker answers the consumer."""
+        return self.kafka_answers
 
     def now(self):
         return self.time
@@ -96,6 +109,7 @@ def look_at_records(member, watched):
 def test_a_long_call_is_told_at_each_limit():
     """At 30 s, 5 min and 1 h, once each, with how to end it."""
     member = Member()
+    member.calls("async")
     member.poll()
     watched = Watching(member, "g", None)
     told = []
@@ -112,9 +126,27 @@ def test_a_long_call_is_told_at_each_limit():
     assert LONG_CALL_S == (30.0, 300.0, 3600.0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [("async", "timeout_s"), ("threads", "time-out of its own"), ("processes", "worker process")],
+)
+def test_a_long_call_is_logged_with_its_stack_and_a_cure_that_works(kind, fix):
+    """A thread cannot be ended by `timeout_s`, and is not said to be."""
+    member = Member()
+    member.calls(kind, ["shop.py:12 check: client.get()"])
+    member.poll()
+    watched = Watching(member, "g", None)
+    member.time = 31.0
+    look_at_records(member, watched)
+    (line,) = member.telling._lines
+    assert line.traceback == "shop.py:12 check: client.get()\n('t', 0, 0)"
+    assert fix in line.fields["fix"]
+
+
 def test_of_many_long_calls_some_are_shown_and_all_counted():
     """A thousand hanging calls make five lines."""
     member = Member()
+    member.calls("threads")
     member.poll(50)
     watched = Watching(member, "g", None)
     member.time = 31.0
@@ -192,8 +224,9 @@ def test_a_lone_member_without_partitions_is_not_told_of_others():
     assert "the topic was deleted" in why_unassigned("STABLE", 1)
 
 
-def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch):
-    """A handler that blocks the loop is found, and where it does; so is its end."""
+@pytest.mark.parametrize("handler", [True, False])
+def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch, handler):
+    """What blocks it is found, and where; that it is a handler only where it is one."""
     monkeypatch.setattr(watching, "LOOP_STANDS_S", 0.2)
     monkeypatch.setattr(watching, "LOOP_ASKED_EVERY_S", 0.01)
     loop = asyncio.new_event_loop()
@@ -208,6 +241,9 @@ def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch):
         begun.set()
         gate.wait(100)
 
+    def call_it():
+        blocking_handler()
+
     def look_until(what):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -220,11 +256,14 @@ def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch):
     watched.look(None)
     try:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
-        loop.call_soon_threadsafe(blocking_handler)
+        if handler:
+            monkeypatch.setattr(watching, "CALLERS", (call_it.__code__,))
+        loop.call_soon_threadsafe(call_it if handler else blocking_handler)
         assert begun.wait(60)
         line = look_until("the handlers' loop does not turn")
         assert "blocking_handler" in line.traceback
-        assert 'executor="threads"' in line.fields["fix"]
+        assert ('executor="threads"' in line.fields["fix"]) == handler
+        assert watched.loop.blocked_by().startswith("a handler blocks it") == handler
         assert watched.loop.stands_s() >= 0.2
         gate.set()
         look_until("the handlers' loop turns again")
@@ -259,6 +298,59 @@ class TestBroker:
     def test_one_that_answers_is_there(self, group):
         """Also when its answer is no."""
         assert self.looked(watching.BROKER_QUIET_S + 1, group) is None
+
+    def test_one_that_answers_another_client_is_there(self):
+        """An admin client that gets no answer is no proof: the consumer gets one."""
+        member = Member()
+        member.kafka_answers = True
+        watched = Watching(member, "g", None)
+        member.telling.broker_seen_at = time.monotonic() - 60
+        watched.look(Group(error=KafkaUnavailable("gone")))
+        assert watched.broker_away_s() is None
+
+    def test_an_answer_that_comes_while_one_is_asked_counts(self):
+        """The polling thread has heard of a broker meanwhile."""
+        member = Member()
+        watched = Watching(member, "g", None)
+        member.telling.broker_seen_at = time.monotonic() - 60
+
+        class Slow(Group):
+            def describe(self, topics, timeout_s):
+                member.telling.broker_seen(time.monotonic())
+                raise KafkaUnavailable("gone")
+
+        watched.look(Slow())
+        assert watched.broker_away_s() is None
+
+    def test_both_edges_of_an_outage_are_logged_once(self):
+        """When none answers any more, and for how long none had when one does again."""
+        member = Member()
+        watched = Watching(member, "g", None)
+        member.telling.broker_seen_at = time.monotonic() - 60
+        gone, back = Group(error=KafkaUnavailable("gone")), Group("EMPTY", 0)
+        for group in (gone, gone, back, back):
+            watched._broker_asked_at = 0.0
+            watched.look(group)
+        (away, since), (again, after) = member.told()
+        assert (away, again) == ("no broker answers", "a broker answers again")
+        assert since["seconds"] >= 60
+        assert after["away_s"] >= 60
+
+    def test_a_refused_login_is_a_cause_of_its_own(self):
+        """Logged once, and over with the first answer."""
+        member = Member()
+        watched = Watching(member, "g", None)
+        member.telling.broker_seen_at = time.monotonic() - 60
+        for _ in range(2):
+            watched._broker_asked_at = 0.0
+            watched.look(Group(error=LoginRefused("Authentication failed")))
+        assert member.telling.refused == "Authentication failed"
+        ((what, fields),) = member.told()
+        assert (what, fields["reason"]) == (
+            "the brokers refuse our login", "Authentication failed",
+        )  # fmt: skip
+        member.telling.broker_seen(time.monotonic())
+        assert member.telling.refused is None
 
     def unassigned(self, group, **telling):
         """A member without a partition for so long that its group is asked, after one look."""

@@ -23,6 +23,7 @@ from weft.core.endings import GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
+from weft.runtime.calls import stacks
 from weft.runtime.calls.invoke import decoded, ending, failed
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan, call_of
@@ -129,6 +130,19 @@ class AsyncExecutor:
         """Let no further record start and end the idle workers."""
         self._closed = True
         self._call_on_loop(self._end_workers)
+
+    def stack(self, where: stacks.Where) -> list[str]:
+        """Where the call of this record is now: what it awaits, or where it holds the loop."""
+        for worker in tuple(self._workers):
+            task = worker.task
+            if task is None or not stacks.is_of(worker.work, where):
+                continue
+            burst = task.get_coro().cr_await  # type: ignore[union-attr]  # of our own coroutine
+            if burst is None:  # it runs at this moment
+                return stacks.of_thread(self._loop_thread, inside=AsyncExecutor._burst.__code__)
+            frame = getattr(burst, "cr_frame", None)
+            return [] if frame is None else stacks.of_coroutine(frame.f_locals.get("call"))
+        return []
 
     def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:

@@ -15,6 +15,7 @@ from weft.core.endings import Ended, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.states import RUNNING
+from weft.runtime.calls import stacks
 from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import BadReturn, all_decoded, failed, outputs_of
@@ -220,17 +221,17 @@ class _Calls:
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Tell batches of these partitions, or all, and take what they have acknowledged."""
-        with self._lock:
-            calls = list(self.running.values())
-        for call in calls:
+        for call in self.all():
             if partitions is None or call.touches(partitions):
                 call.batch.cancel_event.set()
                 call.flush()
 
     def of(self, work: Work) -> BatchCall | None:
+        return next((call for call in self.all() if work in call.works), None)
+
+    def all(self) -> list[BatchCall]:
         with self._lock:
-            calls = list(self.running.values())
-        return next((call for call in calls if work in call.works), None)
+            return list(self.running.values())
 
 
 class BatchThreads(WorkerThreads["list[Work]"]):
@@ -293,6 +294,7 @@ class BatchTasks:
         self._loop = loop
         self._calls = _Calls()
         self._closed = False
+        self._loop_thread = 0
 
     def start(self, works: Sequence[Work]) -> None:
         """Batch handlers are only given batches."""
@@ -303,6 +305,7 @@ class BatchTasks:
         self._loop.call_soon_threadsafe(self._begin, works)
 
     def _begin(self, works: list[Work]) -> None:
+        self._loop_thread = threading.get_ident()
         call = BatchCall(self._plan, self._door, works)
         if self._closed:
             call.give_back()
@@ -370,3 +373,12 @@ class BatchTasks:
     def close(self) -> None:
         """Start nothing more."""
         self._closed = True
+
+    def stack(self, where: stacks.Where) -> list[str]:
+        """Where the call of this record's batch is now."""
+        for call in self._calls.all():
+            if stacks.is_of(call.works, where) and (task := call.task) is not None:
+                waits = stacks.of_coroutine(task.get_coro())
+                inside = BatchTasks._run.__code__
+                return waits or stacks.of_thread(self._loop_thread, inside=inside)
+        return []

@@ -20,6 +20,7 @@ from weft.core.partition import Partition, Work
 from weft.core.states import RUNNING
 from weft.kafka import guard
 from weft.options import is_async
+from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import failed
 from weft.runtime.door import Door
@@ -120,6 +121,12 @@ class Prefetcher:
         """Tell running batches; what is not being loaded yet goes back."""
         self._recall(partitions)
         self.inner.warn(partitions)
+
+    def stack(self, where: stacks.Where) -> list[str]:
+        """Where its call is now, or what loads for it."""
+        loads = Prefetcher._load_for.__code__
+        threads = [thread.ident for thread in self._threads]
+        return self.inner.stack(where) or stacks.of_call(threads, loads, where)
 
     def close(self) -> None:
         """End the loaders, once they have released what no call has any more."""

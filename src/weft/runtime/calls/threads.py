@@ -22,6 +22,7 @@ from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.kafka import guard
+from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import decoded, ending, failed
 from weft.runtime.door import Door
@@ -70,6 +71,11 @@ class WorkerThreads(ABC, Generic[T]):
         self._closed = True
         for _ in self._threads:
             self._tokens.put(None)
+
+    def stack(self, where: stacks.Where) -> list[str]:
+        """Where the thread is that is at this record."""
+        threads = [thread.ident for thread in tuple(self._threads)]
+        return stacks.of_call(threads, type(self)._call.__code__, where)  # noqa: SLF001  # of ours
 
     def _wake_one(self) -> None:
         if self._idle:

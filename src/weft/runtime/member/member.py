@@ -15,7 +15,7 @@ from weft.core import effects as fx
 from weft.core.engine import Engine, StopMode
 from weft.errors import ConfigError
 from weft.kafka import guard
-from weft.kafka.ports import POLL_RECORDS_MAX, Polled
+from weft.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from weft.runtime.door import Door
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
@@ -132,6 +132,17 @@ class Member:
         self.executors.extend(config.make_executors(self.door, self.fail))
         guard.thread("weft-background", self.seat.work_behind, self.died).start()
         guard.thread("weft-poll", self._run, self.died).start()
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether a broker answers our own client. Any thread."""
+        where = next(iter(self.partitions), None)
+        if where is None or self.ended.is_set():
+            return False
+        try:
+            self.seat.consumer.committed([where], timeout_s)
+        except KafkaUnavailable:
+            return False
+        return True
 
     def stop(self, mode: StopMode) -> None:
         """Ask for the end; any thread."""

@@ -66,6 +66,8 @@ class Telling:
         #: since when no broker has answered; None while one does, as far as is known
         self.broker_lost_at: float | None = None
         self.broker_seen_at = clock()
+        #: why the brokers refuse our login; None while they do not
+        self.refused: str | None = None
         #: partitions that stood still before the end of their log -> how far transactions have
         #: ended there; written by the watching thread as a whole, any reads it
         self.stable_ends: Mapping[TopicPartition, int] = {}
@@ -81,14 +83,14 @@ class Telling:
 
         A commit that failed may have reached nobody: librdkafka answers for brokers that are away.
         """
-        if polled.batches or any(one.verdict == "stored" for one in polled.commits):
+        if polled.batches or polled.ends or any(one.verdict == "stored" for one in polled.commits):
             self.broker_seen(self._clock())
 
     def broker_seen(self, at: float) -> None:
         """A broker has answered."""
         if self.broker_lost_at is not None:
             self.broker_back_at = at
-        self.broker_seen_at, self.broker_lost_at = at, None
+        self.broker_seen_at, self.broker_lost_at, self.refused = at, None, None
 
     def say(self, level: str, what: str, *, traceback: str = "", **fields: Any) -> None:
         """Have a line written soon; any thread, also inside the door."""

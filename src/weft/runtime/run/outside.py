@@ -22,7 +22,7 @@ from weft.observe.local import LocalServer
 from weft.observe.reports import Reporter
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
-from weft.runtime.run.snapshot import picture_of
+from weft.runtime.run.snapshot import add_calls, picture_of
 
 if TYPE_CHECKING:
     from weft.observe.serving import Serving
@@ -94,12 +94,20 @@ class RunSource:
         found = self._asked(
             lambda state, now, epoch_s: find(state, now, epoch_s, topic, partition, offset)
         )
-        return nowhere if found is None else dict(found)
+        return nowhere if found is None else self._with_calls([dict(found)])[0]
 
     def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
         """Where the first records of one key are."""
         found = self._asked(lambda state, now, epoch_s: find_key(state, now, epoch_s, key, topic))
-        return [] if found is None else list(found)
+        return [] if found is None else self._with_calls(list(found))
+
+    def _with_calls(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With which executor calls them and where their calls are; of what they wait for, too."""
+        member = self._run.member
+        behind = [head for row in rows if (head := row.get("behind"))]
+        if member is not None:
+            add_calls(member, [row for row in [*rows, *behind] if "attempts" in row])
+        return rows
 
     def _asked(self, ask: Callable[[Any, float, float], Any]) -> Any:
         member = self._run.member

@@ -65,6 +65,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
         decode=decoder(handler.value),
         output=handler.output,
         prefetch=handler.prefetch,
+        kind=handler.kind,
     )
 
 

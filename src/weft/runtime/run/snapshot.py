@@ -21,6 +21,10 @@ from weft.runtime.member.member import Member
 from weft.runtime.run.open_transactions import behind_transactions
 from weft.types import RunReport
 
+#: calls whose stack a snapshot has, and how long they must run for that: reading one is not free
+STACKS_MAX = 3
+STACK_AFTER_S = 5.0
+
 
 class Rates:
     """Remembers counts of a moment ago, so that a snapshot can tell rates."""
@@ -73,9 +77,9 @@ class Snapshots:
         if mapped:
             shot["maps"] = maps(account.parts())
         self._add_runtime(shot["handlers"])
-        if member.telling.broker_lost_at is not None:
-            away_s = round(time.monotonic() - member.telling.broker_lost_at, 1)
-            shot["halts"].append({"cause": "broker", "for_s": away_s})
+        calls = [halt["oldest"] for halt in shot["halts"] if "oldest" in halt]
+        add_calls(member, [*calls, *shot["blockers"]])
+        shot["halts"] += of_brokers(member)
         shot["halts"] += behind_transactions(shot["partitions"], member.telling.stable_ends)
         return {
             **begins,
@@ -100,6 +104,35 @@ class Snapshots:
             row["wait_buckets"] = plan.waits.buckets()
             if plan.ledger is not None:
                 row["repeats"] = plan.ledger.repeats
+
+
+def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
+    """What the engine does not know of these records: which executor calls them, and where."""
+    executors = {
+        plan.spec.name: (plan.kind, executor)
+        for plan, executor in zip(member.config.plans, member.executors, strict=False)
+    }
+    for row in rows:
+        row["executor"], row["stack"] = executors.get(row.get("handler", ""), ("", None))[0], []
+    runs = [row for row in rows if row["place"] == "running" and row["for_s"] is not None]
+    read: dict[tuple[str, int, int], list[str]] = {}
+    for row in sorted(runs, key=lambda row: -row["for_s"]):
+        where = (row["topic"], row["partition"], row["offset"])
+        if where not in read and (row["for_s"] < STACK_AFTER_S or len(read) >= STACKS_MAX):
+            continue
+        if where not in read and row["handler"] in executors:
+            read[where] = executors[row["handler"]][1].stack(where)
+        row["stack"] = read.get(where, [])
+
+
+def of_brokers(member: Member) -> list[dict[str, Any]]:
+    """The brokers do not answer, or refuse us."""
+    telling, found = member.telling, []
+    if (lost_at := telling.broker_lost_at) is not None:
+        found.append({"cause": "broker", "for_s": round(time.monotonic() - lost_at, 1)})
+    if (refused := telling.refused) is not None:
+        found.append({"cause": "refused", "reason": refused})
+    return found
 
 
 def account_of(door: Door, *, records: bool = True) -> Account:

@@ -7,10 +7,8 @@ door for a moment; the handlers' loop is asked to answer twice a second.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +17,10 @@ from weft.account.shown import shown_key
 from weft.core import states
 from weft.core.partition import Work
 from weft.core.states import InternalError
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, LoginRefused
+from weft.runtime.calls import stacks
+from weft.runtime.calls.aio import AsyncExecutor
+from weft.runtime.calls.batches import BatchTasks
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.run.open_transactions import OpenTransactions
 from weft.runtime.run.snapshot import account_of
@@ -51,6 +52,24 @@ AFTER_OUTAGE = (
     "long again for what this member was (not with group.instance.id or group.protocol=consumer)"
 )
 LONG_SHOWN_MAX = 5
+BLOCKED_FIX = (
+    'a handler blocks it: write it as a plain def, or give executor="threads" or "processes"'
+)
+NOT_BLOCKED_FIX = (
+    "no handler blocks it: what is in the stack does (a task of yours, the lifespan, or Weft); run "
+    "that in a thread"
+)
+
+
+#: what ends a call that runs long, by its executor
+LONG_FIX = {
+    "async": "give the handler a timeout_s: it ends such a call",
+    "threads": "a thread's call cannot be ended from outside: give what it waits for (see the "
+    "stack) a time-out of its own",
+    "processes": "give the handler a timeout_s: it ends the worker process",
+}
+#: what calls handlers on the loop
+CALLERS = (AsyncExecutor._burst.__code__, BatchTasks._run.__code__)  # noqa: SLF001  # of ours
 
 
 class AsksGroup(Protocol):
@@ -94,10 +113,18 @@ class LoopWatch:
         self._thread = threading.get_ident()
         self._asked_at = None
 
-    def stack(self) -> str:
-        """Where its thread is now."""
-        frame = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  # documented so
-        return "" if frame is None else "".join(traceback.format_stack(frame))
+    def stack(self) -> tuple[list[str], bool]:
+        """Where its thread is now, and whether that is in a handler."""
+        for entry in CALLERS:
+            if lines := stacks.of_thread(self._thread, inside=entry):
+                return lines, True
+        return stacks.of_thread(self._thread), False
+
+    def blocked_by(self) -> str:
+        """In a few words, for who asks whether the run lives."""
+        lines, handler = self.stack()
+        where = lines[-1].partition(": ")[0] if lines else "an unknown place"
+        return f"{'a handler blocks it' if handler else 'it is blocked, not by a handler'}: {where}"
 
 
 class Watching:
@@ -118,6 +145,9 @@ class Watching:
         self._group_asked_at = 0.0
         self._transactions = OpenTransactions(member)
         self._broker_asked_at = 0.0
+        #: what was logged of the brokers: away since then, refused for that reason
+        self._lost_told_at: float | None = None
+        self._refused_told: str | None = None
 
     def broker_away_s(self) -> float | None:
         """For how long no broker has answered; None while one does."""
@@ -149,13 +179,13 @@ class Watching:
         stands_s = loop.stands_s()
         if stands_s >= LOOP_STANDS_S and not loop.told:
             loop.told = True
+            lines, handler = loop.stack()
             self._member.telling.say(
                 "warning",
                 "the handlers' loop does not turn",
                 seconds=round(stands_s, 1),
-                fix='a handler blocks it: write it as a plain def, or give executor="threads" or '
-                '"processes"',
-                traceback=loop.stack(),
+                fix=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
+                traceback="\n".join(lines),
             )
         elif stands_s < LOOP_STANDS_S and loop.told:
             loop.told = False
@@ -167,19 +197,51 @@ class Watching:
     def _look_at_broker(self, now: float, admin: AsksGroup | None) -> None:
         """Where nothing was heard of a broker for a while, because there is nothing: ask one."""
         telling = self._member.telling
-        quiet = now - telling.broker_seen_at >= BROKER_QUIET_S
-        if not quiet or admin is None or now < self._broker_asked_at or self._member.leaving:
-            return
-        self._broker_asked_at = now + BROKER_ASKED_EVERY_S
+        due = now - telling.broker_seen_at >= BROKER_QUIET_S and now >= self._broker_asked_at
+        if due and admin is not None and not self._member.leaving:
+            self._broker_asked_at = now + BROKER_ASKED_EVERY_S
+            self._ask_a_broker(now, admin)
+        self._log_the_broker()
+
+    def _ask_a_broker(self, now: float, admin: AsksGroup) -> None:
+        telling, member = self._member.telling, self._member
+        seen_at = telling.broker_seen_at
         try:
             # Not the group: see GROUP_STATE_S.
-            admin.describe([next(iter(self._member.partitions), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
+            admin.describe([next(iter(member.partitions), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
         except KafkaUnavailable:
-            telling.broker_lost_at = telling.broker_lost_at or telling.broker_seen_at
-        except Exception:
-            telling.broker_seen(now)  # it refuses us, so it is there
-        else:
-            telling.broker_seen(now)
+            # One client that has no answer is no proof: any answer to another counts.
+            if telling.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):
+                telling.broker_lost_at = telling.broker_lost_at or seen_at
+                return
+        except LoginRefused as error:
+            telling.refused = str(error)
+            return
+        except Exception:  # noqa: S110  # it refuses what was asked, so it is there
+            pass
+        telling.broker_seen(now)
+
+    def _log_the_broker(self) -> None:
+        """One line when no broker answers any more, one when one does again."""
+        telling = self._member.telling
+        lost_at, told_at = telling.broker_lost_at, self._lost_told_at
+        if lost_at is not None and told_at is None:
+            self._lost_told_at = lost_at
+            telling.say(
+                "warning",
+                "no broker answers",
+                seconds=round(time.monotonic() - lost_at, 1),
+                fix="nothing is fetched or committed until one does; calls continue, and their "
+                "records are committed then",
+            )
+        elif lost_at is None and told_at is not None:
+            self._lost_told_at = None
+            away_s = round(telling.broker_back_at - told_at, 1)
+            telling.say("info", "a broker answers again", away_s=away_s)
+        if (refused := telling.refused) != self._refused_told:
+            self._refused_told = refused
+            if refused is not None:
+                telling.say("warning", "the brokers refuse our login", reason=refused)
 
     # -- the group ---------------------------------------------------------------------------------
 
@@ -257,7 +319,10 @@ class Watching:
 
     def _tell_call(self, for_s: float, work: Work, *, more: int) -> None:
         spec = work.partition.handler.spec
-        fix = {} if spec.timeout_s is not None else {"fix": "give the handler a timeout_s"}
+        where = (work.partition.topic, work.partition.number, work.record.offset)
+        index = work.partition.handler.index
+        kind = self._member.config.plans[index].kind
+        fix = {} if spec.timeout_s is not None else {"fix": LONG_FIX[kind]}
         others = {"more_such_calls": str(more)} if more else {}
         self._member.telling.say(
             "warning",
@@ -269,6 +334,7 @@ class Watching:
             offset=work.record.offset,
             key=shown_key(work.record.key),
             attempt=work.attempts + 1,
+            traceback="\n".join(self._member.executors[index].stack(where)),
             **fix,
             **others,
         )

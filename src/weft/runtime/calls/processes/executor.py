@@ -20,9 +20,11 @@ from weft.core.endings import Ended, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.kafka import guard
+from weft.runtime.calls import stacks
 from weft.runtime.calls.processes.endings import Deaths, Late, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.link import Item, Link
 from weft.runtime.calls.processes.protocol import (
+    AskStack,
     BatchReply,
     Drop,
     Job,
@@ -40,6 +42,7 @@ _log = logging.getLogger("weft")
 
 STARTS_MAX = 3  # workers that die before they open, one after another
 CLOSE_S = 1.0
+STACK_S = 0.3  # a worker answers at once unless what it calls holds its interpreter
 LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
 
 
@@ -145,6 +148,20 @@ class ProcessExecutor:
             link.process.join(CLOSE_S)
             link.kill()
             link.process.join(CLOSE_S)
+
+    def stack(self, where: stacks.Where) -> list[str]:
+        """Where the call of this record is now: its worker is asked."""
+        with self._lock:
+            link = next((one for one in self._links if _is_at(one, where)), None)
+            if link is None:
+                return []
+            if not link.asked:  # what holds its interpreter must not have its pipe filled
+                link.asked = True
+                link.stack_told.clear()
+                link.send(AskStack())
+        if link.stack_told.wait(STACK_S):
+            return link.stack
+        return [f"worker process {link.process.pid} does not answer: its call runs outside Python"]
 
     # -- giving out --------------------------------------------------------------------------------
 
@@ -398,3 +415,9 @@ class ProcessExecutor:
         limit_s = self._plan.spec.timeout_s
         ends = [self._deaths.end_of(work, link, item, limit_s, innocent=innocent) for work in left]
         self._end(item, ends, whole=not (self._spec.explicit or innocent))
+
+
+def _is_at(link: Link, where: stacks.Where) -> bool:
+    """The worker runs the call of this record."""
+    item = link.given.get(link.at_hand)
+    return item is not None and stacks.is_of(item.works, where)

@@ -9,6 +9,7 @@ import pickle
 import select
 import signal
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -18,7 +19,16 @@ from typing import Any
 from weft.core.partition import Work
 from weft.kafka import guard
 from weft.runtime.calls.processes import loglines
-from weft.runtime.calls.processes.protocol import IDLE, Drop, Job, LogLine, Warn, WorkerSpec
+from weft.runtime.calls.processes.protocol import (
+    IDLE,
+    AskStack,
+    Drop,
+    Job,
+    LogLine,
+    StackIs,
+    Warn,
+    WorkerSpec,
+)
 from weft.runtime.calls.processes.worker import HELD_BACK, main
 
 SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
@@ -86,6 +96,10 @@ class Link:
         self.feeding = False
         #: number -> call; of a batch under the numbers of all its records
         self.given: dict[int, Item] = {}
+        #: it was asked where its call is, and has not answered yet: it is not asked again
+        self.asked = False
+        self.stack: list[str] = []
+        self.stack_told = threading.Event()
         self._latency_s = 0.01
         self._on_message = on_message
         self._on_death = on_death
@@ -108,6 +122,9 @@ class Link:
                 break
             if isinstance(message, LogLine):
                 loglines.write(message)
+            elif isinstance(message, StackIs):
+                self.asked, self.stack = False, message.lines
+                self.stack_told.set()
             else:
                 self._on_message(self, message)
         self._pipe.close()
@@ -118,7 +135,7 @@ class Link:
         """Another message is there already."""
         return bool(self._readable.poll(0))
 
-    def send(self, message: Job | Drop | Warn) -> bool:
+    def send(self, message: Job | Drop | Warn | AskStack) -> bool:
         """Send; False when the child is gone, which the reader has then seen or will see.
 
         Raises what pickle does for a record with a value that cannot be sent.

@@ -97,6 +97,16 @@ class Warn(NamedTuple):
     """Tell running batches that they are being cancelled."""
 
 
+class AskStack(NamedTuple):
+    """Asks where the call is that runs."""
+
+
+class StackIs(NamedTuple):
+    """Where it is, the outermost line first; nothing where none runs."""
+
+    lines: list[str]
+
+
 class Opened(NamedTuple):
     """The module is imported and the lifespan open; or why not."""
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from weft.kafka import guard
 from weft.kafka.ports import OutMessage
 from weft.options import is_async
+from weft.runtime.calls import stacks
 from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.invoke import (
     BadReturn,
@@ -34,11 +35,13 @@ from weft.runtime.calls.processes.loglines import tell_parent
 from weft.runtime.calls.processes.protocol import (
     ENDED,
     IDLE,
+    AskStack,
     BatchReply,
     Drop,
     Job,
     Opened,
     Reply,
+    StackIs,
     Warn,
     WorkerSpec,
 )
@@ -93,6 +96,7 @@ class Worker:
         self._ledger: Any = None
         self._tracing: Tracing | None = None
         self._sending = threading.Lock()
+        self._task: asyncio.Task[Any] | None = None
 
     def run(self) -> None:
         """Open, then handle what comes; never returns."""
@@ -139,9 +143,8 @@ class Worker:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         # In the context itself, not in a copy of it: outputs carry on what the call has set.
-        return self._loop.run_until_complete(
-            self._loop.create_task(_awaited(awaitable), context=context)
-        )
+        self._task = self._loop.create_task(_awaited(awaitable), context=context)
+        return self._loop.run_until_complete(self._task)
 
     def _leave(self) -> NoReturn:
         """The parent is gone, or wants us gone: nobody would hear a result."""
@@ -171,6 +174,15 @@ class Worker:
                     self._give_back(number)
             elif isinstance(message, Warn):
                 self.warned.set()
+            elif isinstance(message, AskStack):
+                self.send(StackIs(self._where()))
+
+    def _where(self) -> list[str]:
+        """Where the call at hand is. On the thread that reads the pipe."""
+        task, inside = self._task, Worker._handle.__code__
+        if self._async and task is not None and (waits := stacks.of_coroutine(task.get_coro())):
+            return waits
+        return stacks.of_thread(threading.main_thread().ident, inside=inside)
 
     def send(self, message: Any) -> None:
         """Send up the pipe."""

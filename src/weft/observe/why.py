@@ -1,0 +1,254 @@
+"""The answer to `weft why`: a cause before what follows from it, so the first line is to act on.
+
+Made from a snapshot alone, of one member or of a group, out of the sentences of `sentences`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weft.observe.sentences import (
+    FULL,
+    HANGING,
+    LOAD,
+    MAP,
+    MEMBER,
+    RECORD,
+    RECORD_IN,
+    SILENT_NEXT,
+    WELL,
+    Row,
+    Sentence,
+    at_line,
+    ends_by,
+    halt_sentence,
+    partition_sentence,
+    record_sentence,
+    seconds,
+)
+
+WORST = 3
+TOPICS_MAX = 10
+#: a call that runs so long, and three times as long as the slowest of a hundred, hangs
+HANGS_S = 10.0
+HANGS_P99 = 3.0
+#: a frontier that has not moved for so long is stuck, not slow
+STUCK_S = 10.0
+
+
+def why(shot: Row, topic: str | None = None, partition: int | None = None) -> list[Sentence]:
+    """For nothing in particular: why nothing starts and the three worst; else the partitions.
+
+    A cause stands before what follows from it, so the first of them is the one to act on.
+    """
+    member = shot.get("app", {}).get("member", "")
+    if topic is None:
+        halts = _silent(shot) + _bundled(shot)
+        return _ranked(halts + _worst(shot, member, halts)) or [_healthy(shot)]
+    rows = [
+        row
+        for row in shot.get("partitions", ())
+        if row["topic"] == topic and partition in (None, row["partition"])
+    ]
+    if not rows:
+        return [Sentence(_elsewhere(shot, topic, partition), "", "elsewhere")]
+    halts = [_of_member(shot, halt) for halt in _concerning(shot.get("halts", ()), topic, rows)]
+    told = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
+    held = any(one.about == "open_transaction" for one in halts)
+    if held:  # what is left is held up after all
+        told = [one for one in told if one.about != "moving"]
+    return sorted(told + halts, key=lambda one: one.rank)
+
+
+def _ranked(told: list[Sentence]) -> list[Sentence]:
+    """Causes first; what may follow from the first is not called normal."""
+    told = sorted(told, key=lambda one: one.rank)
+    if told and told[0].rank <= MAP:
+        after = "this follows from the first line, or passes with it"
+        told = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in told]
+    return told
+
+
+def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
+    """The records that hold up most, but for those of which a cause has spoken."""
+    named = {one.record for one in halts}
+    rows = [row for row in shot.get("blockers", ()) if weighs(row) and record_of(row) not in named]
+    return [_of_blocker(shot, row, member) for row in rows[:WORST]]
+
+
+def record_of(row: Row) -> tuple[str, int, int]:
+    """Which record it is of."""
+    return row["topic"], row["partition"], row["offset"]
+
+
+def _elsewhere(shot: Row, topic: str, partition: int | None) -> str:
+    """What was asked for is not here: what is."""
+    where = topic if partition is None else f"{topic}[{partition}]"
+    here = sorted({row["topic"] for row in shot.get("partitions", ())})
+    text = f"{where} is not with this member now"
+    if topic in here or not here:
+        return f"{text}."
+    shown = ", ".join(here[:TOPICS_MAX])
+    more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
+    return f"{text}; it has {shown}{more}."
+
+
+def _silent(shot: Row) -> list[Sentence]:
+    """Members of the group that report nothing any more, and have what nobody else has."""
+    return [
+        silent_sentence(
+            one["member"],
+            one["silent_s"],
+            [row for row in shot["partitions"] if row["silent"] and row["member"] == one["member"]],
+        )
+        for one in shot.get("members", ())
+        if one.get("silent_s")
+        and any(row["silent"] and row["member"] == one["member"] for row in shot["partitions"])
+    ]
+
+
+def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Sentence:
+    """Of a member that has stopped reporting, and these partitions that no other member has."""
+    left = sum(row["remaining"] for row in rows)
+    text = (
+        f"Member {member} has not reported for {seconds(silent_s)}: killed, or cut off. No other "
+        f"member has its {len(rows):,} partitions; {left:,} records remained there."
+    )
+    return Sentence(text, SILENT_NEXT, "silent", rank=MEMBER)
+
+
+def _bundled(shot: Row) -> list[Sentence]:
+    """Why nothing starts: of many partitions with the same cause one, and how many more."""
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    causes = {halt["cause"] for halt in shot.get("halts", ())}
+    for number, halt in enumerate(shot.get("halts", ())):
+        if halt["cause"] == "unassigned" and causes & {"broker", "refused"}:
+            continue  # no wonder
+        one = number if "partition" not in halt else (halt.get("member"), halt["topic"])
+        if _blocks(halt):
+            one = number
+        alike.setdefault((halt["cause"], one), []).append(halt)
+    found = []
+    for halts in alike.values():
+        told, more = _of_member(shot, halts[0]), len(halts) - 1
+        so = f" So it is with {more:,} more of this topic." if more else ""
+        found.append(told._replace(text=told.text + so))
+    return found
+
+
+def _hangs(shot: Row, row: Row) -> bool:
+    """A call that runs, or one that ended last, so long ago that this is no slow handler."""
+    handlers = shot.get("handlers", ())
+    if not isinstance(handlers, Mapping):
+        handlers = {one["name"]: one for one in handlers}
+    latency = handlers.get(row.get("handler"), {}).get("latency_ms") or {}
+    return (row.get("for_s") or 0.0) >= max(HANGS_S, HANGS_P99 * (latency.get("p99") or 0.0) / 1e3)
+
+
+def _hung(halt: Row) -> Sentence:
+    """Every slot is taken by a call that does not end."""
+    oldest = halt["oldest"]
+    at = time.strftime("%H:%M:%S", time.localtime(halt["since"]))
+    key = f" (key {oldest['key']})" if oldest.get("key") is not None else ""
+    text = (
+        f"Nothing of {halt['handler']} has ended for {seconds(halt['for_s'])}: {halt['calls']:,} "
+        f"of {halt['concurrency']:,} calls run since {at} or longer; the oldest is "
+        f"{oldest['topic']}[{oldest['partition']}] record {oldest['offset']:,}{key}, "
+        f"{seconds(oldest['for_s'])}{at_line(oldest)}."
+    )
+    stack = tuple(oldest.get("stack") or ())
+    return Sentence(text, ends_by(oldest), "hangs", stack, HANGING, record_of(oldest))
+
+
+def _blocks(halt: Row) -> bool:
+    """The map is full, and its frontier does not move."""
+    return bool(halt["cause"] == "map" and halt.get("for_s", 0.0) >= STUCK_S)
+
+
+def _full_map(shot: Row, halt: Row) -> Sentence:
+    """The map is full: what waits for the record at the frontier, and what that waits for."""
+    where = f"{halt['topic']}[{halt['partition']}]"
+    row = _holds_up(shot, halt) or {}
+    text = (
+        f"{where} is blocked: its offset map is full, so {halt['waiting']:,} keys wait, and "
+        f"{halt['behind']:,} records are queued behind others, until record {halt['frontier']:,}"
+    )
+    record, cause = (halt["topic"], halt["partition"], halt["frontier"]), "map"
+    if row.get("offset") != halt["frontier"]:
+        text += " is done."
+        after = f"weft why {halt['topic']}:{halt['partition']}:{halt['frontier']}"
+        return Sentence(text, after, cause, (), MAP, record)
+    key = f" (key {row['key']})" if row.get("key") is not None else ""
+    told, after = RECORD_IN[row["place"]](row, "")
+    text += f"{key} is done, which {told}."
+    return Sentence(text, after, cause, tuple(row.get("stack") or ()), MAP, record)
+
+
+def _of_member(shot: Row, halt: Row) -> Sentence:
+    """Where several members are told of, it is said who halts."""
+    if halt["cause"] == "slots" and "oldest" in halt and _hangs(shot, halt):
+        told = _hung(halt)
+    else:
+        told = _full_map(shot, halt) if _blocks(halt) else halt_sentence(halt)
+    if halt["cause"] == "unassigned" and shot.get("partitions"):
+        told = told._replace(rank=LOAD)  # others of the group work
+    if len(shot.get("members", ())) < 2:
+        return told
+    return told._replace(text=f"Member {halt['member']}: {told.text}")
+
+
+def weighs(row: Row) -> bool:
+    """It holds up others, or is not simply on its way."""
+    return bool(row["waiting_behind"] or row["done_beyond"]) or row["place"] in (
+        "parked",
+        "retrying",
+    )
+
+
+def _concerning(halts: Iterable[Row], topic: str, rows: Sequence[Row]) -> list[Row]:
+    """Those about all, or about one of these partitions of a topic, or their handlers."""
+    numbers = {None, *(row["partition"] for row in rows)}
+    handlers = {None, *(row["handler"] for row in rows)}
+    return [
+        halt
+        for halt in halts
+        if halt.get("topic") in (None, topic)
+        and halt.get("partition") in numbers
+        and halt.get("handler") in handlers
+    ]
+
+
+def _holds_up(shot: Row, part: Row) -> Row | None:
+    """The record that the commit of this partition cannot pass."""
+    for row in shot.get("blockers", ()):
+        if row["at_frontier"] and _same(row, part):
+            return dict(row)
+    return part.get("blocker")
+
+
+def _of_blocker(shot: Row, row: Row, member: str) -> Sentence:
+    """A blocker at its partition's frontier is told with the commit that stands there."""
+    rank = HANGING if row["place"] == "running" and _hangs(shot, row) else RECORD
+    for part in shot.get("partitions", ()):
+        if row["at_frontier"] and _same(row, part):
+            return partition_sentence(part, row, _member_of(part, member))._replace(rank=rank)
+    told = record_sentence(row, _member_of(row, member))
+    behind = f" {row['waiting_behind']:,} wait behind it." if row["waiting_behind"] else ""
+    return told._replace(text=told.text + behind, rank=rank)
+
+
+def _same(row: Row, part: Row) -> bool:
+    """They are of one partition."""
+    return bool(row["topic"] == part["topic"] and row["partition"] == part["partition"])
+
+
+def _member_of(row: Row, member: str) -> str:
+    return str(row.get("member", member))
+
+
+def _healthy(shot: Row) -> Sentence:
+    left = sum(row["remaining"] for row in shot.get("partitions", ()))
+    text = f"Nothing is stuck: state {shot['state']}, {left:,} records left."
+    return Sentence(text, "", "healthy", rank=WELL)
