@@ -75,7 +75,7 @@ class WorkerThreads(ABC, Generic[T]):
     def stack(self, where: stacks.Where) -> list[str]:
         """Where the thread is that is at this record."""
         threads = [thread.ident for thread in tuple(self._threads)]
-        return stacks.of_call(threads, type(self)._call.__code__, where)  # noqa: SLF001  # of ours
+        return stacks.of_call(threads, type(self)._call.__code__, where)  # noqa: SLF001  # our own function
 
     def _wake_one(self) -> None:
         if self._idle:
