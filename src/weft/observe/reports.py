@@ -222,7 +222,8 @@ _PARTITION = {
     "remaining": _COUNT, "remaining_is_bound": _IS, "oldest_not_done": Field(_maybe(_whole), None),
     "oldest_age_s": _SOME_NUMBER, "buffered": _COUNT, "in_flight": _COUNT, "retrying": _COUNT,
     "parked": _COUNT, "places": _COUNTS, "unfetched": _COUNT, "lag": _COUNT, "map_chars": _COUNT,
-    "map_limit": _COUNT, "paused": _IS, "paused_by": Field(_list(_text, NAMES_MAX), []),
+    "map_limit": _COUNT, "map_used": Field(_number, _ABSENT), "past_map": _COUNT,
+    "paused": _IS, "paused_by": Field(_list(_text, NAMES_MAX), []),
 }  # fmt: skip
 _HANDLER = {
     **dict.fromkeys((
@@ -242,13 +243,18 @@ _BLOCKER = {
     "due_in_s": _SOME_NUMBER,
     "last_error": Field(_maybe(_row({"type": _TEXT, "message": _TEXT})), None),
     "story": Field(_list(_row({"at": _A_NUMBER, "what": _TEXT}), NAMES_MAX), []),
+    "executor": _TEXT, "stack": Field(_list(_text, NAMES_MAX), []),
 }  # fmt: skip
 _HALT = {
     "cause": Field(_word(cause.name for cause in HALTS), _REQUIRED),
     "handler": Field(_text, _ABSENT), "topic": Field(_maybe(_text), _ABSENT),
     "partition": Field(_whole, _ABSENT), "mode": Field(_text, _ABSENT),
     "for_s": Field(_number, _ABSENT), "stable_end": Field(_whole, _ABSENT),
-    "end": Field(_whole, _ABSENT),
+    "end": Field(_whole, _ABSENT), "reason": Field(_text, _ABSENT),
+    "calls": Field(_whole, _ABSENT), "concurrency": Field(_whole, _ABSENT),
+    "since": Field(_number, _ABSENT), "oldest": Field(_row(_BLOCKER), _ABSENT),
+    "frontier": Field(_whole, _ABSENT), "waiting": Field(_whole, _ABSENT),
+    "behind": Field(_whole, _ABSENT),
 }  # fmt: skip
 _FAILURE = {
     "handler": _TEXT, "type": _TEXT, "attempts": _COUNT, "parked": _COUNT, "dead_lettered": _COUNT,

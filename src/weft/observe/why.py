@@ -150,13 +150,14 @@ def _hangs(shot: Row, row: Row) -> bool:
 def _hung(halt: Row) -> Sentence:
     """Every slot is taken by a call that does not end."""
     oldest = halt["oldest"]
-    at = time.strftime("%H:%M:%S", time.localtime(halt["since"]))
+    at = time.strftime("%H:%M:%S", time.localtime(halt.get("since", 0.0)))
     key = f" (key {oldest['key']})" if oldest.get("key") is not None else ""
+    calls, slots = halt.get("calls", 0), halt.get("concurrency", 0)
     text = (
-        f"Nothing of {halt['handler']} has ended for {seconds(halt['for_s'])}: {halt['calls']:,} "
-        f"of {halt['concurrency']:,} calls run since {at} or longer; the oldest is "
+        f"Nothing of {halt['handler']} has ended for {seconds(halt['for_s'])}: {calls:,} of "
+        f"{slots:,} calls run since {at} or longer; the oldest is "
         f"{oldest['topic']}[{oldest['partition']}] record {oldest['offset']:,}{key}, "
-        f"{seconds(oldest['for_s'])}{at_line(oldest)}."
+        f"{seconds(oldest.get('for_s') or 0.0)}{at_line(oldest)}."
     )
     stack = tuple(oldest.get("stack") or ())
     return Sentence(text, ends_by(oldest), "hangs", stack, HANGING, record_of(oldest))
@@ -164,7 +165,8 @@ def _hung(halt: Row) -> Sentence:
 
 def _blocks(halt: Row) -> bool:
     """The map is full, and its frontier does not move."""
-    return bool(halt["cause"] == "map" and halt.get("for_s", 0.0) >= STUCK_S)
+    known = halt["cause"] == "map" and "frontier" in halt and halt.get("partition") is not None
+    return bool(known and halt.get("for_s", 0.0) >= STUCK_S)
 
 
 def _full_map(shot: Row, halt: Row) -> Sentence:
@@ -172,8 +174,9 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
     where = f"{halt['topic']}[{halt['partition']}]"
     row = _holds_up(shot, halt) or {}
     text = (
-        f"{where} is blocked: its offset map is full, so {halt['waiting']:,} keys wait, and "
-        f"{halt['behind']:,} records are queued behind others, until record {halt['frontier']:,}"
+        f"{where} is blocked: its offset map is full, so {halt.get('waiting', 0):,} keys wait, and "
+        f"{halt.get('behind', 0):,} records are queued behind others, until record "
+        f"{halt['frontier']:,}"
     )
     record, cause = (halt["topic"], halt["partition"], halt["frontier"]), "map"
     if row.get("offset") != halt["frontier"]:

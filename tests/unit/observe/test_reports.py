@@ -32,7 +32,7 @@ from weft.observe.reports import (
     packed,
     unpacked,
 )
-from weft.observe.sentences import why
+from weft.observe.why import why
 from weft.testing import run
 
 

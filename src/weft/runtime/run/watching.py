@@ -69,7 +69,10 @@ LONG_FIX = {
     "processes": "give the handler a timeout_s: it ends the worker process",
 }
 #: what calls handlers on the loop
-CALLERS = (AsyncExecutor._burst.__code__, BatchTasks._run.__code__)  # noqa: SLF001  # our own
+CALLERS = (
+    AsyncExecutor._burst.__code__,  # noqa: SLF001  # our own function
+    BatchTasks._run.__code__,  # noqa: SLF001  # our own function
+)
 
 
 class AsksGroup(Protocol):
