@@ -123,6 +123,7 @@ FIELDS: dict[str, str] = {
     "callback_errors": "raised by your callbacks",
     "dead_letters_cut": "values, headers and ends of keys that were too large for their topic",
     "poll_gap_max_s": "the longest time between two polls",
+    "poll_gap_recent_s": "the same of the last 3 to 5 minutes, with the one that lasts",
 }
 
 

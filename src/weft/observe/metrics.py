@@ -1,7 +1,8 @@
 """A snapshot as Prometheus metrics: names and units by its conventions, labels that are bounded.
 
-Labels are names the user gave (group, handler, topic) and numbers of partitions, never a key, an
-error text or anything else that comes with records. Counters begin anew with each run.
+Labels are names the user gave (group, handler, topic), numbers of partitions and at most 50 types
+of errors, never a key, an error text or anything else that comes with records. Counters begin anew
+with each run.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ OF_PARTITION = {
     "weft_oldest_age_seconds": ("Age of the oldest record not done", "oldest_age_s"),
     "weft_commit_standing_seconds": ("Since when the committed offset stands", "committed_for_s"),
     "weft_map_characters": ("Size of the offset map", "map_chars"),
+    "weft_map_used_ratio": (
+        "Of the room in the offset map in which records may start, how much is taken",
+        "map_used",
+    ),
+    "weft_past_map_records": ("Keys whose next record waits for room in the map", "past_map"),
     "weft_buffered_records": ("Records held in memory that are not done", "buffered"),
     "weft_partition_paused": ("1 while the partition is paused", "paused"),
 }
@@ -68,6 +74,17 @@ ENGINE = {
     "weft_partitions_revoked": ("Partitions given back", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
 }
+#: times between two polls
+GAPS = {
+    "weft_poll_gap_max_seconds": (
+        "Longest time between two polls since the start",
+        "poll_gap_max_s",
+    ),
+    "weft_poll_gap_recent_seconds": (
+        "The same of the last minutes, with the one that lasts",
+        "poll_gap_recent_s",
+    ),
+}
 
 
 class SnapshotCollector:
@@ -106,11 +123,19 @@ def _of_run(shot: Row, group: str) -> Iterator[Metric]:
     errors = CounterMetricFamily("weft_callback_errors", "Raised by callbacks", labels=["group"])
     errors.add_metric([group], shot.get("callback_errors", 0))
     yield errors
-    gap = GaugeMetricFamily(
-        "weft_poll_gap_max_seconds", "Longest time between two polls", labels=["group"]
+    for name, (text, field) in GAPS.items():
+        gap = GaugeMetricFamily(name, text, labels=["group"])
+        gap.add_metric([group], shot.get(field, 0.0))
+        yield gap
+    letters = CounterMetricFamily(
+        "weft_dead_letters",
+        "Records dead-lettered, by type of error",
+        labels=["group", "handler", "type"],
     )
-    gap.add_metric([group], shot.get("poll_gap_max_s", 0.0))
-    yield gap
+    for row in shot.get("failures", ()):
+        if row["dead_lettered"]:
+            letters.add_metric([group, row["handler"], row["type"]], row["dead_lettered"])
+    yield letters
     yield _histogram(
         "weft_commit_seconds",
         "Time of a commit or transaction",

@@ -291,6 +291,7 @@ SHAPE = {
     "callback_errors": _COUNT,
     "dead_letters_cut": _COUNT,
     "poll_gap_max_s": _A_NUMBER,
+    "poll_gap_recent_s": _A_NUMBER,
 }  # fmt: skip
 _checked = _row(SHAPE)
 

@@ -12,12 +12,17 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
 from weft.account.account import HALTS, PLACES
-from weft.observe.metrics import OUTCOMES, names
+from weft.observe.lag_server import GAUGES, PROBLEMS, UP
+from weft.observe.metrics import OUTCOMES, STATES, names
 
 OPS = Path(__file__).parents[3] / "ops"
 DASHBOARD = json.loads((OPS / "grafana" / "weft.json").read_text())
 ALERTS = OPS / "prometheus" / "weft-alerts.yml"
 METRIC = re.compile(r"\bweft_\w+")
+
+
+#: of `weft lag --listen`
+OF_LAG = {UP[0], PROBLEMS[0], *(name for name, _, _ in GAUGES)}
 
 
 def rules():
@@ -37,11 +42,12 @@ def queries():
 def strange(expression):
     """Metrics, and values of labels, that no run tells."""
     known = {
+        "state": {*STATES},
         "place": {p.name for p in PLACES},
         "cause": {c.name for c in HALTS},
         "outcome": {*OUTCOMES},
     }
-    found = set(METRIC.findall(expression)) - names()
+    found = set(METRIC.findall(expression)) - names() - OF_LAG
     for label, values in re.findall(r'(\w+)=~?"([^"$]+)"', expression):
         found |= set(values.split("|")) - known[label]
     return found

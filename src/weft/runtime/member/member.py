@@ -41,6 +41,8 @@ SOFT_WAIT_S = 0.5  # and in all, before partitions are paused; far below max.pol
 BUSY_SHARE = 0.95
 LEAVE_S = 10.0
 LEAVE_LEAST_S = 2.0  # also when a drain has used its time: for the last commit
+#: "of late" is one to two of these
+GAP_WINDOW_S = 150.0
 ENDS_EVERY_S = 1.0
 
 
@@ -108,9 +110,10 @@ class Member:
         self._full_since: float | None = None
         self._ends_at = 0.0
         self._polled_at: float | None = None
-        #: written by the polling thread, any reads it: the longest time between two polls, in
-        #: seconds: the figure behind L5
+        #: written by the polling thread, any reads them: the longest time between two polls since
+        #: the start, in seconds: the figure behind L5; and of the last two windows
         self.poll_gap_max_s = 0.0
+        self._gaps_of: tuple[float, float, float] = (0.0, 0.0, 0.0)
         #: written and read inside the door
         self._next_tick_at = 0.0
 
@@ -245,8 +248,18 @@ class Member:
 
     def _note_gap(self) -> None:
         now = time.monotonic()
-        self.poll_gap_max_s = max(self.poll_gap_max_s, now - (self._polled_at or now))
+        gap_s = now - (self._polled_at or now)
+        self.poll_gap_max_s = max(self.poll_gap_max_s, gap_s)
+        since, before_s, longest_s = self._gaps_of
+        if now - since >= GAP_WINDOW_S:
+            since, before_s, longest_s = now, longest_s, 0.0
+        self._gaps_of = since, before_s, max(longest_s, gap_s)
         self._polled_at = now
+
+    def poll_gap_recent_s(self) -> float:
+        """The longest time between two polls of the last few minutes, with the one that lasts."""
+        lasts_s = time.monotonic() - (self._polled_at or time.monotonic())
+        return max(*self._gaps_of[1:], 0.0 if self.ended.is_set() else lasts_s)
 
     def _tick(self, now: float) -> None:
         if now >= self._ends_at:

@@ -89,6 +89,7 @@ class Snapshots:
             "callback_errors": member.callbacks.errors,
             "dead_letters_cut": _dead_letters_cut(member),
             "poll_gap_max_s": round(member.poll_gap_max_s, 4),
+            "poll_gap_recent_s": round(member.poll_gap_recent_s(), 4),
             "commit_buckets": _commit_buckets(member),
         }
 

@@ -64,7 +64,10 @@ def merged(
             summed, (one["shot"].get("commit_buckets") for one in ordered), None
         ),
         "callback_errors": sum(one["shot"].get("callback_errors", 0) for one in ordered),
-        "poll_gap_max_s": max((one["shot"].get("poll_gap_max_s", 0) for one in ordered), default=0),
+        **{
+            gap: max((one["shot"].get(gap, 0) for one in ordered), default=0)
+            for gap in ("poll_gap_max_s", "poll_gap_recent_s")
+        },
         "members": list(members),
     }
 
