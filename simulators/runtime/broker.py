@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -132,6 +132,8 @@ class SimConsumer(MemoryConsumer):
         self.network = connection.kafka.network
         self.member = connection.member
         self._revoking: set[TopicPartition] = set()
+        #: their leader has moved, and this client does not know it: not fetched, not found
+        self._stale: set[TopicPartition] = set()
         self.assign_may_block = connection.world.setup.assign_may_block
 
     @property
@@ -142,7 +144,13 @@ class SimConsumer(MemoryConsumer):
 
     def _take(self, partitions: Sequence[TopicPartition]) -> None:
         self.oracle.assigned(self.member, partitions)
+        self._move_leaders(partitions)
         super()._take(partitions)
+        self._move_leaders(partitions)
+
+    def _move_leaders(self, partitions: Sequence[TopicPartition]) -> None:
+        odds = self.world.odds.leader_moved
+        self._stale.update(where for where in partitions if self.world.chance(odds))
 
     def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
         self._revoking.update(partitions)
@@ -159,7 +167,10 @@ class SimConsumer(MemoryConsumer):
     # -- records -----------------------------------------------------------------------------------
 
     def _collect(self, room: int) -> Polled:
+        unknown = self._stale - self._paused
+        self._paused |= unknown
         polled = super()._collect(min(room, self._setup.poll_max))
+        self._paused -= unknown
         self.oracle.fetched(polled)
         return polled
 
@@ -232,9 +243,17 @@ class SimConsumer(MemoryConsumer):
         world.sim.sleep(world.delay())
         if world.chance(world.odds.find_fails):
             raise KafkaUnavailable("REQUEST_TIMED_OUT")
-        found = super().find(partitions, timeout_s)
+        known = [where for where in partitions if where not in self._stale]
+        self.refresh({topic for topic, _ in partitions}, timeout_s)
+        if partitions and not known:
+            raise KafkaUnavailable("NOT_LEADER_FOR_PARTITION")
+        found = super().find(known, timeout_s)
         world.sim.sleep(world.delay(slow=world.odds.find_slow))
         return found
+
+    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
+        """Learn of the leaders."""
+        self._stale = {where for where in self._stale if where[0] not in topics}
 
 
 class SimProducer:

@@ -23,6 +23,7 @@ from weft.runtime.member.member import Member
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.rebalance import Rebalance
 from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.unread import Watchdog
 from weft.runtime.run import drain
 
 Among = Callable[[Setup], bool]
@@ -136,6 +137,23 @@ def _old_look_up_believed(original: Any) -> Any:
 @mutant(Rebalance, "on_lost", "S7")
 def _lost_committed_like_revoked(original: Any) -> Any:
     return lambda self, partitions: self.on_revoked(partitions)
+
+
+@mutant(Rebalance, "_found", "L1", among=lambda one: one.odds.leader_moved > 0.3)
+def _unknown_start_is_not_looked_up_again(original: Any) -> Any:
+    def found(self: Any, look: Any, _asked: Any, found: Any, reason: str) -> None:
+        original(self, look, list(found), found, reason)
+
+    return found
+
+
+@mutant(Watchdog, "_refresh", "L1", among=lambda one: one.odds.leader_moved > 0.3)
+def _partition_sought_without_a_refresh(original: Any) -> Any:
+    def refresh(self: Any, wanted: Any) -> None:
+        ends = self._seat.consumer.stable_ends(list(wanted), 1.0)
+        self._seat.on_poll_thread(lambda: self._refetch(wanted, ends))
+
+    return refresh
 
 
 # -- transactions ----------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class Odds:
     transaction_lost: float = 0.0
     transaction_unheard: float = 0.0
     transaction_slow: float = 0.0
+    #: of a partition that is assigned, right before or after its start is looked up
+    leader_moved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def draw(seed: int) -> Setup:
     poisoned = batch is None and rng.random() < 0.3
     # What is parked keeps its place in the buffers: a small one may be full of it for ever.
     small = not calm and not isinstance(policy, Park) and rng.random() < 0.3
-    odds = Odds() if calm else _odds(rng, random.Random(f"commit again {seed}"))
+    odds = Odds() if calm else _odds(rng, seed)
     if small:
         odds.output_refused = 0.0
     return _endable(
@@ -170,13 +172,16 @@ def _commit(rng: random.Random, delivery: str, *, calm: bool) -> Commit:
     return Commit(interval_s=interval_s, each=each)
 
 
-def _odds(rng: random.Random, newer: random.Random) -> Odds:
-    """Most of them zero: a bug needs several faults of one kind and none of another.
+#: odds that came later draw from a generator of their own: what kept seeds drew stays as it was
+_NEWER = {"commit_again": "commit again", "leader_moved": "leader moved"}
 
-    `newer` has what came later to say: what the kept seeds drew before stays as it was.
-    """
+
+def _odds(rng: random.Random, seed: int) -> Odds:
+    """Most of them zero: a bug needs several faults of one kind and none of another."""
     drawn = {
-        one.name: (newer if one.name == "commit_again" else rng).choice((0.0, 0.0, 0.1, 0.4))
+        one.name: (
+            random.Random(f"{_NEWER[one.name]} {seed}") if one.name in _NEWER else rng
+        ).choice((0.0, 0.0, 0.1, 0.4))
         for one in fields(Odds)
     }
     return Odds(**drawn)

@@ -65,6 +65,8 @@ HALTS = (
     Place("map", "the offset map is full: nothing further out starts before its frontier moves"),
     Place("buffers", "the partition is not fetched: buffers are full"),
     Place("open_transaction", "what comes next is behind an open transaction of another producer"),
+    Place("start_unknown", "the partition is assigned, its start is not known yet"),
+    Place("not_fetched", "the partition's log grows, nothing pauses it, and no record arrives"),
 )
 
 #: The place of a record in each state; queued ones are told apart by where they wait.
@@ -125,6 +127,19 @@ _counts = attrgetter("in_flight", "sending", "retrying", "parked")
 #: how much is copied at a time: the door is open to others between two slices
 SLICE_PARTITIONS = 250
 SLICE_RECORDS = 20_000
+
+
+class Unread(NamedTuple):
+    """An assigned partition that is not read; the runtime knows of it, the engine does not."""
+
+    topic: str
+    number: int
+    handler: str
+    #: "start_unknown" (it has no epoch yet) or "not_fetched"
+    place: str
+    #: on the engine's clock
+    since: float
+    reason: str
 
 
 class Account(NamedTuple):

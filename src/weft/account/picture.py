@@ -43,6 +43,9 @@ _LETTERS = {
     states.PARKED: "p",
 }
 
+#: of a partition of which nothing was read
+NO_PICTURE: dict[str, Any] = {"from": 0, "to": 0, "per_cell": 1, "cells": "", "records": []}
+
 
 def picture(account: Account, part: Part, epoch_s: float = 0.0) -> dict[str, Any]:
     """The row of a snapshot, its offset map as cells, and the records that hold it up."""

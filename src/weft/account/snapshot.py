@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from weft.account.account import Account, Part
+from weft.account.account import PLACES, Account, Part, Unread
 from weft.account.blockers import blocker_row, blockers, record_row
 from weft.core import states
 from weft.core.handler import Handler
@@ -13,18 +13,25 @@ from weft.core.partition import Work
 from weft.core.reach import PRESSURE
 
 
-def snapshot(account: Account, epoch_s: float = 0.0, *, worst: bool = True) -> dict[str, Any]:
+def snapshot(
+    account: Account, epoch_s: float = 0.0, *, worst: bool = True, unread: Sequence[Unread] = ()
+) -> dict[str, Any]:
     """Partitions, handlers and blockers; `epoch_s` is the UNIX time of the engine's clock at 0.
 
     Without the `worst` nothing walks over the records, and an account that counts will do.
     """
     parts = account.parts()
     bad = blockers(account, parts) if worst else []
+    rows = [partition_row(part, account.at, epoch_s) for part in parts]
+    stops = halts(account, parts, epoch_s, running=_running(parts) if worst else {})
+    if unread:
+        stops = [one for one in stops if one["cause"] != "unassigned"]
+        stops += [unread_halt(one, account.at) for one in unread]
     return {
-        "partitions": [partition_row(part, account.at, epoch_s) for part in parts],
+        "partitions": with_unread(rows, unread, account.at),
         "handlers": {handler.name: handler_row(handler) for handler in account.handlers},
         "blockers": [blocker_row(one, account.at, epoch_s) for one in bad],
-        "halts": halts(account, parts, epoch_s, running=_running(parts) if worst else {}),
+        "halts": stops,
         "holds": account.holds,
         "counts": account.counts,
     }
@@ -72,6 +79,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "past_map": part.places["past_map"],
         "paused": part.user_paused or part.intake_paused,
         "paused_by": _paused_by(part),
+        **_NO_PLACE,
     }
 
 
@@ -81,6 +89,42 @@ def _map_used(part: Part) -> float:
         return 1.0
     room = max(1, int(part.map_limit * PRESSURE))
     return round(min(1.0, max(part.map_chars, part.map_taken) / room), 3)
+
+
+_NO_PLACE: dict[str, Any] = {"place": None, "place_for_s": None, "place_reason": None}
+#: what is known of a partition whose start is not: nothing is held, and nothing else is known
+_UNKNOWN: dict[str, Any] = {
+    "epoch": None, "state": "assigned", "frontier": None, "committed": None,
+    "committed_since": None, "committed_for_s": None, "commit": "idle", "highest_seen": None,
+    "end": None, "done_beyond": 0, "remaining": None, "remaining_is_bound": False,
+    "oldest_not_done": None, "oldest_age_s": None, "buffered": 0, "in_flight": 0, "retrying": 0,
+    "parked": 0, "places": {place.name: 0 for place in PLACES}, "unfetched": 0, "lag": None,
+    "map_chars": 0, "map_limit": 0, "map_used": 0.0, "past_map": 0, "paused": False,
+    "paused_by": [],
+}  # fmt: skip
+
+
+def with_unread(
+    rows: Iterable[Mapping[str, Any]], unread: Iterable[Unread], at: float
+) -> list[dict[str, Any]]:
+    """The same rows with the place of each that is not read, and a row for those without one."""
+    found = {(row["topic"], row["partition"]): dict(row) for row in rows}
+    for one in unread:
+        where = {"topic": one.topic, "partition": one.number, "handler": one.handler}
+        row = found.setdefault((one.topic, one.number), {**where, **_UNKNOWN})
+        row |= {
+            "place": one.place,
+            "place_for_s": round(max(0.0, at - one.since), 3),
+            "place_reason": one.reason,
+        }
+    return list(found.values())
+
+
+def total(rows: Iterable[Mapping[str, Any]], name: str) -> int | None:
+    """The sum of what is known; None where it is known of no partition."""
+    values = [row[name] for row in rows]
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
 
 
 def frontier_of(part: Part) -> int:
@@ -199,4 +243,15 @@ def _waits_for_map(part: Part, at: float) -> dict[str, Any]:
         "waiting": part.places["past_map"],
         "behind": part.places["behind"],
         "for_s": 0.0 if moves else round(max(0.0, at - part.committed_at), 3),
+    }
+
+
+def unread_halt(one: Unread, at: float) -> dict[str, Any]:
+    """A partition that is not read, as a cause."""
+    return {
+        "cause": one.place,
+        "topic": one.topic,
+        "partition": one.number,
+        "for_s": round(max(0.0, at - one.since), 3),
+        "reason": one.reason,
     }

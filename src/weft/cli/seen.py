@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.account.account import PLACES
+from weft.account.snapshot import total
 from weft.cli import cluster
 from weft.cli.sources import (
     REPORTS,
@@ -30,8 +31,8 @@ from weft.cli.sources import (
 )
 from weft.errors import WeftError
 from weft.observe.asking import question
-from weft.observe.overview import HELD
-from weft.observe.sentences import seconds
+from weft.observe.overview import HELD, most_left
+from weft.observe.sentences import seconds, shown
 
 WATCH_EVERY_S = 2.0
 PARTITIONS_MAX = 40
@@ -229,8 +230,8 @@ def _silent_shown(name: str, shot: Row, heard: set[tuple[str, int]]) -> list[Ren
     rows = [row for row in shot["partitions"] if _where(row) not in heard]
     if not rows:
         return [Text(f"{head}; others have its partitions", style="bright_black")]
-    left = sum(row["remaining"] for row in rows)
-    head += f" with {left:,} remaining in {len(rows):,} partitions that nobody else reports"
+    left = total(rows, "remaining")
+    head += f" with {shown(left)} remaining in {len(rows):,} partitions that nobody else reports"
     gone = [{**row, **dict.fromkeys(HELD)} for row in rows]
     return [Text(head, style="bold"), _partitions(gone)]
 
@@ -242,9 +243,9 @@ def _run_shown(name: str, shot: Row, heard: set[tuple[str, int]]) -> list[Render
     if shot.get("silent_s"):
         return _silent_shown(name, shot, heard)
     app = shot.get("app", {})
-    left = sum(row["remaining"] for row in shot["partitions"])
+    left = total(shot["partitions"], "remaining")
     head = f"{app.get('group', name)}  {app.get('member', '')}  {shot['state']}"
-    head += f"  {left:,} remaining in {len(shot['partitions']):,} partitions"
+    head += f"  {shown(left)} remaining in {len(shot['partitions']):,} partitions"
     parts: list[RenderableType] = [Text(head, style="bold"), _handlers(shot["handlers"])]
     parts.append(_partitions(shot["partitions"]))
     halts = [halt for halt in shot.get("halts", ()) if halt["cause"] not in ("slots", "buffers")]
@@ -283,7 +284,7 @@ def _ms(value: float | None) -> str:
 def _partitions(rows: Sequence[Row]) -> Table:
     """Those with most left first; what does not fit is counted."""
     table = Table("topic", "p", "committed", "remaining", "lag", "buffered", "retry", "park", "age")
-    ordered = sorted(rows, key=lambda row: -row["remaining"])
+    ordered = sorted(rows, key=most_left)
     for row in ordered[:PARTITIONS_MAX]:
         age = "-" if row["oldest_age_s"] is None else seconds(row["oldest_age_s"])
         numbers = ("committed", "remaining", "lag", "buffered", "retrying", "parked")

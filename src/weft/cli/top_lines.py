@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from weft.account.snapshot import total
 from weft.observe.overview import held, page_of
 from weft.observe.sentences import seconds
 
@@ -66,7 +67,7 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
 
 def _handler(key: str, row: Row, own: Sequence[Row]) -> Line:
     ages = [part["oldest_age_s"] for part in own if part["oldest_age_s"] is not None]
-    sums = [sum(part[name] for part in own) for name in ("remaining", "done_beyond")]
+    sums = [total(own, name) for name in ("remaining", "done_beyond")]
     sum_of = held(own)
     there = [sum_of[name] for name in RUNS]
     p99 = row["latency_ms"].get("p99")
@@ -91,9 +92,9 @@ def _partition(view: Row, row: Row, opened: frozenset[str]) -> list[Line]:
         age(row["oldest_age_s"]),
         *("-" if row["silent"] else number(row[one]) for one in RUNS),
         "paused" if row["paused"] else "",
-        "silent" if row["silent"] else "",
+        "silent" if row["silent"] else (row.get("place") or "").replace("_", " "),
     )
-    found = [Line(key, 1, cells, row["parked"] > 0 or row["silent"])]
+    found = [Line(key, 1, cells, row["parked"] > 0 or row["silent"] or bool(row.get("place")))]
     if key in opened:
         where = (row["topic"], row["partition"])
         lanes = [one for one in view["blockers"] if (one["topic"], one["partition"]) == where]
@@ -124,8 +125,10 @@ def cut(text: str, most: int = NAME_CHARS) -> str:
     return text if len(text) <= most else "…" + text[-(most - 1) :]
 
 
-def number(value: float) -> str:
-    """In few characters: 1,234 or 12.3M."""
+def number(value: float | None) -> str:
+    """In few characters: 1,234 or 12.3M; a dash for what is not known."""
+    if value is None:
+        return "-"
     for limit, unit in ((1e9, "G"), (1e6, "M")):
         if value >= limit:
             return f"{value / limit:.1f}{unit}"

@@ -125,7 +125,7 @@ class Top(App[None]):
             p99 = [row["latency_ms"].get("p99") or 0.0 for row in view["handlers"]]
             told = (sums["rate_per_s"], sums["remaining"], max(p99, default=0.0))
             for kept, value in zip(self._history.values(), told, strict=True):
-                kept.append(float(value))
+                kept.append(float(value or 0.0))
         self._show()
 
     # -- showing -----------------------------------------------------------------------------------

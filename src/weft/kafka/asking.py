@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,11 @@ class Asking:
         if partitions and not logs:
             raise KafkaUnavailable("no partition has a leader that answers")
         return {where: log.stable_end for where, log in logs.items()}
+
+    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
+        """Look up these topics' leaders."""
+        with self._open_to_ask():
+            calls.refresh(self._consumer, topics, timeout_s)
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Ends of these as last heard of; of those it was heard of, and without asking."""

@@ -13,7 +13,7 @@ from weft.errors import ConfigError
 from weft.kafka import clib
 from weft.kafka.answers import CommitReply, CommittedOffset
 from weft.kafka.clib import CommitQueue, GroupMetadata
-from weft.kafka.clib_offsets import Bounds, Spec, bounds_soon
+from weft.kafka.clib_offsets import Bounds, Spec, bounds_soon, refresh
 from weft.kafka.ports import ToCommit
 from weft.kafka.wakeable import WakeableQueue
 
@@ -30,6 +30,7 @@ __all__ = [
     "commit_queue",
     "committed",
     "group_metadata",
+    "refresh",
     "send_offsets_to_transaction",
     "wakeable_queue",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import (
@@ -330,6 +330,10 @@ class KafkaConsumer:
     ) -> dict[ports.TopicPartition, int]:
         """Up to where no transaction is open."""
         return self._asking.stable_ends(partitions, timeout_s)
+
+    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
+        """Look up these topics' leaders."""
+        self._asking.refresh(topics, timeout_s)
 
     def membership(self) -> calls.GroupMetadata:
         """This member's place in the group now."""

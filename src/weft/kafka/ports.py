@@ -6,7 +6,7 @@ polling thread; only the methods marked so may be called from others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -155,6 +155,9 @@ class ConsumerPort(Protocol):
 
         Raises KafkaUnavailable when nobody does.
         """
+
+    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
+        """Look up these topics' leaders; any thread, may wait."""
 
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions as last heard of; asks nobody."""

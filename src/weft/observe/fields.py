@@ -24,7 +24,8 @@ FIELDS: dict[str, str] = {
     "partitions[].partition": "which",
     "partitions[].handler": "who handles it",
     "partitions[].epoch": "which assignment of this member: counted up with each",
-    "partitions[].state": "`open`, or `revoking` while it is taken away",
+    "partitions[].state": "`open`, `revoking` while it is taken away, or `assigned`: its start is "
+    "not known yet; then what is not known of it is null",
     "partitions[].frontier": "the lowest offset that is not done: why is my commit stuck? "
     "because of the record there",
     "partitions[].committed": "the frontier as the broker holds it; -1: nothing committed yet",
@@ -34,7 +35,7 @@ FIELDS: dict[str, str] = {
     "partitions[].highest_seen": "all up to this offset was received, or is known to be a gap",
     "partitions[].end": "end of the log as last heard of, looked at each second",
     "partitions[].done_beyond": "offsets past the frontier that need nothing more: done, or gaps",
-    "partitions[].remaining": "what is really left: end - frontier - done_beyond",
+    "partitions[].remaining": "what is really left: end - frontier - done_beyond; null: unknown",
     "partitions[].remaining_is_bound": "part of that was not fetched yet and may have gaps "
     "(compaction, transactions): not more than `remaining` is left, perhaps less",
     "partitions[].oldest_not_done": "the frontier, while something is left; else null",
@@ -56,6 +57,10 @@ FIELDS: dict[str, str] = {
     "partitions[].map_limit": "what the broker stores of it, in characters",
     "partitions[].paused": "by you, or because its buffers are full",
     "partitions[].paused_by": "`user`, `buffers`",
+    "partitions[].place": "null; or why it is not read: `start_unknown` (assigned, where to start "
+    "is not known yet), `not_fetched` (its log grows, nothing pauses it, no record arrives)",
+    "partitions[].place_for_s": "for how long",
+    "partitions[].place_reason": "what was tried, and what it answered",
     "handlers{}": "by the function's name",
     "handlers{}.rate_per_s": "records done a second, of late",
     "handlers{}.latency_ms": "p50 and p99 of the calls, of late, sampled",
@@ -106,7 +111,8 @@ FIELDS: dict[str, str] = {
     "counts": "what is counted but belongs to no handler: `late_completions`, "
     "`late_acknowledgements` and `late_commit_answers` (their partition had gone, or they were "
     "given up), `records_of_closed_epochs`, `commits_refused`, `commits_in_doubt`, "
-    "`partitions_revoked`, `partitions_lost`; only those that happened",
+    "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
+    "their log grew); only those that happened",
     "failures[]": "what failed, by handler and type of error, the latest first; at most 50 kinds",
     "failures[].handler": "whose",
     "failures[].type": "of the error; `(other types)` beyond 50",

@@ -86,8 +86,8 @@ class GroupSource:
             for row in shot["blockers"]:
                 if _at(row, topic, partition) and row["offset"] == offset:
                     return {**row, "member": member}
-            place = "done" if offset < part["frontier"] else "elsewhere"
-            place = "not_there" if offset >= part["end"] else place
+            place = "done" if offset < (part["frontier"] or 0) else "elsewhere"
+            place = "not_there" if part["end"] is not None and offset >= part["end"] else place
             return {**found, "place": place, "end": part["end"], "member": member}
         return found
 

@@ -36,6 +36,10 @@ OF_PARTITION = {
     "weft_past_map_records": ("Keys whose next record waits for room in the map", "past_map"),
     "weft_buffered_records": ("Records held in memory that are not done", "buffered"),
     "weft_partition_paused": ("1 while the partition is paused", "paused"),
+    "weft_partition_unread_seconds": (
+        "For how long the partition is assigned and not read; absent while it is",
+        "place_for_s",
+    ),
 }
 #: name -> (help, field of a handler's row, further labels): counters
 COUNTED = {
@@ -73,6 +77,10 @@ ENGINE = {
     "weft_late_commit_answers": ("Answers to commits given up on", "late_commit_answers"),
     "weft_partitions_revoked": ("Partitions given back", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
+    "weft_partitions_refetched": (
+        "Partitions not fetched for 30 s although their log grew: fetched anew",
+        "partitions_refetched",
+    ),
 }
 #: times between two polls
 GAPS = {

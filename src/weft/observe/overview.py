@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.account.snapshot import total
+
 Row = Mapping[str, Any]
 
 BLOCKERS_MAX = 20
@@ -49,7 +51,8 @@ def totals(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
     left = ("remaining", "lag", "done_beyond")
     ages = [part["oldest_age_s"] for part in parts if part["oldest_age_s"] is not None]
     return {
-        **{name: sum(part[name] for part in parts) for name in left},
+        **{name: total(parts, name) for name in left},
+        "unread": sum(bool(part.get("place")) for part in parts),
         **held(parts),
         "remaining_is_bound": any(part["remaining_is_bound"] for part in parts),
         "oldest_age_s": max(ages, default=None),
@@ -96,9 +99,9 @@ def member_row(shot: Row) -> dict[str, Any]:
 SUMS = ("partitions", "remaining", "in_flight", "rate_per_s")
 
 
-def _sums(shot: Row) -> dict[str, float]:
+def _sums(shot: Row) -> dict[str, float | None]:
     rows = shot["partitions"]
-    left, running = (sum(part[name] for part in rows) for name in ("remaining", "in_flight"))
+    left, running = (total(rows, name) for name in ("remaining", "in_flight"))
     return dict(zip(SUMS, (len(rows), left, running, round(_rate(shot), 1)), strict=True))
 
 
@@ -167,9 +170,14 @@ def _together(one: Row, other: Row) -> dict[str, Any]:
     return {**later, **counts, "first_at": min(one["first_at"], other["first_at"])}
 
 
+def most_left(row: Row) -> tuple[bool, int]:
+    """The order by what is left, the most first; what is not known before all."""
+    return row["remaining"] is not None, -(row["remaining"] or 0)
+
+
 #: what a list of partitions can be ordered by -> the key, the most urgent first
 ORDERS: dict[str, Any] = {
-    "remaining": lambda row: -row["remaining"],
+    "remaining": most_left,
     "oldest": lambda row: -(row["oldest_age_s"] or 0),
     "done_beyond": lambda row: -row["done_beyond"],
     "map": lambda row: -row["map_chars"],

@@ -24,6 +24,7 @@ from weft.account.shown import shown_text
 from weft.codec import zstd
 from weft.kafka import guard
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
+from weft.observe.overview import most_left
 from weft.observe.sentences import RECORD_IN
 
 EVERY_S = 5.0
@@ -60,7 +61,7 @@ def key_of(group: str, member: str) -> bytes:
 
 def packed(shot: Mapping[str, Any]) -> bytes:
     """A snapshot as a report carries it; where it is too large, with shorter lists."""
-    rows = sorted(shot["partitions"], key=lambda row: row["remaining"], reverse=True)
+    rows = sorted(shot["partitions"], key=most_left)
     most = PARTITIONS_MAX
     while True:
         lists = {name: rows[:most] for name, rows in shot.items() if isinstance(rows, list)}
@@ -200,6 +201,8 @@ def _each(check: Callable[[Any], Any], most: int) -> Callable[[Any], dict[str, A
 NAMES_MAX = 200
 _A_NUMBER, _COUNT, _IS = Field(_number, 0), Field(_whole, 0), Field(_flag, missing=False)
 _SOME_NUMBER, _SOME_TEXT = Field(_maybe(_number), None), Field(_maybe(_text), None)
+#: null while the start of a partition is not known
+_UNKNOWN = Field(_maybe(_whole), None)
 _TEXT, _NAME, _PLACE = Field(_text, ""), Field(_text, _REQUIRED), Field(_whole, _REQUIRED)
 _WHERE = {"topic": _NAME, "partition": _PLACE}
 _BUCKETS = Field(
@@ -216,14 +219,15 @@ _BUCKETS = Field(
 )
 _COUNTS = Field(_each(_whole, NAMES_MAX), {})
 _PARTITION = {
-    **_WHERE, "handler": _TEXT, "epoch": _COUNT, "state": _TEXT, "frontier": _COUNT,
-    "committed": Field(_whole, -1), "committed_since": _A_NUMBER, "committed_for_s": _A_NUMBER,
-    "commit": _TEXT, "highest_seen": _COUNT, "end": _COUNT, "done_beyond": _COUNT,
-    "remaining": _COUNT, "remaining_is_bound": _IS, "oldest_not_done": Field(_maybe(_whole), None),
+    **_WHERE, "handler": _TEXT, "epoch": _UNKNOWN, "state": _TEXT, "frontier": _UNKNOWN,
+    "committed": _UNKNOWN, "committed_since": _SOME_NUMBER, "committed_for_s": _SOME_NUMBER,
+    "commit": _TEXT, "highest_seen": _UNKNOWN, "end": _UNKNOWN, "done_beyond": _COUNT,
+    "remaining": _UNKNOWN, "remaining_is_bound": _IS, "oldest_not_done": _UNKNOWN,
     "oldest_age_s": _SOME_NUMBER, "buffered": _COUNT, "in_flight": _COUNT, "retrying": _COUNT,
-    "parked": _COUNT, "places": _COUNTS, "unfetched": _COUNT, "lag": _COUNT, "map_chars": _COUNT,
+    "parked": _COUNT, "places": _COUNTS, "unfetched": _COUNT, "lag": _UNKNOWN, "map_chars": _COUNT,
     "map_limit": _COUNT, "map_used": Field(_number, _ABSENT), "past_map": _COUNT,
     "paused": _IS, "paused_by": Field(_list(_text, NAMES_MAX), []),
+    "place": _SOME_TEXT, "place_for_s": _SOME_NUMBER, "place_reason": _SOME_TEXT,
 }  # fmt: skip
 _HANDLER = {
     **dict.fromkeys((

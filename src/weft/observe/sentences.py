@@ -213,13 +213,15 @@ def record_sentence(row: Row, member: str = "") -> Sentence:
 def partition_sentence(part: Row, blocker: Row | None, member: str = "") -> Sentence:
     """Of one partition: since when its commit stands, and what it waits for."""
     where = f"{part['topic']}[{part['partition']}]"
+    if part.get("place") in UNREAD:
+        return unread_sentence(part)
     if not part["remaining"]:
         return Sentence(f"{where} has nothing left to do: all is done and read.", "", "drained")
-    if part["committed"] < 0:
+    if part["committed"] is None or part["committed"] < 0:
         text = f"{where} has no commit yet."
     else:
         at = time.strftime("%H:%M:%S", time.localtime(part["committed_since"]))
-        stands = seconds(part["committed_for_s"])
+        stands = seconds(part["committed_for_s"] or 0.0)
         text = f"{where} is committed to {part['committed']:,} since {at} ({stands})."
     if blocker is None:
         text += f" {part['remaining']:,} records are left; none holds it up."
@@ -250,6 +252,31 @@ def percent(part: Row) -> str:
     if used is None:
         used = min(1.0, part["map_chars"] / max(1, 0.75 * part["map_limit"]))
     return f"{100 * used:.0f} %"
+
+
+#: place of a partition that is not read -> what is so, and what to do about it
+UNREAD = {
+    "start_unknown": (
+        "is assigned, and its start is not known since {}: {}. What is left of it is unknown.",
+        (
+            "has it a leader? kafka-topics.sh --describe --unavailable-partitions; metadata is "
+            "refreshed and asked again every half second"
+        ),
+    ),
+    "not_fetched": (
+        "is not fetched since {}, although its log grows: {}.",
+        "it is fetched anew every 30 s; if that does not help, restart this member",
+    ),
+}
+
+
+def unread_sentence(part: Row) -> Sentence:
+    """Of a partition that is assigned and not read."""
+    text, after = UNREAD[part["place"]]
+    since = seconds(part["place_for_s"] or 0.0)
+    where = f"{part.get('topic')}[{part.get('partition')}]"
+    text = f"{where} {text.format(since, part['place_reason'])}"
+    return Sentence(text, after, part["place"], rank=MEMBER)
 
 
 # -- why nothing starts ----------------------------------------------------------------------------
@@ -284,6 +311,14 @@ REFUSED_NEXT = (
     "correct the user, the password or the certificate in kafka={...} and restart: after 30 s of "
     "refusals alone the run ends by itself"
 )
+
+
+def _unread(halt: Row) -> tuple[str, str]:
+    about = {"place_for_s": halt.get("for_s", 0.0), "place_reason": halt.get("reason", "unknown")}
+    told = unread_sentence({**halt, **about, "place": halt["cause"]})
+    return told.text, told.next
+
+
 #: cause -> what is so, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -339,6 +374,8 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         "normal under load; more calls at once (concurrency) or more members empty them faster",
     ),
     "open_transaction": _open_transaction,
+    "start_unknown": _unread,
+    "not_fetched": _unread,
 }
 
 
@@ -346,6 +383,11 @@ def halt_sentence(halt: Row) -> Sentence:
     """Why nothing starts."""
     text, after = HALTED_BY[halt["cause"]](halt)
     return Sentence(text, after, halt["cause"], rank=RANKS.get(halt["cause"], MEMBER))
+
+
+def shown(count: int | None) -> str:
+    """A count, or that it is not known."""
+    return "an unknown number of" if count is None else f"{count:,}"
 
 
 def seconds(value: float) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.account.snapshot import total
 from weft.observe.sentences import (
     FULL,
     HANGING,
@@ -18,6 +19,7 @@ from weft.observe.sentences import (
     RECORD,
     RECORD_IN,
     SILENT_NEXT,
+    UNREAD,
     WELL,
     Row,
     Sentence,
@@ -27,6 +29,7 @@ from weft.observe.sentences import (
     partition_sentence,
     record_sentence,
     seconds,
+    shown,
 )
 
 WORST = 3
@@ -54,7 +57,9 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     ]
     if not rows:
         return [Sentence(_elsewhere(shot, topic, partition), "", "elsewhere")]
-    halts = [_of_member(shot, halt) for halt in _concerning(shot.get("halts", ()), topic, rows)]
+    # Of a partition that is not read its own sentence says so.
+    concerning = _concerning(shot.get("halts", ()), topic, rows)
+    halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
     told = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
     held = any(one.about == "open_transaction" for one in halts)
     if held:  # what is left is held up after all
@@ -111,10 +116,10 @@ def _silent(shot: Row) -> list[Sentence]:
 
 def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Sentence:
     """Of a member that has stopped reporting, and these partitions that no other member has."""
-    left = sum(row["remaining"] for row in rows)
+    left = total(rows, "remaining")
     text = (
         f"Member {member} has not reported for {seconds(silent_s)}: killed, or cut off. No other "
-        f"member has its {len(rows):,} partitions; {left:,} records remained there."
+        f"member has its {len(rows):,} partitions; {shown(left)} records remained there."
     )
     return Sentence(text, SILENT_NEXT, "silent", rank=MEMBER)
 
@@ -252,6 +257,6 @@ def _member_of(row: Row, member: str) -> str:
 
 
 def _healthy(shot: Row) -> Sentence:
-    left = sum(row["remaining"] for row in shot.get("partitions", ()))
-    text = f"Nothing is stuck: state {shot['state']}, {left:,} records left."
+    left = total(shot.get("partitions", ()), "remaining")
+    text = f"Nothing is stuck: state {shot['state']}, {shown(left)} records left."
     return Sentence(text, "", "healthy", rank=WELL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -335,6 +335,9 @@ class MemoryConsumer:
         with self._kafka.changed:
             logs = self._kafka.broker.logs
             return {where: logs[where].stable_end() for where in partitions if where in logs}
+
+    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
+        """There is one broker, and it leads everything."""
 
     def log_ends(self) -> dict[TopicPartition, int]:
         """Ends of the assigned partitions."""

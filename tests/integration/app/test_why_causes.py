@@ -415,8 +415,9 @@ ROWS = (
         r"transaction of another producer \(last stable offset 1, end 3\)", "kafka-transactions.sh"),
     Row(buffers, "buffers", r"Nothing more of \S+\[0\] is fetched: the buffers are full", "normal"),
 )  # fmt: skip
-#: brought about by tests/integration/app/test_seen.py, with the probes
-ELSEWHERE = {"broker"}
+#: brought about by tests/integration/app/test_seen.py, with the probes, and by
+#: tests/unit/runtime/test_unread.py
+ELSEWHERE = {"broker", "start_unknown", "not_fetched"}
 _told: dict[str, Any] = {}
 
 

@@ -129,6 +129,14 @@ BY = {
         {"topic": "orders", "partition": 3, "stable_end": 12, "end": 40},
         "orders[3]: records from offset 12 on wait behind an open transaction of another producer",
     ),
+    "start_unknown": (
+        {"topic": "orders", "partition": 3, "for_s": 40.0, "reason": "no leader"},
+        "orders[3] is assigned, and its start is not known since 40 s: no leader",
+    ),
+    "not_fetched": (
+        {"topic": "orders", "partition": 3, "for_s": 40.0, "reason": "no record arrives"},
+        "orders[3] is not fetched since 40 s, although its log grows: no record arrives",
+    ),
 }
 
 

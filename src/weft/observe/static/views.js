@@ -201,7 +201,7 @@ export function partition(look, where) {
   return [
     head,
     from ? reported(from) : null,
-    said([standing(row, blocker)], row.done_beyond > 0),
+    said([standing(row, blocker)], row.done_beyond > 0 || row.place),
     tiles([
       ["committed", row.committed < 0 ? none : count(row.committed)],
       ["frontier", count(row.frontier), "", "The lowest offset that is not done"],
@@ -237,6 +237,8 @@ function reported(from) {
 }
 
 function standing(row, blocker) {
+  if (row.place) return { text: `${row.place === "start_unknown" ? "Assigned, its start is not known" :
+    "Not fetched, although its log grows,"} since ${duration(row.place_for_s)}: ${row.place_reason}.` };
   const since = row.committed < 0 ? "Nothing is committed yet." :
     `Committed to ${count(row.committed)} since ${clock(row.committed_since)} (${duration(row.committed_for_s)}).`;
   if (!row.remaining) return { text: `${since} Nothing is left to do.` };

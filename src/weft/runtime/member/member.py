@@ -11,6 +11,7 @@ import logging
 import time
 from functools import partial
 
+from weft.account.account import Unread
 from weft.core import effects as fx
 from weft.core.engine import Engine, StopMode
 from weft.errors import ConfigError
@@ -29,6 +30,7 @@ from weft.runtime.member.rejoining import Rejoining
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.unread import Watchdog, unread
 from weft.runtime.shared import size_of
 from weft.types import ErrorInfo, TopicPartition
 
@@ -105,6 +107,7 @@ class Member:
             self.seat, config, self.committer, self.lease, self, self.tick_engine
         )
         self._out_of_range = OutOfRange(self.seat, config, self._reread)
+        self._watchdog = Watchdog(self.seat, self._out_of_range.held)
         self._rejoining = Rejoining(self.seat, self._lose_all, self._join)
         #: of the polling thread, as the next three
         self._full_since: float | None = None
@@ -239,6 +242,7 @@ class Member:
             polled = self.seat.consumer.poll(timeout_s, room)
             self.lease.renew()
             self._note_gap()
+            self._watchdog.polled(polled, room)
             self._take(polled)
         self.committer.send_planned()
         self.seat.do_waiting()
@@ -269,6 +273,7 @@ class Member:
             self.door.post(lambda _engine, _now: self.outputs.retry_waiting())
         self._rebalance.tick(now)
         self._out_of_range.tick(now)
+        self._watchdog.tick(now)
         self.tick_engine(now)
         if self._stopped_at is not None and not self.leaving and self._left_s() <= 0:
             self._give_up_waiting()
@@ -378,9 +383,24 @@ class Member:
         self.seat.consumer.subscribe(self.config.topics, self._rebalance)
 
     def _note_log_ends(self) -> None:
-        known = self.seat.consumer.log_ends().items()
-        ends = [(self.partitions[tp], end) for tp, end in known if tp in self.partitions]
+        known, asked = self.seat.consumer.log_ends(), self._watchdog.ends
+        known |= {tp: max(end, known.get(tp, end)) for tp, end in asked.items()}
+        ends = [(self.partitions[tp], end) for tp, end in known.items() if tp in self.partitions]
         self.door.call(lambda engine, _: engine.log_ends(ends))
+
+    # -- what is not read --------------------------------------------------------------------------
+
+    def unread(self) -> list[Unread]:
+        """Every assigned partition that is not read, with its place; any thread."""
+        plans, route = self.config.plans, self.config.route
+        stuck = {w: since for w, since in self._watchdog.stuck.items() if w in self.partitions}
+        waiting = dict(self._rebalance.waiting)
+        return unread(waiting, stuck, lambda topic: plans[route(topic)].spec.name)
+
+    @property
+    def refetched(self) -> int:
+        """How many partitions were fetched anew; any thread."""
+        return self._watchdog.refetched
 
     # -- outputs -----------------------------------------------------------------------------------
 

@@ -39,6 +39,10 @@ class OutOfRange:
         #: cut logs -> the epoch that ends, and until when it may take
         self._ending: dict[TopicPartition, tuple[Partition, float]] = {}
 
+    def held(self) -> set[TopicPartition]:
+        """Those that are known to be out of range."""
+        return {*self._later, *self._ending}
+
     def heard(self, where: Sequence[TopicPartition]) -> None:
         """The consumer has stopped fetching these."""
         held = self._seat.partitions

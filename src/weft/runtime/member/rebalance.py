@@ -36,6 +36,16 @@ CANCEL_GRACE_S = 0.5
 SAY_S = 30.0
 
 
+class Waiting(NamedTuple):
+    """A partition that is assigned, and its start could not be read yet."""
+
+    #: which assignment it came with
+    token: int
+    since: float
+    #: why its start is not known
+    reason: str = "not looked up yet"
+
+
 class _Look(NamedTuple):
     """Partitions whose start is being looked for."""
 
@@ -76,9 +86,8 @@ class Rebalance:
         self._lease = lease
         self._time_left = time_left
         self._tick_engine = tick
-        #: of the polling thread; the background thread reads it
-        #: assigned, but their start could not be read yet -> which assignment that was
-        self.waiting: dict[TopicPartition, int] = {}
+        #: of the polling thread; any reads it
+        self.waiting: dict[TopicPartition, Waiting] = {}
         self._assignments = 0
         #: when to look again, and for what
         self._later: list[tuple[float, _Look]] = []
@@ -114,7 +123,7 @@ class Rebalance:
     def find_later(self, partitions: Sequence[TopicPartition]) -> None:
         """Read their offsets in the background and begin them then."""
         token, began = self._assignments, self._seat.now()
-        self.waiting.update(dict.fromkeys(partitions, token))
+        self.waiting.update(dict.fromkeys(partitions, Waiting(token, began)))
         look = _Look(list(partitions), token, began, began + SAY_S)
         self._look(look)
 
@@ -138,31 +147,49 @@ class Rebalance:
 
     def _find(self, look: _Look) -> None:
         """On the background thread, which others need, too: look once."""
-        left = [where for where in look.partitions if self.waiting.get(where) == look.token]
+        left = [where for where in look.partitions if self._waits(where, look.token)]
         if not left:
             return
+        reason = "its leader does not answer"
         try:
             found = self._seat.consumer.find(left, FIND_S)
-        except KafkaUnavailable:
-            found = {}
-        self._seat.on_poll_thread(partial(self._found, look, left, found))
+        except KafkaUnavailable as error:
+            found, reason = {}, str(error)
+        self._seat.on_poll_thread(partial(self._found, look, left, found, reason))
+
+    def _waits(self, where: TopicPartition, token: int) -> bool:
+        """It is still to begin, for this assignment."""
+        waiting = self.waiting.get(where)
+        return waiting is not None and waiting.token == token
 
     def _found(
-        self, look: _Look, asked: list[TopicPartition], found: dict[TopicPartition, Found]
+        self,
+        look: _Look,
+        asked: list[TopicPartition],
+        found: dict[TopicPartition, Found],
+        reason: str,
     ) -> None:
         """On the polling thread: begin what could be read; the rest is looked at again."""
         if found:
             self._begin(found, look.token, look.began)
-        left = [where for where in asked if where not in found]
+        left = [where for where in asked if where not in found and self._waits(where, look.token)]
         if left:
             now = self._seat.now()
+            self.waiting.update(dict.fromkeys(left, Waiting(look.token, look.began, reason)))
             if now >= look.say_at:
-                event(_log, "warning", "no leader answers, still waiting", partitions=names(left))
+                event(
+                    _log,
+                    "warning",
+                    "assigned, its start is not known yet",
+                    partitions=names(left),
+                    seconds=round(now - look.began, 1),
+                    reason=reason,
+                )
                 look = look._replace(say_at=now + SAY_S)
             self._later.append((now + FIND_AGAIN_S, look._replace(partitions=left)))
 
     def _begin(self, found: dict[TopicPartition, Found], token: int, began: float) -> None:
-        ours = {where: one for where, one in found.items() if self.waiting.get(where) == token}
+        ours = {where: one for where, one in found.items() if self._waits(where, token)}
         for where in ours:
             del self.waiting[where]
         if ours:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from weft.account.snapshot import total
 from weft.errors import NotStarted
 from weft.kafka import guard
 from weft.runtime.logs import event
@@ -75,7 +76,10 @@ def line_of(snapshot: dict[str, Any]) -> str:
     """The line for one snapshot of an app."""
     counts = counts_of(snapshot)
     state, rate = counts.pop("state"), counts.pop("rate_per_s")
-    shown = "  ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
+    shown = "  ".join(
+        f"{name.replace('_', ' ')} {'unknown' if count is None else f'{count:,}'}"
+        for name, count in counts.items()
+    )
     return f"{state}  {rate:,.0f}/s  {shown}"
 
 
@@ -86,8 +90,8 @@ def counts_of(snapshot: dict[str, Any]) -> dict[str, Any]:
         "state": snapshot["state"],
         "rate_per_s": round(sum(row.get("rate_per_s", 0.0) for row in handlers), 1),
         "partitions": len(partitions),
-        "remaining": sum(row["remaining"] for row in partitions),
-        "lag": sum(row["lag"] for row in partitions),
+        "remaining": total(partitions, "remaining"),
+        "lag": total(partitions, "lag"),
         "in_flight": sum(row["in_flight"] for row in handlers),
         "retrying": sum(row["retrying"] for row in partitions),
         "parked": sum(row["parked"] for row in partitions),

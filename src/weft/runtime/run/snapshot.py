@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from weft.account.account import Account, begin, copies, slices
-from weft.account.picture import maps, picture
-from weft.account.snapshot import snapshot
+from weft.account.picture import NO_PICTURE, maps, picture
+from weft.account.snapshot import snapshot, with_unread
 from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.states import InternalError
@@ -73,7 +73,10 @@ class Snapshots:
             account = account_of(member.door, records=worst)
         except InternalError:
             return begins | nothing | {"state": "failed"}
-        shot = snapshot(account, time.time() - member.now(), worst=worst)
+        epoch_s = time.time() - member.now()
+        shot = snapshot(account, epoch_s, worst=worst, unread=member.unread())
+        if member.refetched:
+            shot["counts"]["partitions_refetched"] = member.refetched
         if mapped:
             shot["maps"] = maps(account.parts())
         self._add_runtime(shot["handlers"])
@@ -158,7 +161,10 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     except InternalError:
         return None
     drawn = [picture(account, part, time.time() - member.now()) for part in account.parts()]
-    return drawn[0] if drawn else None
+    unread = [one for one in member.unread() if (one.topic, one.number) == (topic, number)]
+    rows = with_unread([one["partition"] for one in drawn], unread, account.at)
+    shown = drawn or [NO_PICTURE]
+    return {**shown[0], "partition": rows[0]} if rows else None
 
 
 def _copies(

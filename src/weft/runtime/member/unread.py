@@ -1,0 +1,189 @@
+"""Assigned partitions that are not read: shown, and fetched anew where the client has stopped.
+
+A client may stop fetching a partition without an error, and knows from its fetches alone how far
+the log reaches. So the broker is asked for the end of each partition that is open, not paused, and
+has not moved for a while. Where records wait and none arrives, metadata is refreshed and the
+partition is sought to where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from weft.account.account import Unread
+from weft.core import states
+from weft.core.partition import Partition
+from weft.kafka.ports import KafkaUnavailable, Polled
+from weft.runtime.logs import event
+from weft.runtime.member.rebalance import Waiting
+from weft.runtime.member.seat import Seat
+from weft.types import TopicPartition
+
+_log = logging.getLogger("weft")
+
+LOOK_EVERY_S = 1.0
+#: so long without a record, although the log grows: the partition is fetched anew
+STILL_S = 30.0
+#: the broker is asked for the end of the log after so long, and again after that
+ASK_S = 20.0
+#: a record that is there may be on its way for so long
+COMES_S = 10.0
+#: while polls come back full, a partition's records may wait so much longer behind those of others
+BUSY_TIMES = 10
+ANSWER_S = 5.0
+
+
+class Still(NamedTuple):
+    """A partition that has not moved."""
+
+    partition: Partition
+    position: int
+    since: float
+    #: when the broker was asked for its end
+    asked_at: float
+    #: since when it is known that there is more to read
+    ahead_since: float | None = None
+
+
+class Watchdog:
+    """Looks at the partitions of one member. Of the polling thread."""
+
+    def __init__(self, seat: Seat, paused: Callable[[], Collection[TopicPartition]]) -> None:
+        """`paused`: those that are not fetched on purpose, beside what the engine pauses."""
+        self._seat = seat
+        self._paused = paused
+        self._still: dict[TopicPartition, Still] = {}
+        self._look_at = 0.0
+        #: when a poll may last have left records behind
+        self._full_at = float("-inf")
+        #: not fetched -> since when; replaced as a whole, any thread reads it
+        self.stuck: dict[TopicPartition, float] = {}
+        #: ends of logs that the client does not know of
+        self.ends: dict[TopicPartition, int] = {}
+        #: how many partitions were fetched anew; any thread reads it
+        self.refetched = 0
+
+    def polled(self, polled: Polled, room: int) -> None:
+        """What a poll brought that was asked for so many records."""
+        if polled.batches and sum([len(one.records) for one in polled.batches]) >= room:
+            self._full_at = self._seat.now()
+
+    def tick(self, now: float) -> None:
+        """Now and then: ask for what does not move, and fetch anew what should."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        self._note(now)
+        times = BUSY_TIMES if now - self._full_at < COMES_S else 1
+        stuck = {where for where, one in self._still.items() if is_stuck(one, now, times)}
+        due = {w for w, one in self._still.items() if now - one.asked_at >= ASK_S} - stuck
+        if stuck:
+            for where in stuck:
+                self._still[where] = self._still[where]._replace(asked_at=now, ahead_since=None)
+            wanted = {where: self._still[where] for where in stuck}
+            self._seat.background(partial(self._refresh, wanted))
+        if due:
+            for where in due:
+                self._still[where] = self._still[where]._replace(asked_at=now)
+            self._seat.background(partial(self._ask, sorted(due)))
+
+    def _note(self, now: float) -> None:
+        """Which partitions have not moved since the last look."""
+        paused, before = self._paused(), self._still
+        self._still = {}
+        for where, one in self._seat.partitions.items():
+            if one.state != states.OPEN or one.intake_paused or one.user_paused or where in paused:
+                continue
+            was = before.get(where)
+            moved = was is None or was.partition is not one or was.position != one.offsets.position
+            if was is None or moved:
+                was = Still(one, one.offsets.position, now, now)
+            self._still[where] = was
+        kept = {w: since for w, since in self.stuck.items() if self._since(w, now) <= since}
+        if len(kept) != len(self.stuck):
+            self.stuck = kept
+            self.ends = {where: end for where, end in self.ends.items() if where in kept}
+
+    def _since(self, where: TopicPartition, now: float) -> float:
+        still = self._still.get(where)
+        return now if still is None else still.since
+
+    def _ask(self, where: Sequence[TopicPartition]) -> None:
+        """On the background thread."""
+        try:
+            ends = self._seat.consumer.stable_ends(where, ANSWER_S)
+        except KafkaUnavailable:
+            return  # asked again later
+        self._seat.on_poll_thread(partial(self._answered, ends))
+
+    def _answered(self, ends: Mapping[TopicPartition, int]) -> None:
+        now = self._seat.now()
+        for where, end in ends.items():
+            one = self._still.get(where)
+            if one is not None and end > one.position and one.ahead_since is None:
+                self._still[where] = one._replace(ahead_since=now)
+            if where in self.stuck:
+                self.ends[where] = end
+
+    def _refresh(self, wanted: Mapping[TopicPartition, Still]) -> None:
+        """On the background thread: look up leaders, and how far the logs reach."""
+        consumer = self._seat.consumer
+        try:
+            consumer.refresh({topic for topic, _ in wanted}, ANSWER_S)
+            ends = consumer.stable_ends(list(wanted), ANSWER_S)
+        except KafkaUnavailable:
+            return
+        self._seat.on_poll_thread(partial(self._refetch, wanted, ends))
+
+    def _refetch(
+        self, wanted: Mapping[TopicPartition, Still], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        """Seek those that still do not move to where they are."""
+        seat = self._seat
+        self._note(seat.now())
+        for where, asked in wanted.items():
+            one = self._still.get(where)
+            if one is None or (one.partition, one.since) != (asked.partition, asked.since):
+                continue
+            end = ends.get(where, one.position)
+            if end <= one.position:
+                continue
+            seat.consumer.begin(where, one.position)
+            self.refetched += 1
+            self.stuck = {**self.stuck, where: one.since}
+            self.ends[where] = end
+            event(
+                _log,
+                "warning",
+                "partition was not fetched although its log grows: fetched anew",
+                topic=where[0],
+                partition=where[1],
+                seconds=round(seat.now() - one.since),
+                position=one.position,
+                log_end=end,
+            )
+
+
+def is_stuck(one: Still, now: float, times: int = 1) -> bool:
+    """There is more to read, has been for a while, and nothing came for `times` as long."""
+    if one.ahead_since is None:
+        return False
+    return now - one.ahead_since >= COMES_S and now - one.since >= STILL_S * times
+
+
+def unread(
+    waiting: Mapping[TopicPartition, Waiting],
+    stuck: Mapping[TopicPartition, float],
+    handler_of: Callable[[str], str],
+) -> list[Unread]:
+    """Every assigned partition that is not read, with its place."""
+    return [
+        Unread(*where, handler_of(where[0]), "start_unknown", one.since, one.reason)
+        for where, one in waiting.items()
+    ] + [
+        Unread(*where, handler_of(where[0]), "not_fetched", since, "no record arrives")
+        for where, since in stuck.items()
+    ]

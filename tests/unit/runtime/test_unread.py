@@ -1,0 +1,197 @@
+"""Assigned partitions that are not read: each is in every view, and is fetched anew if stuck."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import weft
+from weft.core import states
+from weft.core.partition import Partition
+from weft.kafka.ports import KafkaUnavailable, Polled, PolledBatch
+from weft.observe.metrics import exposed
+from weft.observe.overview import overview, page_of
+from weft.observe.why import why
+from weft.runtime.member import rebalance
+from weft.runtime.member.unread import ASK_S, BUSY_TIMES, COMES_S, STILL_S, Watchdog
+from weft.runtime.run.progress import line_of
+from weft.testing import MemoryKafka
+
+WHERE = ("orders", 3)
+#: when a partition that is stuck from the start is fetched anew
+ACTS_S = ASK_S + COMES_S
+
+
+class Seat:
+    """One partition on a clock of our own; what is left for other threads is done at once."""
+
+    def __init__(self, *, end: int) -> None:
+        self.time, self.end, self.away = 0.0, end, False
+        offsets = SimpleNamespace(position=5)
+        self.partition: Any = SimpleNamespace(
+            state=states.OPEN, intake_paused=False, user_paused=False, offsets=offsets
+        )
+        self.partitions: dict[Any, Partition] = {WHERE: self.partition}
+        self.consumer = self
+        self.paused: set[Any] = set()
+        #: what was asked of the consumer
+        self.did: list[Any] = []
+        self.dog = Watchdog(self, lambda: self.paused)
+
+    def now(self) -> float:
+        return self.time
+
+    def background(self, action: Any) -> None:
+        action()
+
+    on_poll_thread = background
+
+    def stable_ends(self, where: Any, timeout_s: float) -> dict[Any, int]:
+        self.did.append("asked")
+        if self.away:
+            raise KafkaUnavailable
+        return dict.fromkeys(where, self.end)
+
+    def refresh(self, topics: Any, timeout_s: float) -> None:
+        self.did.append(("refreshed", *topics))
+
+    def begin(self, where: Any, offset: int) -> None:
+        self.did.append(("sought", where, offset))
+
+    def pass_time(self, until: float, *, each: Any = lambda now: None) -> Seat:
+        """Tick twice a second until then."""
+        while self.time < until:
+            self.time += 0.5
+            each(self.time)
+            self.dog.tick(self.time)
+        return self
+
+    @property
+    def sought(self) -> list[Any]:
+        return [one for one in self.did if one[0] == "sought"]
+
+
+def test_a_partition_that_is_not_fetched_is_refreshed_and_sought_after_30_s() -> None:
+    """Metadata first, then a seek to the same place; counted, and shown until a record arrives."""
+    seat = Seat(end=9).pass_time(STILL_S + 2)
+    assert seat.did == ["asked", ("refreshed", "orders"), "asked", ("sought", WHERE, 5)]
+    assert seat.dog.refetched == 1
+    assert seat.dog.stuck.keys() == {WHERE}
+    assert seat.dog.ends == {WHERE: 9}
+    seat.partition.offsets.position = 6
+    seat.pass_time(seat.time + 2)
+    assert (seat.dog.stuck, seat.dog.ends) == ({}, {})
+
+
+def test_one_that_stays_stuck_is_fetched_anew_every_30_s() -> None:
+    """Not at every look."""
+    seat = Seat(end=9).pass_time(4 * STILL_S + 8)
+    assert len(seat.sought) == 4
+
+
+def test_an_idle_partition_is_only_asked_about() -> None:
+    """Its log ends where it is."""
+    seat = Seat(end=5).pass_time(10 * STILL_S)
+    assert set(seat.did) == {"asked"}
+    assert len(seat.did) <= 10 * STILL_S / ASK_S
+
+
+@pytest.mark.parametrize("by", ["intake_paused", "user_paused", "state", "out of range"])
+def test_what_is_paused_is_left_alone(by: str) -> None:
+    """Also for long, and its time starts anew once it is resumed."""
+    seat = Seat(end=9)
+    if by == "out of range":
+        seat.paused = {WHERE}
+    else:
+        setattr(seat.partition, by, states.REVOKING if by == "state" else True)
+    seat.pass_time(5 * STILL_S)
+    assert not seat.did
+    seat.paused = set()
+    seat.partition.state, seat.partition.intake_paused = states.OPEN, False
+    seat.partition.user_paused = False
+    began = seat.time
+    seat.pass_time(began + ASK_S - 1)
+    assert not seat.did
+    assert seat.pass_time(began + ACTS_S + 2).sought
+
+
+def test_one_that_moves_now_and_then_is_never_sought() -> None:
+    """A record every 25 s is a partition that is fetched."""
+
+    def fetched(now: float) -> None:
+        seat.partition.offsets.position = 5 + int(now // (STILL_S - 5))
+
+    seat = Seat(end=99)
+    assert not seat.pass_time(10 * STILL_S, each=fetched).sought
+
+
+def test_while_no_broker_answers_nothing_is_sought() -> None:
+    """Nothing is known then; after the outage it is asked again."""
+    seat = Seat(end=9)
+    seat.away = True
+    assert not seat.pass_time(3 * STILL_S).sought
+    seat.away = False
+    assert seat.pass_time(seat.time + STILL_S + 2).sought
+
+
+def test_behind_full_polls_a_partition_waits_longer() -> None:
+    """Its records may wait in the client behind those of others."""
+
+    def full(_now: float) -> None:
+        records: Any = [None] * 4
+        seat.dog.polled(Polled([PolledBatch("orders", 1, records, [1] * 4)]), 4)
+
+    seat = Seat(end=9)
+    assert not seat.pass_time((BUSY_TIMES - 1) * STILL_S, each=full).sought
+    assert seat.pass_time((BUSY_TIMES + 1) * STILL_S, each=full).sought
+
+
+def test_a_partition_whose_start_is_not_known_is_in_every_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its place and since when; what is left of it is unknown, not 0."""
+    monkeypatch.setattr(rebalance, "FIND_AGAIN_S", 0.01)
+    kafka = MemoryKafka()
+    kafka.create_topic("orders")
+    kafka.produce("orders", b"x")
+    kafka.fail_next("find", "LEADER_NOT_AVAILABLE", times=100_000)
+    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    app.consume("orders")(lambda record: None)
+    run = app.start()
+    try:
+        shot = until(app, lambda row: "LEADER" in (row["place_reason"] or ""))
+        (row,) = shot["partitions"]
+        assert (row["place"], row["state"], row["remaining"]) == ("start_unknown", "assigned", None)
+        assert row["handler"] in shot["handlers"]
+        assert [halt["cause"] for halt in shot["halts"]] == ["start_unknown"]
+        told = "orders[0] is assigned, and its start is not known since "
+        assert str(why(shot)[0]).startswith(told)
+        assert [str(one).startswith(told) for one in why(shot, "orders", 0)] == [True]
+        text = exposed(lambda: shot).decode()
+        assert "weft_remaining_records{" not in text
+        assert 'weft_partition_unread_seconds{group="g",partition="0",topic="orders"}' in text
+        assert 'weft_halted{cause="start_unknown",group="g"} 1.0' in text
+        assert "remaining unknown" in line_of(shot)
+        seen = overview([shot])
+        assert (seen["totals"]["remaining"], seen["totals"]["unread"]) == (None, 1)
+        assert page_of(seen["partitions"])["rows"][0]["place"] == "start_unknown"
+        kafka._faults["find"].clear()
+        (row,) = until(app, lambda row: row["remaining"] == 0)["partitions"]
+        assert row["place"] is None
+    finally:
+        run.stop()
+        run.wait(10)
+
+
+def until(app: weft.App, holds: Any) -> dict[str, Any]:
+    """The first snapshot whose one partition is so."""
+    deadline = time.monotonic() + 10
+    while True:
+        shot = app.snapshot()
+        if shot["partitions"] and holds(shot["partitions"][0]):
+            return shot
+        assert time.monotonic() < deadline, shot
+        time.sleep(0.005)  # between two looks
