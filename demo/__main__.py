@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from weft.cli.commands import command_line
 from weft.cli.main import run as run_program
 
 
@@ -33,8 +34,5 @@ def demo(
     run(Options(out.expanduser(), fast=fast, keep=keep), Console(stderr=True))
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-app.command()(demo)
-
 if __name__ == "__main__":
-    sys.exit(run_program(None, app, "python -m demo"))
+    sys.exit(run_program(None, command_line(demo), "python -m demo"))

@@ -63,4 +63,4 @@ async def check(record: weft.Record) -> dict[str, object] | None:
 
 
 if __name__ == "__main__":
-    app.run()
+    app.main()

@@ -15,7 +15,7 @@ from typing import Any
 import import_graph
 import typer
 
-from weft.cli.main import app
+from weft.cli.commands import app
 from weft.core.states import (
     COMMIT_NAMES,
     COMMIT_TABLE,
@@ -95,11 +95,12 @@ def _first_line(path: Path) -> str:
 
 def _commands(command: Any, words: str = "weft") -> Iterator[tuple[str, Any]]:
     """Every command with a function of its own, by its words."""
-    inner = getattr(command, "commands", None) or {}
-    if not inner:
+    if not hasattr(command, "list_commands"):
         yield words, command
-    for name in sorted(inner):
-        yield from _commands(inner[name], f"{words} {name}")
+        return
+    context = typer.Context(command)
+    for name in sorted(command.list_commands(context)):
+        yield from _commands(command.get_command(context, name), f"{words} {name}")
 
 
 def _command(words: str, command: Any) -> str:

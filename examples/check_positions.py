@@ -50,4 +50,4 @@ async def check(record: weft.Record) -> dict[str, str] | None:
 
 
 if __name__ == "__main__":
-    app.run()
+    app.main()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.commands import command_line
 from weft.cli.main import run
 from weft.errors import ConfigError
 
@@ -103,8 +104,5 @@ def _many(
     return 1 if totals.broken else 0
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-app.command()(simulate)
-
 if __name__ == "__main__":
-    sys.exit(run(None, app, "python -m simulators"))
+    sys.exit(run(None, command_line(simulate), "python -m simulators"))

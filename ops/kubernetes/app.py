@@ -44,4 +44,4 @@ async def handle(record: weft.Record) -> None:
 
 if __name__ == "__main__":
     # Under spark-submit and the operator: they have chosen the master and its executors.
-    app.run(engine="spark", members=int(os.environ["MEMBERS"]))
+    app.main(engine="spark", members=int(os.environ["MEMBERS"]))

@@ -10,7 +10,7 @@ from simulators.core.invariants import check
 from simulators.core.member import Member
 from simulators.core.stage import GROUP, Stage
 from simulators.core.violation import Violation
-from weft.core.engine import StopMode
+from weft.types import StopMode
 
 
 class World(Stage):

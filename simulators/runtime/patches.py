@@ -22,6 +22,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from simulators.runtime.loop import SimLoop
@@ -43,9 +45,26 @@ SHARED_DEQUES = "weft.runtime"
 PROCESSES = "weft.runtime.calls.processes"
 
 
+#: what an app imports when it runs
+AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.reports", "weft.runtime.calls.as_handled")
+
+
+class NothingLate:
+    """Refuses modules of Weft that come in while a seed runs: they would have the real clocks."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> ModuleSpec | None:
+        """A finder of `sys.meta_path`; what is not Weft's it leaves to the others."""
+        if name.startswith("weft."):
+            raise AssertionError(f"{name} is imported by a seed: name it in AT_RUN")
+        return None
+
+
 @contextmanager
 def installed(scheduler: Scheduler, machine: Machine, *, shuffle: bool) -> Iterator[None]:
     """Weft runs on this scheduler inside."""
+    for name in AT_RUN:
+        import_module(name)
     undo: list[Callable[[], None]] = []
     made = Primitives(scheduler)
     table = _table(scheduler, made, shuffle=shuffle)
@@ -57,10 +76,13 @@ def installed(scheduler: Scheduler, machine: Machine, *, shuffle: bool) -> Itera
             if name.startswith(PROCESSES):
                 _rebind(module, _of_processes(machine), undo)
     _rebind(futures, table, undo)  # run_coroutine_threadsafe waits on one of these
+    finders: list[Any] = sys.meta_path
+    finders.insert(0, NothingLate)
     with _undisturbed():
         try:
             yield
         finally:
+            finders.remove(NothingLate)
             for step in reversed(undo):
                 step()
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, get_args
 
 from weft.app_options import AppOptions, checked_app
-from weft.core.engine import StopMode
-from weft.core.starting import OnLost
 from weft.errors import ConfigError, NotStarted
-from weft.handler_types import ExecutorName, Topics, as_consume
+from weft.handler_types import ExecutorName, RunOptions, Topics, as_consume
 from weft.ledger.policy import SqlLedger
 from weft.options import COMMIT, PARK, RETRY, HandlerOptions, checked, topics_of
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
-from weft.runtime.calls.as_handled import as_handled
 from weft.runtime.hosted import belongs, owner_of
-from weft.runtime.run.handle import RunHandle
-from weft.runtime.run.reports import ResultStream
-from weft.runtime.run.run import Run
-from weft.runtime.run.script import ends_script, may_end_script
-from weft.types import DeliveryName, Ordering, RunReport
+from weft.types import DeliveryName, OnLost, Ordering, RunReport, StopMode
+
+if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
+    from weft.runtime.run.handle import RunHandle
+    from weft.runtime.run.reports import ResultStream
 
 
 class App:
@@ -171,38 +167,30 @@ class App:
     ) -> RunReport:
         """Run until stopped, or `until="drained"`.
 
-        SIGINT and SIGTERM stop it when this is the main thread. A script that calls it and ends
-        without reading the report's `exit_code` or `ok` exits with that code, and one that does not
-        catch what it raises ends with one line and the same codes. `sink`, on a fleet,
-        is a `weft.spark.ParquetTable` that results go into as rows. Raises ConfigError for bad
+        SIGINT and SIGTERM stop it when this is the main thread. `sink`, on a fleet, is a
+        `weft.spark.ParquetTable` that results go into as rows. Raises ConfigError for bad
         configuration, before anything is consumed.
         """
-        caller = sys._getframe(1)  # noqa: SLF001  # who called us
-        try:
-            run = self._prepare(engine, until, members, master, spark, conf, sink)
-            run.install_signals()
-            try:
-                run.start()
-                return ends_script(run.wait(), caller)
-            finally:
-                run.restore_signals()
-        except Exception as error:
-            may_end_script(error, caller)
-            raise
-
-    def start(
-        self,
-        *,
-        engine: Literal["local", "spark"] = "local",
-        until: Literal["drained"] | None = None,
-        members: int | None = None,
-        master: str | None = None,
-        spark: Any = None,
-        conf: Mapping[str, str] | None = None,
-        sink: Any = None,
-    ) -> RunHandle:
-        """Run in the background; the handle has `stop()`, `wait()` and `snapshot()`."""
         run = self._prepare(engine, until, members, master, spark, conf, sink)
+        run.install_signals()
+        try:
+            run.start()
+            return run.wait()
+        finally:
+            run.restore_signals()
+
+    def main(self, **how: Unpack[RunOptions]) -> NoReturn:
+        """`run()`, and exit with its code: the last line of a script.
+
+        A failed run, or what `run()` refuses, is one line on stderr.
+        """
+        from weft.runtime.run.exits import exit_with
+
+        exit_with(lambda: self.run(**how))
+
+    def start(self, **how: Unpack[RunOptions]) -> RunHandle:
+        """`run()` in the background; the handle has `stop()`, `wait()` and `snapshot()`."""
+        run = self._prepare(**how)
         run.start()
         return run
 
@@ -210,19 +198,21 @@ class App:
         """Run on the caller's event loop, without signal handlers; cancelling it drains."""
         with self._handing_over:
             self._check_startable(until)
+            from weft.runtime.run.run import Run
+
             run = Run(self, until=until, stream=self._stream)
             self._taken_over(run)
         return await run.serve()
 
     def _prepare(
         self,
-        engine: str,
-        until: str | None,
-        members: int | None,
-        master: str | None,
-        spark: Any,
-        conf: Mapping[str, str] | None,
-        sink: Any,
+        engine: str = "local",
+        until: str | None = None,
+        members: int | None = None,
+        master: str | None = None,
+        spark: Any = None,
+        conf: Mapping[str, str] | None = None,
+        sink: Any = None,
     ) -> RunHandle:
         if engine not in ("local", "spark"):
             raise ConfigError(f'engine={engine!r} is not known: choose "local" or "spark"')
@@ -253,6 +243,8 @@ class App:
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
+        from weft.runtime.run.run import Run
+
         return Run(self, until=until, stream=self._stream)
 
     def _check_startable(self, until: str | None) -> None:
@@ -269,6 +261,8 @@ class App:
         """The run has the results' stream now, and learns what was paused before it."""
         self._run = run
         if self._stream is not None:
+            from weft.runtime.calls.as_handled import as_handled
+
             self._stream.as_handled = as_handled(self._handlers)
         self._stream = None
         for topic in self._paused:
@@ -323,6 +317,9 @@ class App:
 
     def results(self) -> ResultStream:
         """The result of every record from now on, for one reader; ends when the app ends."""
+        from weft.runtime.calls.as_handled import as_handled
+        from weft.runtime.run.reports import ResultStream
+
         with self._handing_over:
             if self._run is not None and not self._run.over:
                 stream = self._run.open_results()

@@ -7,12 +7,14 @@ combination is an overload of `Consume` with one of the variables below.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from weft.ledger.policy import SqlLedger
 from weft.policies import Batch, Commit, OnExhausted, Retry
-from weft.runtime.calls.record_batch import RecordBatch
 from weft.types import DeliveryName, Ordering, Produce, Record
+
+if TYPE_CHECKING:
+    from weft.runtime.calls.record_batch import RecordBatch
 
 Topics = str | Sequence[str]
 ExecutorName = Literal["auto", "async", "threads", "processes"]
@@ -37,9 +39,21 @@ F = TypeVar("F", bound=Callable[[Record[Any]], Called])
 FV = TypeVar("FV", bound=Callable[[Record[Any]], CalledForValues])
 FL = TypeVar("FL", bound=Callable[[Record[Any], Any], CalledForNothing])
 #: the same of batches
-B = TypeVar("B", bound=Callable[[RecordBatch[Any]], Called])
-BV = TypeVar("BV", bound=Callable[[RecordBatch[Any]], CalledForValues])
-BL = TypeVar("BL", bound=Callable[[RecordBatch[Any], Any], CalledForNothing])
+B = TypeVar("B", bound="Callable[[RecordBatch[Any]], Called]")
+BV = TypeVar("BV", bound="Callable[[RecordBatch[Any]], CalledForValues]")
+BL = TypeVar("BL", bound="Callable[[RecordBatch[Any], Any], CalledForNothing]")
+
+
+class RunOptions(TypedDict, total=False):
+    """What `run()`, `start()` and `main()` take; see docs/options.md."""
+
+    engine: Literal["local", "spark"]
+    until: Literal["drained"] | None
+    members: int | None
+    master: str | None
+    spark: Any
+    conf: Mapping[str, str] | None
+    sink: Any
 
 
 class Options(TypedDict, total=False):

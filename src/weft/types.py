@@ -19,6 +19,9 @@ Headers = tuple[tuple[str, bytes | None], ...]
 #: a topic and the number of one of its partitions
 TopicPartition = tuple[str, int]
 Ordering = Literal["key", "partition", "unordered"]
+StopMode = Literal["in_flight", "buffered", "now"]
+#: what becomes of a committed offset that the log no longer holds
+OnLost = Literal["stop", "earliest", "latest"]
 DeliveryName = Literal["at_least_once", "at_most_once", "exactly_once"]
 OutcomeName = Literal["done", "dead_lettered", "skipped", "parked", "failed", "superseded"]
 

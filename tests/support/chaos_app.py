@@ -230,4 +230,4 @@ if VARIABLE in os.environ:
 
 if __name__ == "__main__":
     log_level_info()
-    sys.exit(app.run().exit_code)
+    app.main()

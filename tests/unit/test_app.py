@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -178,3 +180,30 @@ def test_results_have_one_reader():
 def test_state_is_none_before_the_start():
     """It is the value of the lifespan, later."""
     assert handled().state is None
+
+
+LOADED = """
+import sys
+import weft
+app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:1"})
+app.consume("t", value="json", retry=weft.Retry(attempts=2))(lambda record: None)
+declared = set(sys.modules)
+import weft.runtime.run.run
+running = set(sys.modules)
+from weft.cli.main import run
+run(["--version"])
+version = set(sys.modules)
+print([
+    sorted(declared & {"typer", "rich", "pydantic", "confluent_kafka", "asyncio", "weft.core"}),
+    sorted(running & {"typer", "rich", "pydantic", "pyspark", "starlette"}),
+    sorted(version & {"typer", "rich"}),
+])
+"""
+
+
+def test_what_is_not_imported():
+    """Declaring an app loads no client and no loop, a run none of the command's libraries."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[1] == "[[], [], []]", done.stdout

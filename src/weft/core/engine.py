@@ -8,7 +8,7 @@ calls in the same order give the same effects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from weft.core import effects as fx
 from weft.core import states
@@ -22,9 +22,8 @@ from weft.core.partition import Partition, Work
 from weft.core.plans import Plans
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.state import EngineState
-from weft.types import ErrorInfo, Record, Sent
+from weft.types import ErrorInfo, Record, Sent, StopMode
 
-StopMode = Literal["in_flight", "buffered", "now"]
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from weft.codec import OffsetMap, UnreadableMap, decode
-
-OnLost = Literal["stop", "earliest", "latest"]
+from weft.types import OnLost
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def app_file(folder, kafka) -> None:
     (folder / "bad_app.py").write_text(
         f"import weft\napp = weft.App(group='g', kafka={given!r})\n"
         "@app.consume('orders')\ndef handle(record): ...\n"
-        "if __name__ == '__main__':\n    app.run()\n"
+        "if __name__ == '__main__':\n    app.main()\n"
     )
 
 

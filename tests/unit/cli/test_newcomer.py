@@ -13,7 +13,8 @@ import pytest
 import typer
 
 from weft import __version__
-from weft.cli.main import app, run
+from weft.cli.commands import app
+from weft.cli.main import run
 
 ROOT = Path(__file__).parents[3]
 NOBODY = ["--bootstrap-servers", "127.0.0.1:1"]
@@ -21,11 +22,12 @@ NOBODY = ["--bootstrap-servers", "127.0.0.1:1"]
 
 def commands(command, path=("weft",)) -> Iterator[tuple[tuple[str, ...], object]]:
     """Every command with a function of its own, by its words."""
-    inner = getattr(command, "commands", None)
-    if not inner:
+    if not hasattr(command, "list_commands"):
         yield path, command
-    for name, one in (inner or {}).items():
-        yield from commands(one, (*path, name))
+        return
+    context = typer.Context(command)
+    for name in command.list_commands(context):
+        yield from commands(command.get_command(context, name), (*path, name))
 
 
 COMMANDS = dict(commands(typer.main.get_command(app)))

@@ -13,7 +13,7 @@ from functools import partial
 
 from weft.account.account import Unread
 from weft.core import effects as fx
-from weft.core.engine import Engine, StopMode
+from weft.core.engine import Engine
 from weft.errors import ConfigError
 from weft.kafka import guard
 from weft.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
@@ -32,7 +32,7 @@ from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactions import Transactor
 from weft.runtime.member.unread import Watchdog, unread
 from weft.runtime.shared import size_of
-from weft.types import ErrorInfo, TopicPartition
+from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.core import effects as fx
 from weft.core.spec import Limits
-from weft.core.starting import Found, OnLost
+from weft.core.starting import Found
 from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import ConsumerPort, ProducerPort
 from weft.runtime.door import Door
@@ -16,7 +16,7 @@ from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.member.seat import Fail, Seat
 from weft.runtime.member.topic_ids import TopicIds
 from weft.runtime.member.transactions import Transactor
-from weft.types import TopicPartition
+from weft.types import OnLost, TopicPartition
 
 
 @dataclass(slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from weft.core.engine import StopMode
 from weft.runtime.run.reports import ResultStream
-from weft.types import RunReport
+from weft.types import RunReport, StopMode
 
 
 class RunHandle(Protocol):

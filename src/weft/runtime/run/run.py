@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft.core.engine import StopMode
 from weft.core.spec import Limits
 from weft.core.states import InternalError
 from weft.kafka import guard
@@ -41,7 +40,7 @@ from weft.runtime.run.results import Results
 from weft.runtime.run.signals import StopSignals
 from weft.runtime.run.snapshot import Snapshots, ending_of, report_of, under_way
 from weft.runtime.run.watching import Watching
-from weft.types import RunReport
+from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:
     from weft.ledger.handling import LedgerRun

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from weft.core.engine import StopMode
 from weft.kafka import guard
+from weft.types import StopMode
 
 
 class StopSignals:

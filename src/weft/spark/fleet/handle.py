@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from weft.app_options import AppOptions
-from weft.core.engine import StopMode
 from weft.errors import ConfigError
 from weft.runtime.hosted import Hosted
 from weft.runtime.run.reports import ResultStream
 from weft.runtime.run.run import Run
 from weft.spark.fleet.link import Link
-from weft.types import RunReport
+from weft.types import RunReport, StopMode
 
 
 class MemberApp(Hosted, Protocol):

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from weft.app_options import AppOptions
-from weft.core.engine import Engine, StopMode
+from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.starting import Found
 from weft.errors import ConfigError, WeftError
@@ -41,7 +41,7 @@ from weft.spark.fleet.outside import answered
 from weft.spark.fleet.places import place_of, places_at_start
 from weft.spark.fleet.results import ResultsUp
 from weft.spark.fleet.wire import Message
-from weft.types import RunReport, TopicPartition
+from weft.types import RunReport, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.core.partition import Partition
-from weft.core.starting import Found, OffsetLost, OnLost, resolve
-from weft.types import TopicPartition
+from weft.core.starting import Found, OffsetLost, resolve
+from weft.types import OnLost, TopicPartition
 
 
 def place_of(partition: Partition) -> int:

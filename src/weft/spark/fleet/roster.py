@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from weft.core.engine import StopMode
 from weft.runtime.logs import event
 from weft.spark.fleet import places
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from weft.spark.fleet.results import decoded
 from weft.spark.fleet.slots import Incarnation, Slot
 from weft.spark.fleet.wire import Message, Wire, WireError
-from weft.types import Result, TopicPartition
+from weft.types import Result, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 

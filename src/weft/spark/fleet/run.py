@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weft.core.engine import StopMode
 from weft.errors import ConfigError, FatalError
 from weft.observe.about import about_run
 from weft.runtime.calls.as_handled import as_handled
@@ -39,7 +38,7 @@ from weft.spark.fleet.upfront import Upfront
 from weft.spark.fleet.wire import Message
 from weft.spark.table.handlers import with_table
 from weft.spark.table.plan import planned
-from weft.types import RunReport
+from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:
     from weft.runtime.hosted import Hosted
