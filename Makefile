@@ -9,14 +9,14 @@ MUTANTS ?= 60
 NOT_FAST := broker or spark or java or long or push
 # Two workers, with brokers of their own; tests are dealt out one by one, in their order.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 --durations=15
+PYTEST := $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
 # A test that not even its time-out can end (it waits in C, or in its tear-down): its worker prints
 # all stacks and goes, the test counts as failed, the others go on. More than any test of a push may take.
 NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 
-.PHONY: help mutate setup demo test test-fast test-page test-long lint types bench docs lock need-broker
+.PHONY: help mutate setup demo test test-fast test-page test-all lint types bench docs lock need-broker
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ demo: need-broker ## The main job from end to end, with its proof in demo-out/
 test: need-broker ## Everything a push must pass
 	$(PYTEST) $(NO_HANG) -m "not long"
 
-test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under two minutes)
+test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minute)
 	$(PYTEST) --dist worksteal -m "not ($(NOT_FAST))"
 
 # The tests of the page want a browser, and are left out without one:
@@ -48,8 +48,8 @@ test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under two min
 test-page: need-broker ## The page in a real Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest tests/integration/page
 
-test-long: need-broker ## What takes minutes: kills, churn, many seeds
-	$(BIN)/python -m pytest -m long
+test-all: need-broker ## All tests: kills, churn, many seeds, all on the real broker (hours)
+	$(PYTEST)
 
 lint: $(STAMP) ## Style: ruff's rules and its format
 	$(BIN)/ruff check .

@@ -36,11 +36,19 @@ HEAVY = tuple(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the lanes; the longest come first."""
     for item in items:
-        if INTEGRATION in item.path.parents or "kafka_broker" in getattr(item, "fixturenames", ()):
+        if _needs_broker(item):
             item.add_marker(pytest.mark.broker)
         if INTEGRATION / "spark" in item.path.parents:
             item.add_marker(pytest.mark.spark)
     items.sort(key=lambda item: not _heavy(item.path))
+
+
+def _needs_broker(item: pytest.Item) -> bool:
+    given = getattr(item, "callspec", None)
+    in_memory = given is not None and given.params.get("kafka") == "memory"
+    if INTEGRATION in item.path.parents:
+        return not in_memory
+    return "kafka_broker" in getattr(item, "fixturenames", ())
 
 
 def _heavy(path: Path) -> bool:
@@ -53,7 +61,13 @@ def kafka_broker() -> Iterator[LocalBroker]:
     from weft.broker import LocalBroker  # most tests need none
     from weft.broker.topics import wait_for_groups
 
-    with LocalBroker(config={"broker.session.timeout.ms": 30_000}) as broker:
+    patience = {
+        "broker.session.timeout.ms": 30_000,
+        # A group may notice a dead member soon; each has its own session, see Chaos.
+        "group.consumer.max.session.timeout.ms": 300_000,
+        "group.consumer.heartbeat.interval.ms": 300,
+    }
+    with LocalBroker(config=patience) as broker:
         wait_for_groups(broker.bootstrap)
         yield broker
 

@@ -15,9 +15,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from tests.support.rights import RIGHTS
 
-from weft.broker import LocalBroker
 from weft.errors import ConfigError
 from weft.kafka import calls
 from weft.kafka.admin import KafkaAdmin, TopicFacts
@@ -279,18 +277,18 @@ def test_absent_brokers_are_named_within_the_limit(request_name) -> None:
     assert "\n" not in message
 
 
-def test_a_request_waits_for_a_broker_that_is_coming_back() -> None:
+def test_a_request_waits_for_a_broker_that_is_coming_back(mortal_broker) -> None:
     """Within the limit, what passes by itself is waited out."""
-    with LocalBroker() as broker:
-        broker.create_topic("t")
-        with KafkaAdmin(settings(broker.bootstrap)) as admin:
-            assert "t" in admin.describe(["t"], TIMEOUT_S)
-            broker.kill()
-            with pytest.raises(KafkaUnavailable):
-                admin.describe(["t"], 0.5)
-            broker.restart()
-            assert "t" in admin.describe(["t"], TIMEOUT_S)
-            assert admin.group_members("nobody", TIMEOUT_S) is None
+    broker = mortal_broker
+    broker.create_topic("t")
+    with KafkaAdmin(settings(broker.bootstrap)) as admin:
+        assert "t" in admin.describe(["t"], TIMEOUT_S)
+        broker.kill()
+        with pytest.raises(KafkaUnavailable):
+            admin.describe(["t"], 0.5)
+        broker.restart()
+        assert "t" in admin.describe(["t"], TIMEOUT_S)
+        assert admin.group_members("nobody", TIMEOUT_S) is None
 
 
 @pytest.mark.parametrize("request_name", ["describe", "matching", "group_offsets"])
@@ -326,40 +324,40 @@ def test_tls_to_a_plain_listener_says_so(kafka_broker) -> None:
 
 
 @pytest.fixture(scope="module")
-def guarded():
-    """A broker with rights: the topic `secret` and the group `theirs` are Bob's alone."""
-    with LocalBroker(config=RIGHTS) as broker:
-        broker.create_topic("secret")
-        broker.create_topic("open")
-        client = AdminClient({"bootstrap.servers": broker.bootstrap})
-        owned = [(ResourceType.TOPIC, "secret"), (ResourceType.GROUP, "theirs")]
-        acls = [
-            AclBinding(
-                kind,
-                name,
-                ResourcePatternType.LITERAL,
-                "User:bob",
-                "*",
-                AclOperation.ALL,
-                AclPermissionType.ALLOW,
-            )
-            for kind, name in owned
-        ]
-        for future in client.create_acls(acls).values():
-            future.result(TIMEOUT_S)
-        yield broker
+def guarded(rights_broker):
+    """A broker with rights: the topic `bobs` and the group `bob` are Bob's alone."""
+    broker = rights_broker.broker
+    broker.create_topic("bobs")
+    broker.create_topic("all")
+    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+    owned = [(ResourceType.TOPIC, "bobs"), (ResourceType.GROUP, "bob")]
+    acls = [
+        AclBinding(
+            kind,
+            name,
+            ResourcePatternType.LITERAL,
+            "User:bob",
+            "*",
+            AclOperation.ALL,
+            AclPermissionType.ALLOW,
+        )
+        for kind, name in owned
+    ]
+    for future in client.create_acls(acls).values():
+        future.result(TIMEOUT_S)
+    return broker
 
 
 def test_missing_rights_are_a_configuration_error(guarded) -> None:
     """A topic and a group that are somebody else's: at once, with the right to grant."""
     with KafkaAdmin(settings(guarded.bootstrap)) as admin:
-        assert "open" in admin.describe(["open"], TIMEOUT_S)
+        assert "all" in admin.describe(["all"], TIMEOUT_S)
         started = time.monotonic()
         for ask in (
-            lambda: admin.describe(["open", "secret"], TIMEOUT_S),
-            lambda: admin.offsets([("secret", 0)], "end", timeout_s=TIMEOUT_S),
-            lambda: admin.group_offsets("theirs", [("open", 0)], TIMEOUT_S),
-            lambda: admin.group_members("theirs", TIMEOUT_S),
+            lambda: admin.describe(["all", "bobs"], TIMEOUT_S),
+            lambda: admin.offsets([("bobs", 0)], "end", timeout_s=TIMEOUT_S),
+            lambda: admin.group_offsets("bob", [("all", 0)], TIMEOUT_S),
+            lambda: admin.group_members("bob", TIMEOUT_S),
         ):
             with pytest.raises(ConfigError, match=r"authorization failed.*grant it"):
                 ask()

@@ -86,6 +86,7 @@ def test_a_data_folder_keeps_its_records_and_survives_a_stale_pid(weft, tmp_path
     assert len(admin.list_topics(timeout=60).topics["kept"].partitions) == 2
 
 
+@pytest.mark.long
 def test_each_data_folder_is_a_cluster_of_its_own(weft, tmp_path):
     """Two folders are two clusters; a running one refuses another shape or port."""
     data = ["--data", str(tmp_path / "data")]
@@ -99,6 +100,7 @@ def test_each_data_folder_is_a_cluster_of_its_own(weft, tmp_path):
     assert "not 1999" in refused.stderr
 
 
+@pytest.mark.long
 def test_commands_at_the_same_time_start_one_broker(tmp_path):
     """Three `up` at once on one folder print one address."""
     command = [sys.executable, "-m", "weft.cli.main", "broker"]
@@ -113,6 +115,7 @@ def test_commands_at_the_same_time_start_one_broker(tmp_path):
         subprocess.run([*command, "down", *data], check=True, timeout=60, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.long
 def test_three_nodes_and_one_is_brought_back(weft, tmp_path):
     """Three nodes listen on ports in a row; a dead one is `partial`, and `up` completes it."""
     data = ["--data", str(tmp_path / "data")]

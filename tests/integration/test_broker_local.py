@@ -104,29 +104,31 @@ def test_a_killed_broker_comes_back_with_its_records():
     assert not folder.exists()
 
 
-def test_three_nodes_go_on_without_one():
+@pytest.mark.long
+def test_three_nodes_go_on_without_one(three_nodes):
     """With three nodes, acks=all is still answered when one is killed, and it can come back."""
-    with LocalBroker(nodes=3) as broker:
-        broker.create_topic("copied", partitions=3, replication=3)
-        broker.kill(2)
-        assert len(broker.pids) == 2
-        produce(broker.bootstrap, "copied", 30)
-        broker.restart(2)
-        assert len(broker.pids) == 3
-        assert len(consume(broker.bootstrap, "copied", 30)) == 30
+    broker = three_nodes
+    broker.create_topic("copied", partitions=3, replication=3)
+    broker.kill(2)
+    assert len(broker.pids) == 2
+    produce(broker.bootstrap, "copied", 30)
+    broker.restart(2)
+    assert len(broker.pids) == 3
+    assert len(consume(broker.bootstrap, "copied", 30)) == 30
 
 
-def test_a_stopped_broker_resumes():
+def test_a_stopped_broker_resumes(mortal_broker):
     """SIGSTOP and SIGCONT reach the node: while it is stopped nothing answers."""
-    with LocalBroker() as broker:
-        broker.kill(sig=signal.SIGSTOP)
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-        with pytest.raises(KafkaException):
-            admin.list_topics(timeout=1)
-        broker.kill(sig=signal.SIGCONT)
-        assert admin.list_topics(timeout=60).brokers
+    broker = mortal_broker
+    broker.kill(sig=signal.SIGSTOP)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    with pytest.raises(KafkaException):
+        admin.list_topics(timeout=1)
+    broker.kill(sig=signal.SIGCONT)
+    assert admin.list_topics(timeout=60).brokers
 
 
+@pytest.mark.long
 def test_a_folder_that_runs_already_is_refused(tmp_path):
     """Two LocalBroker on one folder would stop each other's: the second is refused."""
     with LocalBroker(data_dir=tmp_path) as first:

@@ -105,6 +105,7 @@ def test_the_demo_proves_itself_and_leaves_nothing_running(tmp_path: Path) -> No
     assert "$" not in re.sub(r"base64,[^\"]*", "", page)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.timeout(240)
 def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ JAVA_LIMIT_S = 110
 JAVA_IDLE_S = 10  # a busy machine handles nothing for some seconds
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.broker,
     pytest.mark.java,
     pytest.mark.timeout(240),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
@@ -13,13 +12,6 @@ import weft
 from weft.broker import LocalBroker
 
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalBroker]:
-    """Three brokers; those that a test kills are back after it."""
-    with LocalBroker(nodes=3) as broker:
-        yield broker
 
 
 def wait_for(what, timeout_s: float = WAIT_S):
@@ -37,12 +29,13 @@ def leaders(admin: AdminClient, topic: str) -> dict[int, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_exactly_once_goes_on_without_what_goes_there(cluster: LocalBroker) -> None:
+def test_exactly_once_goes_on_without_what_goes_there(three_nodes: LocalBroker) -> None:
     """An output to the partition that is down is named by nobody; it ends alone, the others are done.
 
     Each transaction with it in it ran out of its time, for ever.
     """
     source, output, dead = "exact-source", "exact-output", "exact-dead"
+    cluster = three_nodes
     cluster.create_topic(source, 1, 3)
     cluster.create_topic(output, 3, 1)
     cluster.create_topic(dead, 1, 3)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -49,6 +50,10 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
     "consumer": {"group.protocol": "consumer"},
 }
+#: each protocol at night, the youngest on every push
+ONE_ON_A_PUSH = [
+    pytest.param(name, marks=[pytest.mark.long] * (name != "consumer")) for name in PROTOCOLS
+]
 
 
 def say(line: str) -> None:

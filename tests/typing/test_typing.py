@@ -40,6 +40,7 @@ def test_mypy_sees_what_is_wrong_and_nothing_else():
     assert lines(MYPY, BAD) == marked()
 
 
+@pytest.mark.long
 @pytest.mark.push
 @pytest.mark.timeout(300)
 def test_pyright_sees_it_too():

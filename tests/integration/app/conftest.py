@@ -1,4 +1,8 @@
-"""A real broker for every test of this folder, and short words for what they do with it."""
+"""A broker for every test of this folder, and short words for what they do with it.
+
+A push runs them on the in-memory broker, which the contract suite holds to the real one, and
+`make test-all` on both. Those marked `broker` are of what only the real one shows.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from confluent_kafka import (
+    OFFSET_INVALID,
     Consumer,
     KafkaError,
     KafkaException,
@@ -29,6 +34,8 @@ from confluent_kafka.admin import (
 import weft
 from weft.kafka import calls
 from weft.runtime.run.run import Run
+from weft.testing import MemoryKafka
+from weft.testing.memory import OffsetAndMetadata
 
 WAIT_S = 60.0  # a busy machine is patient; what has a bar of its own asserts it
 #: a broker that has just come back says this, or nothing
@@ -103,6 +110,11 @@ class Kafka:
         self.admin.delete_topics([topic])[topic].result(WAIT_S)
         wait_for(lambda: topic not in self.admin.list_topics(timeout=WAIT_S).topics)
 
+    def delete_before(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Retention: everything before this offset goes."""
+        gone = TopicPartition(topic, partition, offset)
+        self.admin.delete_records([gone])[gone].result(WAIT_S)
+
     def fill(self, topic: str, values: Sequence[Any], **fixed: Any) -> None:
         """Produce values, or dicts of what `produce` takes, and wait for the broker."""
         for value in values:
@@ -144,6 +156,15 @@ class Kafka:
         finally:
             consumer.close()
 
+    def commit(self, group: str, topic: str, offset: int, metadata: str = "") -> None:
+        """Commit partition 0 as any other client would."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": group, "log_level": 0}
+        )
+        place = TopicPartition(topic, 0, offset, metadata=metadata)
+        consumer.commit(offsets=[place], asynchronous=False)
+        consumer.close()
+
     def keep_members(self, group: str) -> None:
         """Under KIP-848 the broker waits 6 s for a member: here as long as under the classic one."""
         entry = ConfigEntry(
@@ -179,6 +200,88 @@ class Kafka:
                 run.wait(WAIT_S)
 
 
+class Read(NamedTuple):
+    """A record, with the words of confluent-kafka's Message."""
+
+    record: weft.Record
+
+    def key(self) -> bytes | None:
+        return self.record.key
+
+    def value(self) -> bytes | None:
+        return self.record.value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return list(self.record.headers) or None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.record.timestamp_ms
+
+
+class InMemory(Kafka):
+    """The same words on a MemoryKafka."""
+
+    def __init__(self, memory: MemoryKafka) -> None:
+        self.memory = memory
+        self.bootstrap = memory.bootstrap
+        self.runs = []
+        self.apps = []
+
+    def topic(self, partitions: int = 1, name: str | None = None, **config: Any) -> str:
+        assert not config, "for the real broker: mark the test `broker`"
+        name = name or self.name()
+        self.memory.create_topic(name, partitions)
+        return name
+
+    def partitions(self, topic: str) -> int:
+        return self.memory.broker.partition_counts.get(topic, 0)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.memory.add_partitions(topic, partitions)
+
+    def delete(self, topic: str) -> None:
+        self.memory.delete_topic(topic)
+
+    def fill(self, topic: str, values: Sequence[Any], **fixed: Any) -> None:
+        for value in values:
+            given = value if isinstance(value, dict) else {"value": value}
+            more = {**fixed, **given}
+            if "timestamp" in more:
+                more["timestamp_ms"] = more.pop("timestamp")
+            self.memory.produce(topic, **more)
+
+    def read(self, topic: str, count: int, partition: int = 0) -> list[Any]:
+        def there() -> list[Read]:
+            found = self.memory.records(topic)
+            return [Read(record) for record in found if record.partition == partition]
+
+        wait_for(lambda: len(there()) >= count)
+        assert len(there()) == count
+        return there()
+
+    def count(self, topic: str, partition: int = 0) -> int:
+        log = self.memory.broker.logs[topic, partition]
+        return log.end - log.start
+
+    def delete_before(self, topic: str, offset: int, partition: int = 0) -> None:
+        self.memory.delete_before(topic, partition, offset)
+
+    def commit(self, group: str, topic: str, offset: int, metadata: str = "") -> None:
+        self.memory.commit(group, topic, 0, offset, metadata)
+
+    def commit_of(self, group: str, topic: str, partition: int = 0) -> Any:
+        with self.memory.changed:
+            held = self.memory.broker.committed(group, (topic, partition))
+        return held or OffsetAndMetadata(OFFSET_INVALID, "")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """On a push in memory, at night on both; what is marked `broker` on the real one alone."""
+    if "kafka" in metafunc.fixturenames and not metafunc.definition.get_closest_marker("broker"):
+        real = pytest.param("real", marks=[pytest.mark.broker, pytest.mark.long])
+        metafunc.parametrize("kafka", ["memory", real], indirect=True)
+
+
 @pytest.fixture(scope="session")
 def _kafka(kafka_broker: Any) -> Kafka:
     kafka = Kafka(kafka_broker.bootstrap)
@@ -193,7 +296,11 @@ def _kafka(kafka_broker: Any) -> Kafka:
 
 
 @pytest.fixture
-def kafka(_kafka: Kafka) -> Iterator[Kafka]:
-    """The session's broker; what the test started is ended after it."""
-    yield _kafka
-    _kafka.end_all()
+def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """The session's broker, or one in memory; what the test started is ended after it."""
+    if getattr(request, "param", "real") == "memory":
+        found: Kafka = InMemory(request.getfixturevalue("memory_broker"))
+    else:
+        found = request.getfixturevalue("_kafka")
+    yield found
+    found.end_all()

@@ -54,6 +54,7 @@ def test_a_dead_letter_topic_that_a_pattern_reads_too(kafka):
     refused(kafka, app, f"{stem}.dead", "which it reads")
 
 
+@pytest.mark.broker
 def test_a_pattern_that_only_python_understands(kafka):
     """Librdkafka matches it, too, and wants the brace closed: exit code 2."""
     stem, app = kafka.name("p"), kafka.app()

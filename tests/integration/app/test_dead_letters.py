@@ -71,6 +71,7 @@ def test_a_record_that_cannot_be_decoded_takes_the_same_way(kafka):
     assert b"tombstones" in found[None]["__dlq.errors.message"]
 
 
+@pytest.mark.broker
 def test_a_letter_too_large_for_its_topic_goes_without_its_value(kafka):
     """Headers only, marked so; the record is done all the same."""
     source, letters = kafka.topic(), kafka.topic(max_message_bytes=2000)
@@ -84,6 +85,7 @@ def test_a_letter_too_large_for_its_topic_goes_without_its_value(kafka):
     assert headers["__dlq.errors.offset"] == b"0"
 
 
+@pytest.mark.broker
 def test_a_letter_too_large_for_the_producer_goes_without_its_value(kafka):
     """The same where librdkafka itself refuses it before it is sent."""
     source, letters = kafka.topic(), kafka.topic()
@@ -99,6 +101,7 @@ def test_a_letter_too_large_for_the_producer_goes_without_its_value(kafka):
     assert dict(letter.headers())["__dlq.errors.value.omitted"] == b"too large"
 
 
+@pytest.mark.broker
 def test_a_letter_the_broker_refuses_leaves_its_record_parked(kafka):
     """A compacted topic takes no record without a key: the record is kept, not lost."""
     source, letters = kafka.topic(), kafka.topic(cleanup_policy="compact")
@@ -160,6 +163,7 @@ def fill_large(kafka, topic, **record):
     assert producer.flush(60) == 0
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("over", [-1, 0, 1])
 def test_the_broker_decides_what_is_too_large(kafka, caplog, over):
     """Up to its topic's limit a letter is whole, also past librdkafka's default of 1,000,000."""
@@ -170,6 +174,7 @@ def test_the_broker_decides_what_is_too_large(kafka, caplog, over):
     assert ("dead letter too large" in caplog.text) == (over > 0)
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize(
     ("record", "marks"),
     [

@@ -47,6 +47,7 @@ def test_a_second_run_has_nothing_to_do(kafka):
     assert kafka.drain(counting(kafka, source, group)[0]).done == 0
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
 def test_transaction_markers_at_the_end_are_no_records(kafka, outcome):
     """The log's end is past the marker, which nobody ever receives."""
@@ -129,12 +130,9 @@ def test_partitions_of_other_members_count(kafka):
 
 def test_a_topic_emptied_by_retention_is_drained(kafka):
     """Its start has caught up with its end: nothing is there any more."""
-    from confluent_kafka import TopicPartition
-
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
-    gone = TopicPartition(source, 0, 3)
-    kafka.admin.delete_records([gone])[gone].result(60)
+    kafka.delete_before(source, 3)
     app, seen = counting(kafka, source, group)
     assert (kafka.drain(app).exit_code, seen) == (0, [])
 

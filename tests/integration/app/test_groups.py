@@ -18,6 +18,7 @@ PROTOCOLS = {
 }
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_members_share_the_work_in_every_protocol(kafka, protocol):
     """A second member joins, both handle, the first leaves: every record once."""
@@ -59,6 +60,7 @@ def test_members_share_the_work_in_every_protocol(kafka, protocol):
     assert [kafka.committed(group, source, n) for n in range(4)] == [3] * 4
 
 
+@pytest.mark.broker
 def test_a_fenced_static_member_exits_with_1_naming_its_id(kafka):
     """Two members under one group.instance.id: one of them ends, and does not join again."""
     source, group = kafka.topic(), kafka.name("g")

@@ -59,6 +59,7 @@ def test_many_partitions_keep_to_one_budget(kafka):
     assert most <= 1500
 
 
+@pytest.mark.broker
 def test_a_record_larger_than_the_budget_passes_alone(kafka):
     """2 MiB through a budget of 1 MiB, with small ones around it."""
     source = kafka.topic(max_message_bytes=4 * 2**20)

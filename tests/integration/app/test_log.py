@@ -12,6 +12,8 @@ import textwrap
 import pytest
 from tests.integration.app.conftest import wait_for
 
+pytestmark = pytest.mark.broker
+
 HEAD = """
 import logging, time, weft
 app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}, **{kafka!r}}})

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from tests.integration.app.conftest import wait_for
 
 import weft
@@ -24,18 +24,11 @@ def collector(kafka, source, group, *, properties=None, **options):
     return app, seen
 
 
-def commit(kafka, group, source, offset):
-    """Commit as any other client would."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "log_level": 0})
-    consumer.commit(offsets=[TopicPartition(source, 0, offset)], asynchronous=False)
-    consumer.close()
-
-
 def test_a_group_starts_where_it_has_committed(kafka):
     """A plain offset of another client is enough."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 5)
-    commit(kafka, group, source, 3)
+    kafka.commit(group, source, 3)
     app, seen = collector(kafka, source, group)
     kafka.drain(app)
     assert seen == [3, 4]
@@ -74,10 +67,7 @@ def test_metadata_of_somebody_else_is_ignored_with_one_warning(kafka, caplog):
     """It is never an exception into the rebalance: the plain offset counts."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "log_level": 0})
-    note = TopicPartition(source, 0, 1, metadata="committed by hand")
-    consumer.commit(offsets=[note], asynchronous=False)
-    consumer.close()
+    kafka.commit(group, source, 1, "committed by hand")
     app, seen = collector(kafka, source, group)
     with caplog.at_level(logging.WARNING, "weft"):
         kafka.drain(app)
@@ -89,7 +79,7 @@ def test_an_offset_past_the_end_stops_the_run_and_names_the_cure(kafka):
     """A truncated log, or a topic made again: nobody may guess."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
-    commit(kafka, group, source, 100)
+    kafka.commit(group, source, 100)
     app, seen = collector(kafka, source, group)
     report = kafka.start(app).wait(60)
     assert report.exit_code == 1
@@ -104,7 +94,7 @@ def test_an_offset_past_the_end_goes_on_where_it_is_told(kafka, caplog, choice, 
     """With a warning; the new start is committed."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
-    commit(kafka, group, source, 100)
+    kafka.commit(group, source, 100)
     app, seen = collector(kafka, source, group, on_offset_lost=choice)
     with caplog.at_level(logging.WARNING, "weft"):
         assert kafka.drain(app).exit_code == 0
@@ -117,9 +107,8 @@ def test_a_commit_below_the_start_of_the_log_goes_on_at_the_start(kafka, caplog)
     """Retention took what lay between; the run goes on with what is there."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 6)
-    commit(kafka, group, source, 1)
-    gone = TopicPartition(source, 0, 4)
-    kafka.admin.delete_records([gone])[gone].result(60)
+    kafka.commit(group, source, 1)
+    kafka.delete_before(source, 4)
     app, seen = collector(kafka, source, group)
     with caplog.at_level(logging.WARNING, "weft"):
         assert kafka.drain(app).exit_code == 0
@@ -207,6 +196,7 @@ def test_a_topic_made_again_is_another_topic(kafka, properties, count):
     wait_for(lambda: kafka.committed(group, source) == count)
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_what_was_fetched_is_handled_though_retention_overtook_it(kafka, caplog, protocol):
     """The epoch stays: nothing in flight is cancelled, and it goes on at the log's new start."""
@@ -229,8 +219,7 @@ def test_what_was_fetched_is_handled_though_retention_overtook_it(kafka, caplog,
     kafka.start(app)
     wait_for(lambda: app.snapshot()["handlers"]["handler"]["in_flight"] == 10)
     wait_for(lambda: sum(row["buffered"] for row in app.snapshot()["partitions"]) >= 500)
-    gone = TopicPartition(source, 0, 2900)
-    kafka.admin.delete_records([gone])[gone].result(60)
+    kafka.delete_before(source, 2900)
     loops[0].call_soon_threadsafe(gate.set)
     wait_for(lambda: set(range(2900, 3000)) <= set(seen))
     early = [offset for offset in seen if offset < 2900]
@@ -242,6 +231,7 @@ def test_what_was_fetched_is_handled_though_retention_overtook_it(kafka, caplog,
     assert any("deleted before they were read" in one.getMessage() for one in caplog.records)
 
 
+@pytest.mark.broker
 def test_a_commit_past_an_open_transaction_is_no_lost_log(kafka):
     """A group that comes from a read_uncommitted client has it: the log reaches further."""
     source, group = kafka.topic(), kafka.name("g")
@@ -253,7 +243,7 @@ def test_a_commit_past_an_open_transaction_is_no_lost_log(kafka):
     for _ in range(5):
         writer.produce(source, b"aborted")
     assert writer.flush(60) == 0
-    commit(kafka, group, source, 5)
+    kafka.commit(group, source, 5)
     app, seen = collector(kafka, source, group)
     run = kafka.start(app)
     wait_for(lambda: app.snapshot()["partitions"])

@@ -20,6 +20,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 from tests.integration.app.conftest import wait_for
 
+pytestmark = pytest.mark.broker
+
 ROOT = Path(__file__).parents[3]
 #: a pod's own address, which the kubelet calls: not loopback, and no name of ours
 POD = "10.244.1.7"

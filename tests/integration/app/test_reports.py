@@ -15,6 +15,8 @@ from weft.cli.top import asking
 from weft.observe import reports
 from weft.observe.overview import overview
 
+pytestmark = pytest.mark.broker
+
 
 def cli(*arguments):
     """Run `weft …` as a user does."""

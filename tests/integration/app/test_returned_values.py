@@ -159,6 +159,7 @@ def test_the_lane_goes_on_when_the_output_is_acknowledged(kafka):
     assert seen == [(n, n) for n in range(20)]
 
 
+@pytest.mark.broker
 def test_an_output_to_a_missing_topic_fails_the_attempt(kafka):
     """The broker does not know the topic: the attempt failed, and the error says so."""
     source = kafka.topic()

@@ -45,6 +45,7 @@ def weft_run(kafka, tmp_path):
     return run
 
 
+@pytest.mark.broker
 def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, weft_run):
     """One line at the start with the options, one a rebalance, one at the end; nothing raw."""
     source, group = kafka.topic(), kafka.name("g")
@@ -71,6 +72,7 @@ def test_a_drained_run_ends_with_0_and_logs_lines_not_records(kafka, weft_run):
     assert kafka.committed(group, source) == 50
 
 
+@pytest.mark.broker
 def test_parked_records_end_a_drained_run_with_3(kafka, weft_run):
     """And the last line says why."""
     source = kafka.topic()
@@ -90,6 +92,7 @@ def test_parked_records_end_a_drained_run_with_3(kafka, weft_run):
     assert 'in check\n    def check(record): raise ValueError("bröken")' in ended.stderr
 
 
+@pytest.mark.broker
 def test_the_policy_stop_ends_with_1(kafka, weft_run):
     """Naming the handler and the record."""
     source = kafka.topic()
@@ -150,6 +153,7 @@ def test_bad_input_in_a_process_of_its_own(weft_run):
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.broker
 def test_a_failing_lifespan_ends_with_1(kafka, weft_run):
     """The last line names it; where it failed stands in the log above."""
     source = kafka.topic()

@@ -11,6 +11,8 @@ import pytest
 
 import weft
 
+pytestmark = pytest.mark.broker
+
 CANARY = "canary-5f2e"
 SECRETS = {
     "sasl.password": f"{CANARY}-password",

@@ -15,7 +15,6 @@ import pytest
 from tests.integration.app.conftest import wait_for
 
 import weft
-from weft.broker import LocalBroker
 
 
 @pytest.fixture(autouse=True)
@@ -229,28 +228,28 @@ def test_a_member_in_reserve_is_ready(kafka):
     wait_for(lambda: bodies() == [reserve, (200, "ok\n")])
 
 
-def test_a_broker_that_is_away_is_unready_and_not_dead(tmp_path):
+def test_a_broker_that_is_away_is_unready_and_not_dead(mortal_broker, tmp_path):
     """Restarting would not bring it back; when it is back, all is well by itself."""
-    with LocalBroker() as broker:
-        config = {"bootstrap.servers": broker.bootstrap}
-        app = weft.App(group="away", kafka=config, http="127.0.0.1:0")
-        app.consume("away.records")(handled_elsewhere)
-        broker.create_topic("away.records")
-        run = app.start()
-        try:
-            port = run._outside._http.port
-            wait_for(lambda: get(port, "/readyz")[0] == 200)
-            broker.kill()
-            body = wait_for(lambda: one[1] if (one := get(port, "/readyz"))[0] == 503 else None, 60)
-            assert re.match(r"the broker has not answered for \d+ s", body)
-            assert get(port, "/livez") == (200, "ok\n")
-            assert "broker" in [one["about"] for one in why()]
-            assert 'weft_halted{cause="broker",group="away"} 1.0' in get(port, "/metrics")[1]
-            broker.restart()
-            wait_for(lambda: get(port, "/readyz")[0] == 200, 60)
-        finally:
-            run.stop("now")
-            run.wait(60)
+    broker = mortal_broker
+    config = {"bootstrap.servers": broker.bootstrap}
+    app = weft.App(group="away", kafka=config, http="127.0.0.1:0")
+    app.consume("away.records")(handled_elsewhere)
+    broker.create_topic("away.records")
+    run = app.start()
+    try:
+        port = run._outside._http.port
+        wait_for(lambda: get(port, "/readyz")[0] == 200)
+        broker.kill()
+        body = wait_for(lambda: one[1] if (one := get(port, "/readyz"))[0] == 503 else None, 60)
+        assert re.match(r"the broker has not answered for \d+ s", body)
+        assert get(port, "/livez") == (200, "ok\n")
+        assert "broker" in [one["about"] for one in why()]
+        assert 'weft_halted{cause="broker",group="away"} 1.0' in get(port, "/metrics")[1]
+        broker.restart()
+        wait_for(lambda: get(port, "/readyz")[0] == 200, 60)
+    finally:
+        run.stop("now")
+        run.wait(60)
 
 
 def test_a_blocked_loop_is_dead_after_a_while(kafka, monkeypatch):

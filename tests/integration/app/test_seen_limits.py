@@ -15,7 +15,6 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.integration.app.conftest import Kafka, wait_for
-from tests.support.rights import RIGHTS
 
 import weft
 from weft.broker import LocalBroker
@@ -60,28 +59,28 @@ def one_line(told):
 
 
 @pytest.fixture(scope="module")
-def guarded():
+def guarded(rights_broker):
     """A broker where topic `secret` and group `theirs` are somebody else's."""
-    with LocalBroker(config=RIGHTS) as broker:
-        kafka = Kafka(broker.bootstrap)
-        for topic in ("open", "secret"):
-            kafka.topic(name=topic)
-            kafka.fill(topic, [b"x"] * 3)
-        for topic in ("open", "secret"):
-            app = kafka.app(group="ours")
-            app.consume(topic)(lambda record: None)
-            assert kafka.drain(app).exit_code == 0
-        owned = [(ResourceType.TOPIC, "secret"), (ResourceType.GROUP, "theirs")]
-        acls = [
-            AclBinding(
-                kind, name, ResourcePatternType.LITERAL, "User:bob", "*", AclOperation.ALL,
-                AclPermissionType.ALLOW,
-            )
-            for kind, name in owned
-        ]  # fmt: skip
-        for future in kafka.admin.create_acls(acls).values():
-            future.result(60)
-        yield kafka
+    broker = rights_broker.broker
+    kafka = Kafka(broker.bootstrap)
+    for topic in ("open", "secret"):
+        kafka.topic(name=topic)
+        kafka.fill(topic, [b"x"] * 3)
+    for topic in ("open", "secret"):
+        app = kafka.app(group="ours")
+        app.consume(topic)(lambda record: None)
+        assert kafka.drain(app).exit_code == 0
+    owned = [(ResourceType.TOPIC, "secret"), (ResourceType.GROUP, "theirs")]
+    acls = [
+        AclBinding(
+            kind, name, ResourcePatternType.LITERAL, "User:bob", "*", AclOperation.ALL,
+            AclPermissionType.ALLOW,
+        )
+        for kind, name in owned
+    ]  # fmt: skip
+    for future in kafka.admin.create_acls(acls).values():
+        future.result(60)
+    return kafka
 
 
 def test_a_group_that_we_may_not_see(guarded, said):
@@ -119,6 +118,7 @@ def test_reports_that_we_may_not_read(guarded, said):
 # -- what is not there -----------------------------------------------------------------------------
 
 
+@pytest.mark.broker
 def test_a_group_that_has_committed_nothing(kafka, said):
     """It exists: it has a member; `weft lag` says what is missing."""
     group = kafka.name("g")
@@ -138,6 +138,7 @@ def test_a_group_that_has_committed_nothing(kafka, said):
 # -- hostile records -------------------------------------------------------------------------------
 
 
+@pytest.mark.broker
 def test_hostile_keys_and_errors_are_short_and_harmless(kafka, said):
     """Control characters and a megabyte of text: nothing of it reaches the terminal as it is."""
     topic, app = kafka.topic(), kafka.app()
@@ -165,6 +166,7 @@ def test_hostile_keys_and_errors_are_short_and_harmless(kafka, said):
 LONG = (pytest.mark.long, pytest.mark.timeout(600))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=LONG)])
 def test_very_many_partitions(count, said):
     """They are counted and paged through: by status, lag, why, top, and the page's events."""

@@ -67,6 +67,7 @@ def wait_until_in(process):
     assert process.stdout.readline() == "in\n", process.stderr.read()
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("kind", HANGS)
 def test_a_second_signal_ends_a_process_whose_handler_hangs(kafka, started, kind):
     """SIGTERM asks for a drain; a second one, or SIGINT, ends it within seconds: 143 or 130."""
@@ -85,6 +86,7 @@ def test_a_second_signal_ends_a_process_whose_handler_hangs(kafka, started, kind
     assert kafka.committed(group, source) == 0
 
 
+@pytest.mark.broker
 def test_one_signal_drains_and_is_a_clean_end(kafka, started):
     """What runs is finished and committed; exit code 0."""
     source, group = kafka.topic(), kafka.name("g")
@@ -97,6 +99,7 @@ def test_one_signal_drains_and_is_a_clean_end(kafka, started):
     assert kafka.committed(group, source) == 1
 
 
+@pytest.mark.broker
 def test_a_signal_while_the_app_still_starts_ends_it_at_once(kafka, started):
     """Nothing has run, so there is nothing to finish: exit code 0."""
     text = f"""
@@ -117,6 +120,7 @@ def test_a_signal_while_the_app_still_starts_ends_it_at_once(kafka, started):
     assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("kind", ["async waits", "async blocks", "threads"])
 def test_a_stop_with_a_hanging_handler_is_bounded_by_the_drain_timeout(kafka, started, kind):
     """One signal; after `drain_timeout_s` the member leaves, whatever the handler does."""
@@ -192,6 +196,7 @@ def test_a_stop_in_the_middle_of_a_rebalance_is_bounded(kafka):
     assert second.wait(60).exit_code == 0
 
 
+@pytest.mark.broker
 def test_a_stop_with_the_brokers_gone_is_bounded(kafka, kafka_broker):
     """Nobody answers any more, nothing can be committed: the run ends all the same."""
     source = kafka.topic()

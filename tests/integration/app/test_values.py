@@ -58,6 +58,7 @@ def test_a_tombstone_stays_none_and_is_never_decoded(kafka):
     assert (records[0].value, report.done) == (None, 1)
 
 
+@pytest.mark.broker
 def test_a_record_tells_everything_about_itself(kafka):
     """Topic, partition, offset, timestamp, key and headers, duplicates and nulls included."""
     source = kafka.topic(partitions=2)
@@ -93,6 +94,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.broker
 def test_a_header_whose_name_is_not_utf8_stops_nobody(kafka, caplog):
     """confluent-kafka cannot read it: the record comes without headers, with a warning."""
     source = kafka.topic()

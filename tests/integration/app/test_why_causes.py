@@ -1,4 +1,4 @@
-"""Every place and every cause, brought about on a real broker and asked for through the socket.
+"""Every place and every cause, brought about and asked for through the socket.
 
 One row each: what brings it about, what `weft why` is asked, and what it says.
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,13 +39,6 @@ def own_sockets(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_SOCKET", "1")
 
 
-@pytest.fixture(scope="module")
-def _mortal() -> Iterator[tuple[LocalBroker, Kafka]]:
-    """A broker that is stopped again and again, so none that others use."""
-    with LocalBroker() as broker:
-        yield broker, Kafka(broker.bootstrap)
-
-
 class Stage:
     """What a row plays with. Handlers wait at the gate; it opens at the end."""
 
@@ -60,8 +53,9 @@ class Stage:
         self.writers: list[Producer] = []
 
     def mortal(self) -> None:
-        """From now on a broker that may be frozen."""
-        self.broker, self.kafka = self.request.getfixturevalue("_mortal")
+        """From now on a real broker, which may be frozen."""
+        self.broker = self.request.getfixturevalue("mortal_broker")
+        self.kafka = Kafka(self.broker.bootstrap)
 
     def freeze(self) -> None:
         """The broker answers nothing more."""
@@ -348,6 +342,7 @@ def buffers(stage):
 
 def open_transaction(stage):
     """Another service has written, and not ended its transaction; a plain record is behind it."""
+    stage.mortal()
     stage.start([b"x"], lambda record: None)
     stage.until("remaining", 0)
     writer = Producer(
@@ -415,6 +410,8 @@ ROWS = (
         r"transaction of another producer \(last stable offset 1, end 3\)", "kafka-transactions.sh"),
     Row(buffers, "buffers", r"Nothing more of \S+\[0\] is fetched: the buffers are full", "normal"),
 )  # fmt: skip
+#: these freeze a broker, or write to it in transactions of others
+REAL = {marking, sending, committing, pending, outputs, membership, open_transaction}
 #: brought about by tests/integration/app/test_seen.py, with the probes, and by
 #: tests/unit/runtime/test_unread.py
 ELSEWHERE = {"broker", "start_unknown", "not_fetched"}
@@ -430,7 +427,11 @@ def asked(*arguments: str) -> list[dict[str, Any]]:
     return json.loads(printed[0]) if code == 0 else []
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bring.__name__)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[pytest.mark.broker] * (row.bring in REAL)) for row in ROWS],
+    ids=lambda row: row.bring.__name__,
+)
 def test_it_is_named_with_what_to_do(row, stage, capsys):
     """The sentence, and the next step, in JSON and in text."""
     where = row.bring(stage)

@@ -216,6 +216,7 @@ def test_halves_find_the_bad_record(kafka: Kafka, kind: str) -> None:
     assert letter.value() == b"77"
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_outputs_of_a_batch_are_stored_before_any_of_it_is_done(
     kafka: Kafka, delivery: str
@@ -249,6 +250,7 @@ def test_outputs_of_a_batch_are_stored_before_any_of_it_is_done(
         assert max(stored.values()) == 1
 
 
+@pytest.mark.broker
 def test_a_refused_output_condemns_no_other_of_its_transaction(kafka: Kafka) -> None:
     """exactly_once: the broker refuses whole produce batches; only the culprit's attempt fails."""
     topic, output = kafka.topic(), kafka.topic(max_message_bytes=2000)
@@ -411,6 +413,7 @@ def test_acknowledging_out_of_order_raises(kafka: Kafka, ordering: str, raises: 
     assert all("\n" not in error for error in errors)
 
 
+@pytest.mark.broker
 def test_explicit_outputs_are_stored_before_the_record_is_done(kafka: Kafka) -> None:
     """ack(record, outputs): what a single handler would return; refused outputs fail that record."""
     topic, output = kafka.topic(), kafka.topic(max_message_bytes=2000)

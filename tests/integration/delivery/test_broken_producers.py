@@ -54,6 +54,7 @@ def gate() -> Iterator[Gate]:
     made.most = math.inf
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize("code", FATAL_CODES)
 def test_outputs_and_dead_letters_survive_a_fatal_error(
     kafka: Kafka, gate: Gate, code: int
@@ -93,6 +94,7 @@ def test_outputs_and_dead_letters_survive_a_fatal_error(
     assert letters == {b"%d" % n for n in range(0, 6000, 10)}
 
 
+@pytest.mark.broker
 def test_a_transaction_survives_a_fatal_error(kafka: Kafka, gate: Gate) -> None:
     """The producer breaks in the middle of transactions: each output is there once, in lane order."""
     topic, output = kafka.topic(4), kafka.topic()

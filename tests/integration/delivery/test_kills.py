@@ -63,7 +63,8 @@ def scenario(chaos: Callable[..., Chaos], mode: str, seed: int, **options: Any) 
 @pytest.mark.parametrize(
     ("mode", "kills"),
     [
-        *((mode, 2) for mode in ("each", "batch", "explicit")),
+        ("each", 2),
+        *(pytest.param(mode, 2, marks=LONG) for mode in ("batch", "explicit")),
         *(pytest.param(mode, 6, marks=LONG) for mode in ("each", "batch", "explicit")),
     ],
 )
@@ -116,7 +117,7 @@ def test_at_most_once_handles_nothing_twice(
     ("mode", "kills"),
     [
         ("exactly_once", 3),
-        ("exact_batch", 2),
+        pytest.param("exact_batch", 2, marks=LONG),
         pytest.param("exactly_once", 6, marks=LONG),
         pytest.param("exact_batch", 6, marks=LONG),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AclOperation
 from tests.integration.app.conftest import Kafka, wait_for
-from tests.integration.matrix.conftest import RIGHTS
+from tests.integration.conftest import Guarded
 from tests.support.exactness import read_committed
 from tests.support.matrix.faults import deny, permit, set_quota
 
@@ -19,18 +19,12 @@ from weft.broker import LocalBroker
 RECORDS, CULPRIT = 900, 450
 
 
-@pytest.fixture(scope="module")
-def _guarded() -> Iterator[Kafka]:
-    """A broker that denies writing where an ACL says so."""
-    with LocalBroker(config=RIGHTS) as broker:
-        yield Kafka(broker.bootstrap)
-
-
 @pytest.fixture
-def guarded(_guarded: Kafka) -> Iterator[Kafka]:
-    """The same; what the test started is ended after it."""
-    yield _guarded
-    _guarded.end_all()
+def guarded(rights_broker: Guarded) -> Iterator[Kafka]:
+    """A broker that denies writing where an ACL says so."""
+    kafka = Kafka(rights_broker.broker.bootstrap)
+    yield kafka
+    kafka.end_all()
 
 
 @pytest.mark.parametrize("ending", ["dead letter", "park"])
@@ -81,6 +75,7 @@ def test_one_output_that_is_never_taken_ends_its_record_alone(
     assert not [line for line in aborted if "reason=''" in line]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_outputs_get_through_where_the_broker_stores_small_maps_only(
     caplog: pytest.LogCaptureFixture,

@@ -66,6 +66,8 @@ def measure(kafka: Kafka, topic: str, records: int, budget: int, **options: Any)
     return found
 
 
+@pytest.mark.long
+@pytest.mark.broker
 @pytest.mark.parametrize(
     "delivery",
     [
@@ -87,6 +89,7 @@ def test_64_partitions_of_1_mb_records_stay_in_budget(kafka: Kafka, delivery: st
     assert peak < BUFFER_BYTES / MB + OVER_MB
 
 
+@pytest.mark.broker
 def test_a_record_larger_than_the_whole_budget_passes_alone(kafka: Kafka) -> None:
     """Each of 3 MB, with a budget of 1 MB: all are handled, never two at once."""
     topic = kafka.topic(2, max_message_bytes=4 * MB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 from tests.integration.delivery.test_kills import STATIC
-from tests.integration.processes.conftest import SETTINGS
 from tests.support.chaos import SESSION_S, Chaos, Child
 from tests.support.exactness import Copy, compare, read_committed
 
@@ -23,13 +22,6 @@ from weft.kafka.transactions import KafkaTransactions
 
 #: how long a dead one's transaction stays open by itself: more than a busy machine takes
 OPEN_S = 150.0
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Iterator[LocalBroker]:
-    """A broker that may be killed; each test finds it running."""
-    with LocalBroker(config=SETTINGS) as broker:
-        yield broker
 
 
 def copying(make: Callable[..., Chaos], **options: Any) -> Chaos:
@@ -51,21 +43,21 @@ def copied(run: Chaos) -> Copy:
 @pytest.mark.parametrize("kills", [1, 4])
 @pytest.mark.timeout(400)
 def test_a_broker_that_restarts_tears_no_transaction(
-    mortal: LocalBroker, tmp_path: Path, kills: int
+    mortal_broker: LocalBroker, tmp_path: Path, kills: int
 ) -> None:
     """The broker is killed in the middle of transactions and started again: still a copy."""
 
     def make(**options: Any) -> Chaos:
-        return Chaos(mortal, tmp_path, **options)
+        return Chaos(mortal_broker, tmp_path, **options)
 
     with copying(make, seed=651, session_s=120.0) as run:
         members = [run.start(), run.start()]
         run.feed(200)
         run.until(lambda: min(map(run.starts_of, members)) > 100, 30, "both work")
         for number in range(kills):
-            mortal.kill()
+            mortal_broker.kill()
             threading.Event().wait(0.5 * number)
-            mortal.restart()
+            mortal_broker.restart()
             back = run.completed
             run.until(lambda back=back: run.completed > back + 200, 90, "work goes on")
         run.stop_feeding()

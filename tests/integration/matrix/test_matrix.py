@@ -1,6 +1,6 @@
 """Every fault of the matrix in every way of delivery, on a real broker.
 
-A push takes each fault once and each way once; `make test-long` the whole of it.
+A push takes each fault once and each way once; `make test-all` the whole of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.matrix.conftest import Guarded
+from tests.integration.conftest import Guarded
 from tests.support.matrix import ways
 from tests.support.matrix.cell import EARLY_DONE, WAIT_S, Cell
 from tests.support.matrix.checking import problems
@@ -56,9 +56,9 @@ def cell(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A cell on the broker that its fault needs; what it started is ended after it."""
     fault, way, protocol = (request.getfixturevalue(n) for n in ("fault", "way", "protocol"))
     if fault.cluster:
-        made = Cell(request.getfixturevalue("three"), way, protocol, tmp_path, replication=3)
+        made = Cell(request.getfixturevalue("three_nodes"), way, protocol, tmp_path, replication=3)
     else:
-        guarded: Guarded = request.getfixturevalue("guarded")
+        guarded: Guarded = request.getfixturevalue("rights_broker")
         made = Cell(guarded.broker, way, protocol, tmp_path)
         made.login = guarded.login
     yield made

@@ -11,17 +11,11 @@ from tests.support.chaos import Chaos
 
 from weft.broker import LocalBroker
 
-SETTINGS = {
-    "group.consumer.max.session.timeout.ms": 300_000,  # each group has its own; see Chaos
-    "group.consumer.heartbeat.interval.ms": 300,
-}
 
-
-@pytest.fixture(scope="session")
-def chaos_broker() -> Iterator[LocalBroker]:
-    """One node, shared by all scenarios that leave it alone."""
-    with LocalBroker(config=SETTINGS) as broker:
-        yield broker
+@pytest.fixture
+def chaos_broker(kafka_broker: LocalBroker) -> LocalBroker:
+    """One node, shared with all tests that leave it alone."""
+    return kafka_broker
 
 
 @pytest.fixture

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.processes.conftest import SETTINGS
 from tests.support.chaos import SESSION_S, Chaos
 from tests.support.verdict import Excuse
 
 from weft.broker import LocalBroker
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Iterator[LocalBroker]:
-    """A broker that may be killed; each test finds it running."""
-    with LocalBroker(config=SETTINGS) as broker:
-        yield broker
 
 
 def away(broker: LocalBroker, seconds: float) -> None:
@@ -39,7 +30,7 @@ def away(broker: LocalBroker, seconds: float) -> None:
 )
 @pytest.mark.timeout(240)
 def test_a_broker_killed_and_restarted_loses_and_stalls_nothing(
-    mortal: LocalBroker, tmp_path: Path, protocol: str, kills: int
+    mortal_broker: LocalBroker, tmp_path: Path, protocol: str, kills: int
 ) -> None:
     """S1, S2, S3, L3: two members under load, the broker killed in the middle.
 
@@ -47,13 +38,19 @@ def test_a_broker_killed_and_restarted_loses_and_stalls_nothing(
     nothing repeats.
     """
     with Chaos(
-        mortal, tmp_path, seed=601, protocol=protocol, session_s=120.0, concurrency=16, work_s=0.02
+        mortal_broker,
+        tmp_path,
+        seed=601,
+        protocol=protocol,
+        session_s=120.0,
+        concurrency=16,
+        work_s=0.02,
     ) as run:
         members = [run.start(), run.start()]
         run.feed(300)
         run.until(lambda: min(map(run.starts_of, members)) > 100, 30, "both work")
         for _ in range(kills):
-            away(mortal, run.dice.uniform(0.0, 2.0))
+            away(mortal_broker, run.dice.uniform(0.0, 2.0))
             back = run.completed
             run.until(lambda back=back: run.completed > back + 300, 20, "work goes on")
         run.stop_feeding()
@@ -66,15 +63,17 @@ def test_a_broker_killed_and_restarted_loses_and_stalls_nothing(
 
 
 @pytest.mark.parametrize("seconds", [7.0, pytest.param(20.0, marks=pytest.mark.long)])
-def test_all_brokers_gone_for_long(mortal: LocalBroker, tmp_path: Path, seconds: float) -> None:
+def test_all_brokers_gone_for_long(
+    mortal_broker: LocalBroker, tmp_path: Path, seconds: float
+) -> None:
     """Longer than the session: what was fetched is handled meanwhile, and all is well after."""
     options = {"session_s": SESSION_S, "concurrency": 8, "work_s": 0.03, "kind": "threads"}
-    with Chaos(mortal, tmp_path, seed=602, **options) as run:
+    with Chaos(mortal_broker, tmp_path, seed=602, **options) as run:
         run.produce(3000)
         child = run.start()
         run.let_work(child, 0.7)
         at = time.monotonic()
-        away(mortal, seconds)
+        away(mortal_broker, seconds)
         # The session is over, so what was done since the last commit is done again.
         run.excuses.append(Excuse("away", None, at - run.window_s, time.monotonic() + 5.0, True))
         run.all_done(90)
@@ -83,16 +82,19 @@ def test_all_brokers_gone_for_long(mortal: LocalBroker, tmp_path: Path, seconds:
         assert run.verdict().bounds
 
 
-def test_a_stop_with_the_brokers_gone_is_bounded(mortal: LocalBroker, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_stop_with_the_brokers_gone_is_bounded(
+    mortal_broker: LocalBroker, tmp_path: Path
+) -> None:
     """L4: SIGTERM while no broker answers ends within the drain's time and that of leaving."""
     drain_s, leave_s, busy_s = 4.0, 10.0, 20.0
     options = {"concurrency": 8, "work_s": 0.03, "drain_timeout_s": drain_s}
-    with Chaos(mortal, tmp_path, seed=603, **options) as run:
+    with Chaos(mortal_broker, tmp_path, seed=603, **options) as run:
         run.produce(2000)
         child = run.start()
         run.let_work(child, 0.5)
-        mortal.kill()
+        mortal_broker.kill()
         threading.Event().wait(0.5)
         took_s = run.terminate(child)
-    mortal.restart()
+    mortal_broker.restart()
     assert took_s < drain_s + leave_s + busy_s

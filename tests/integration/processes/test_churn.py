@@ -42,9 +42,11 @@ def churn(run: Chaos, seconds: float, *, kills: bool) -> int:
 
 
 def scenarios() -> list[object]:
-    """Each protocol, clean and with kills: 10 s on every push, 60 s in the long lane."""
+    """Each protocol, clean and with kills: on every push 10 s of one of them."""
     return [
-        pytest.param(protocol, kills, seconds, marks=[LONG] if seconds > 30 else [])
+        pytest.param(
+            protocol, kills, seconds, marks=[LONG] * (seconds > 30 or protocol != "cooperative")
+        )
         for protocol in PROTOCOLS
         for kills, seconds in ((False, 60), (True, 60), (protocol == "cooperative", 10))
     ]

@@ -17,6 +17,7 @@ def found(run: Chaos) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_an_app_without_order_is_found(chaos: Callable[..., Chaos]) -> None:
     """ordering="unordered" where key order was promised."""
     with chaos(seed=801, ordering="unordered", concurrency=16, work_s=0.01) as run:
@@ -40,6 +41,7 @@ def test_committing_what_was_only_seen_is_found(chaos: Callable[..., Chaos]) -> 
         assert "lost" in problems
 
 
+@pytest.mark.long
 def test_a_commit_without_its_map_is_found(chaos: Callable[..., Chaos]) -> None:
     """With a record stuck at the base, all that was done beyond it repeats."""
     options = {"mutant": "no map", "concurrency": 16, "work_s": 0.01}

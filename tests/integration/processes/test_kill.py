@@ -31,7 +31,10 @@ def check_kills(run: Chaos, verdict: Verdict, kills: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "kills"),
-    [("async", 3), ("threads", 2), pytest.param("async", 25, marks=pytest.mark.long)],
+    [
+        ("async", 3),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in (("threads", 2), ("async", 25))),
+    ],
 )
 @pytest.mark.timeout(300)
 def test_a_killed_app_loses_nothing_and_repeats_only_its_last_interval(

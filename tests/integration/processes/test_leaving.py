@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.support.chaos import PROTOCOLS, SESSION_S, Chaos
+from tests.support.chaos import ONE_ON_A_PUSH, SESSION_S, Chaos
 
 LEAVE_S = 10.0  # what a member grants the group to let it go; more than any protocol needs
 MARGIN_S = 20.0  # a busy machine's
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", ONE_ON_A_PUSH)
 def test_members_that_leave_together_end_in_time(
     chaos: Callable[..., Chaos], protocol: str
 ) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from tests.support.chaos import SESSION_S, STOOD_STILL, STOPPED_S, Chaos
+from tests.support.chaos import ONE_ON_A_PUSH, SESSION_S, STOOD_STILL, STOPPED_S, Chaos
 from tests.support.verdict import Excuse
 
 
@@ -38,7 +38,7 @@ def taken_over(run: Chaos, pid: int, since: float) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("async", marks=pytest.mark.long)])
-@pytest.mark.parametrize("protocol", ["eager", "cooperative", "consumer"])
+@pytest.mark.parametrize("protocol", ONE_ON_A_PUSH)
 def test_a_zombie_commits_nothing_and_starts_nothing(
     chaos: Callable[..., Chaos], protocol: str, kind: str
 ) -> None:

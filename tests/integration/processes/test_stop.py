@@ -12,7 +12,7 @@ from tests.support.verdict import Excuse
 DRAIN_S = 60.0
 
 
-@pytest.mark.parametrize("kind", ["async", "threads"])
+@pytest.mark.parametrize("kind", ["async", pytest.param("threads", marks=pytest.mark.long)])
 def test_sigterm_and_a_restart_repeat_nothing(chaos: Callable[..., Chaos], kind: str) -> None:
     """S4: what was handled before a clean stop is not handled again, and exit is 0."""
     with chaos(seed=201, kind=kind, concurrency=16, work_s=0.01) as run:
@@ -51,7 +51,7 @@ def test_a_stop_waits_for_what_runs(chaos: Callable[..., Chaos]) -> None:
         assert not [entry for entry in run.entries if entry.kind == "F"]
 
 
-@pytest.mark.parametrize("kind", ["async", "threads"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("async", marks=pytest.mark.long)])
 def test_a_second_signal_ends_at_once(chaos: Callable[..., Chaos], kind: str) -> None:
     """SIGINT twice: exit 130 at once though a handler never ends.
 

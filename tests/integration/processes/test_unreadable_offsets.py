@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.support.chaos import PROTOCOLS
+from tests.support.chaos import ONE_ON_A_PUSH, PROTOCOLS
 
 import weft
 from weft.broker import LocalBroker
@@ -20,7 +20,7 @@ UNREADABLE = 3
 WAIT_S = 60.0
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", ONE_ON_A_PUSH)
 def test_partitions_wait_until_their_offsets_are_read(
     chaos_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

@@ -91,6 +91,7 @@ def killed_when(moment, *command: str, log: Path, **environment: str) -> None:
         kill(process)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_every_ride_is_in_the_table_once_whatever_is_killed(broker, tmp_path, kills):
     """Priced or dead, then the tariff is mended and the dead are replayed; counted from outside."""

@@ -97,6 +97,7 @@ def _command(process: psutil.Process) -> str:
 SMALL = ("--conf", "spark.executor.memory=512m")
 
 
+@pytest.mark.long
 def test_standalone_survives_the_loss_of_an_executor(
     standalone, tmp_path, topic, kafka_broker
 ) -> None:

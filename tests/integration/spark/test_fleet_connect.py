@@ -141,6 +141,7 @@ print("ended", report.exit_code, report.reason, spark.range(3).count())
 """
 
 
+@pytest.mark.long
 def test_a_given_connect_session_stays_open(server, folder) -> None:
     """A session of a notebook: the fleet ends, the session goes on."""
     (folder / "notebook.py").write_text(SPARK_SESSION)
@@ -162,6 +163,7 @@ sys.version_info = Version(3, 9, 1, "final", 0)
 """
 
 
+@pytest.mark.long
 def test_another_python_on_the_executors_is_one_line(folder, tmp_path_factory) -> None:
     """Executors of another minor version: one line with both, exit code 2."""
     place = tmp_path_factory.mktemp("other")

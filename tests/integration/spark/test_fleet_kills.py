@@ -42,6 +42,7 @@ def folder(tmp_path, topic, kafka_broker) -> Any:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_killed_member_is_back_at_once(folder) -> None:
     """After kill -9 a member has its partitions long before the session time-out.
 
@@ -93,6 +94,7 @@ def test_ctrl_c_drains_all_members(folder) -> None:
         assert all_gone(kin, STOP_S) == []
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_it_now(tmp_path, topic, kafka_broker) -> None:
     """Two SIGTERMs while a handler takes long: exit code 143, soon."""
     name = topic(PARTITIONS, "slow")

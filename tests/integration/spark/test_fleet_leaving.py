@@ -194,6 +194,7 @@ def folder(tmp_path, group) -> Any:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_run_pushes_out_what_a_killed_one_left(group, folder) -> None:
     """Driver and members of a run are killed at once: the next run has all partitions soon.
 
@@ -223,6 +224,7 @@ def test_a_run_pushes_out_what_a_killed_one_left(group, folder) -> None:
     assert group.described() == ("EMPTY", set())
 
 
+@pytest.mark.long
 def test_a_stop_in_the_middle_of_a_rebalance_leaves_nobody(group, folder) -> None:
     """Ctrl-C as soon as a member has asked to join: after the end the group is empty."""
     with group.neighbour("range") as polls, running(folder, "--members", "2") as fleet:
@@ -234,6 +236,7 @@ def test_a_stop_in_the_middle_of_a_rebalance_leaves_nobody(group, folder) -> Non
         assert group.described()[1] == {"None"}
 
 
+@pytest.mark.long
 def test_a_driver_killed_in_a_rebalance_leaves_nobody(group, folder) -> None:
     """The driver dies while its members join: they notice, wait for the join, and leave."""
     with group.neighbour("range") as polls, running(folder, "--members", "2") as fleet:

@@ -127,6 +127,7 @@ def test_secrets_stand_nowhere(tmp_path: Path, topic, kafka_broker) -> None:
     assert planted_in(everything) == []
 
 
+@pytest.mark.long
 def test_secrets_stand_nowhere_on_a_connect_server(tmp_path: Path, topic, kafka_broker) -> None:
     """The server's event log and UI, and its log at its most talkative, know none of them either.
 

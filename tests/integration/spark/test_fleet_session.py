@@ -233,6 +233,7 @@ def test_stop_policy_ends_all_members(spark, app_on) -> None:
     assert report.error is not None and report.error.message == "enough"
 
 
+@pytest.mark.long
 def test_app_stop_in_a_handler_ends_all_members(spark, app_on) -> None:
     """app.stop() called by a handler on an executor is a clean stop of the whole fleet."""
     app, name = app_on(4_000)
@@ -442,6 +443,7 @@ app.run(engine="spark", members=1, master="local[1]")
 """
 
 
+@pytest.mark.long
 def test_what_spark_defaults_say_is_seen(tmp_path, topic, kafka_broker) -> None:
     """Speculation from spark-defaults.conf is refused with master=, too."""
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
@@ -454,6 +456,7 @@ def test_what_spark_defaults_say_is_seen(tmp_path, topic, kafka_broker) -> None:
     assert "spark.speculation=true cannot be used with a fleet" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_sparks_ui_tells_what_members_do(tmp_path, topic, kafka_broker) -> None:
     """The descriptions of the members' jobs are kept up to date: rate, lag, done, failures."""
     name = topic(PARTITIONS, "described")

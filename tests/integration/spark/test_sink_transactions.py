@@ -178,6 +178,7 @@ class Checkpoint:
             (self.folder / "commits" / name).unlink(missing_ok=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_killed_between_the_tasks_of_a_batch_every_row_is_there_once(
     kafka_broker, topic, produce, tmp_path, kills

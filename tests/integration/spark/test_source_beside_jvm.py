@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from tests.support.exactness import read_committed
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.spark,
     pytest.mark.java,
     pytest.mark.skipif(shutil.which("mvn") is None, reason="Maven fetches Spark's connector"),

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from weft.broker import LocalBroker
 from weft.broker.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -16,17 +15,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 REQUEST_MS, OUTAGE_S = "1500", 6.0
 
 
-@pytest.fixture(scope="module")
-def mortal():
-    """A broker of this file's own, to be stopped and killed."""
-    with LocalBroker() as broker:
-        yield broker
-
-
 @pytest.fixture
-def kafka_broker(mortal):
-    """The fixtures of this folder write to and read from that one."""
-    return mortal
+def kafka_broker(mortal_broker):
+    """The fixtures of this folder write to and read from the one that may be stopped and killed."""
+    return mortal_broker
 
 
 @pytest.fixture
@@ -65,30 +57,30 @@ def die(broker):
     broker.restart()
 
 
-@pytest.mark.parametrize("outage", [hang, die])
-def test_a_query_outlives_a_broker_that_is_away(spark, mortal, topic, produce, start, outage):
+@pytest.mark.parametrize("outage", [pytest.param(hang, marks=pytest.mark.long), die])
+def test_a_query_outlives_a_broker_that_is_away(spark, kafka_broker, topic, produce, start, outage):
     """Longer than a question's time-out, shorter than reconnectTimeout: it goes on by itself."""
     name = topic(2)
     produce(name, ["a", "b"])
     query = start(name)
     assert wait_until(lambda: seen(spark, query) == 2, 150)
-    outage(mortal)
+    outage(kafka_broker)
     produce(name, ["c"], partition=1)
     wait_until(lambda: seen(spark, query) in (-1, 3), 150)
     assert query.exception() is None, str(query.exception())[:3000]
     assert seen(spark, query) == 3
 
 
-def test_patience_ends_with_one_line(spark, mortal, topic, produce, start):
+def test_patience_ends_with_one_line(spark, kafka_broker, topic, produce, start):
     """After `reconnectTimeout` the query ends, and the error names the brokers."""
     name = topic()
     produce(name, ["a"])
     # Longer than the machine stands still while the broker is there.
     query = start(name, reconnectTimeout="15s")
     assert wait_until(lambda: seen(spark, query) == 1, 100)
-    mortal.kill(sig=signal.SIGSTOP)
+    kafka_broker.kill(sig=signal.SIGSTOP)
     try:
         assert wait_until(lambda: not query.isActive, 150)
     finally:
-        mortal.kill(sig=signal.SIGCONT)
-    assert f"Kafka at {mortal.bootstrap} did not answer" in str(query.exception())
+        kafka_broker.kill(sig=signal.SIGCONT)
+    assert f"Kafka at {kafka_broker.bootstrap} did not answer" in str(query.exception())

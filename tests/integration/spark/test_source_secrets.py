@@ -45,6 +45,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 def test_no_event_log_and_no_error_holds_a_secret(tmp_path):
     """Passwords are masked by Spark, references are shown as references, values nowhere."""
     logs, pem = tmp_path / "events", tmp_path / "cert.pem"

@@ -1,4 +1,7 @@
-"""The brokers of the matrix: one that can refuse logins and rights, and a cluster of three."""
+"""Brokers by what they can, one each for a worker's session; the plain one is `kafka_broker`.
+
+One may be killed, one can refuse logins and rights, one is a cluster of three.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,13 @@ import pytest
 from tests.support.rights import RIGHTS
 
 from weft.broker import LocalBroker, cluster
+from weft.broker.topics import wait_for_groups
 
+#: groups notice a dead member soon; each has its own session, see Chaos
+SETTINGS = {
+    "group.consumer.max.session.timeout.ms": 300_000,
+    "group.consumer.heartbeat.interval.ms": 300,
+}
 LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 #: a connection logs in again so often
 AGAIN_MS = 1_500
@@ -23,8 +32,16 @@ class Guarded(NamedTuple):
     login: str
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Guarded]:
+@pytest.fixture(scope="session")
+def mortal_broker() -> Iterator[LocalBroker]:
+    """A broker that tests kill, freeze and start again; each leaves it running."""
+    with LocalBroker(config=SETTINGS) as broker:
+        wait_for_groups(broker.bootstrap)
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rights_broker() -> Iterator[Guarded]:
     """One node with rights and, at its second address, logins."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -51,8 +68,8 @@ def guarded() -> Iterator[Guarded]:
         yield Guarded(running, address)
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[LocalBroker]:
-    """Three nodes; one that a cell kills is back after it."""
+@pytest.fixture(scope="session")
+def three_nodes() -> Iterator[LocalBroker]:
+    """Three nodes; one that a test kills is back after it."""
     with LocalBroker(nodes=3) as broker:
         yield broker
