@@ -103,7 +103,7 @@ class Cost:
         self._tests["start and end"] = self._tree.total() - sum(self._tests.values())
         folders: dict[str, float] = defaultdict(float)
         for node, used in self._tests.items():
-            folders[os.path.dirname(node.partition("::")[0]) or node] += used  # noqa: PTH120 - text
+            folders[node.partition("::")[0].rpartition("/")[0] or node] += used
         rows = sorted(folders.items(), key=lambda row: -row[1])
         terminalreporter.section("processor seconds")
         for folder, used in (*rows, ("all", sum(folders.values()))):
