@@ -38,6 +38,11 @@ class Bench:
         self.door.call(lambda engine, now: engine.tick(now))
         return False
 
+    def pass_to(self, now: float) -> None:
+        """The engine's clock stands at this time, and it does what is due."""
+        self.door.clock = lambda: now
+        self.ticked()
+
     def _call(self, argument: Any) -> Any:
         return self.function(argument)
 
@@ -47,6 +52,8 @@ class Bench:
             if isinstance(effect, fx.Start):
                 start = self.executor.start_batch if effect.together else self.executor.start
                 start(effect.works)
+            elif isinstance(effect, fx.Cancel):
+                self.executor.cancel(effect.work, expired=True)
             elif isinstance(effect, fx.CommitOffsets):
                 self._store(effect)
 

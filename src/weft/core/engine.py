@@ -143,6 +143,18 @@ class Engine:
         for ending in ended:
             ending.work.partition.handler.slots.give()
 
+    def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
+        """Calls of one handler that were asked for and have not begun: it is not their fault."""
+        self.state.now = now
+        works[0].partition.handler.slots.not_begun(works, now)
+
+    def calls_begun(self, now: float, works: Sequence[Work], ran_s: float) -> None:
+        """Calls of one handler that began only so long ago: their time counts from there."""
+        self.state.now = now
+        works[0].partition.handler.slots.begun(works, now - ran_s)
+        for work in works:
+            work.begun(now - ran_s)
+
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
         """Records of batches that still run were acknowledged: they are done, their slot is not."""
         self.state.now = now

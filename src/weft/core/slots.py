@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from weft.core.states import RUNNING
 from weft.core.work import AnyWork
+from weft.types import Record
 
 
 class Slots:
     """Calls that one handler may have in flight, and their time-outs."""
 
-    __slots__ = ("concurrency", "deadlines", "free", "overdue", "timeout_s", "whole")
+    __slots__ = ("concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting", "whole")
 
     def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
         self.concurrency = concurrency
@@ -28,6 +30,8 @@ class Slots:
         self.deadlines: dict[AnyWork, float] = {}
         #: running past their time and not to be cancelled -> since when
         self.overdue: dict[AnyWork, float] = {}
+        #: calls that the runtime reported as not begun -> the attempt. An entry may outlive it
+        self.waiting: dict[AnyWork, Record] = {}
 
     @property
     def taken(self) -> int:
@@ -64,6 +68,33 @@ class Slots:
             del self.deadlines[work]
             self.overdue[work] = now
         return expired
+
+    def not_begun(self, works: Sequence[AnyWork], now: float) -> None:
+        """The calls of these wait in front of their handler: none of their time is used."""
+        self.waiting = {work: one for work, one in self.waiting.items() if self.waits(work)}
+        self.waiting.update((work, work.record) for work in works)
+        self._time_again(works, now)
+
+    def begun(self, works: Sequence[AnyWork], at: float) -> None:
+        """The calls of these began at `at`, which the engine took for earlier."""
+        for work in works:
+            self.waiting.pop(work, None)
+        self._time_again(works, at)
+
+    def waits(self, work: AnyWork) -> bool:
+        """Its call has not begun, as far as is known."""
+        return work.state == RUNNING and self.waiting.get(work) is work.record
+
+    def _time_again(self, works: Sequence[AnyWork], at: float) -> None:
+        if self.timeout_s is None:
+            return
+        due, last = at + self.timeout_s, next(reversed(self.deadlines.values()), 0.0)
+        for work in works:
+            timed, overdue = self.deadlines.pop(work, None), self.overdue.pop(work, None)
+            if timed is not None or overdue is not None:  # else it has ended, or is no first record
+                self.deadlines[work] = due
+        if due < last:
+            self.deadlines = dict(sorted(self.deadlines.items(), key=lambda one: one[1]))
 
     def next_due(self) -> float | None:
         """When the time of the next one is over."""

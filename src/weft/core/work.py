@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from weft.core.calls import Call
 from weft.core.sharing import SharedTexts, size_bytes
-from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
+from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, RUNNING, InternalError
 from weft.types import ErrorInfo, Record
 
 LaneKey = bytes | int | str
@@ -195,6 +195,11 @@ class Received(Generic[P]):
         """These are on the way to the broker."""
         self.since = now
         self.outputs = outputs
+
+    def begun(self, at: float) -> None:
+        """Its call, asked for earlier, began only then."""
+        if self.state == RUNNING:
+            self.since = at
 
     def keep(self, outputs: Any) -> None:
         """These wait for a transaction, or were stored; None: they were refused."""

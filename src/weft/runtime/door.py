@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -86,6 +86,15 @@ class Door:
         """Hand in an event; it is taken before this returns or by who is inside now."""
         self._events.append(event)
         self.turn()
+
+    def waiting(self, works: Sequence[Work]) -> None:
+        """Calls of one handler that it was asked for and that have not begun."""
+        if works:
+            self.post(lambda engine, now: engine.calls_waiting(now, works))
+
+    def begun(self, works: Sequence[Work], ran_s: float = 0.0) -> None:
+        """Calls of one handler that began only so long ago."""
+        self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
 
     def turn(self) -> None:
         """Bring what was handed in to the engine, unless somebody else is doing it."""

@@ -166,3 +166,58 @@ def test_the_next_that_is_due_is_one_that_still_waits(gone):
     assert schedule.next_due() == (left[0] if left else None)
     assert len(schedule.due(1.5)) == len([due for due in left if due <= 1.5])
     assert schedule.next_due() == (2.0 if 2 not in gone else None)
+
+
+def test_calls_that_have_not_begun_use_none_of_their_time(make_desk):
+    """Workers that open slowly, records that are loading: not overdue, and the run goes on."""
+    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=2))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    works = desk.started()
+    for _ in range(30):
+        desk.pass_time(2.0)
+        assert [effect.work for effect in desk.take(fx.Cancel)] == works
+        desk.do("calls_waiting", works)
+        assert desk.engine.state.handlers[0].slots.overdue == {}
+    assert not desk.take(fx.Fatal)
+    assert {work.since for work in works} == {0.0}
+
+
+def test_the_time_of_a_call_counts_from_its_beginning(make_desk):
+    """It is asked to end when that is over, before a later one; and all may hang from then on."""
+    desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=2))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (first,) = desk.started()
+    desk.pass_time(2.0)
+    desk.take(object)
+    desk.poll(part, 1)
+    (second,) = desk.started()
+    desk.do("calls_begun", [first], 0.5)
+    assert first.since == 1.5
+    assert desk.engine.next_deadline() <= 3.5
+    desk.pass_time(1.5)
+    assert [effect.work for effect in desk.take(fx.Cancel)] == [first]
+    desk.pass_time(0.5)
+    assert [effect.work for effect in desk.take(fx.Cancel)] == [second]
+    desk.pass_time(20.0)
+    assert len(desk.take(fx.Fatal)) == 1
+
+
+def test_what_has_ended_is_not_timed_again(make_desk):
+    """What is reported of a call may be of one that has ended, or of an attempt before."""
+    desk = make_desk(HandlerSpec("h", timeout_s=2.0, retry=Retry(delay_s=0.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    slots = desk.engine.state.handlers[0].slots
+    desk.do("calls_waiting", [work])
+    desk.do("calls_ended", [], [Failed(work, ERROR)])
+    desk.pass_time(1.0)
+    assert desk.started() == [work]
+    assert not slots.waits(work)  # the next attempt, as far as is known
+    desk.do("calls_ended", [work])
+    desk.do("calls_begun", [work], 0.0)
+    desk.do("calls_waiting", [work])
+    assert not slots.waits(work)
+    assert (slots.deadlines, slots.overdue) == ({}, {})

@@ -122,7 +122,7 @@ def test_a_timeout_before_the_call_began_is_not_lost(batched: bool) -> None:
         bench.function = handler
         (work,) = bench.poll(1)
         bench.executor.cancel(work, expired=True)
-        await until(lambda: work.attempts)
+        await until(lambda: bench.ticked() or work.attempts)
         assert work.failure is not None
         assert work.failure.error is not None
         assert work.failure.error.type == "AttemptTimeout"

@@ -9,8 +9,8 @@ import pytest
 from tests.support.bench import Bench
 
 import weft
+from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Returned
 from weft.core.partition import Partition, Work
 from weft.runtime.calls import prefetch
 from weft.runtime.calls.prefetch import Prefetcher
@@ -147,62 +147,30 @@ def test_what_is_given_back_is_no_longer_loading() -> None:
     loading.prefetcher.cancel(work, expired=True)
     loading.bench.door.call(lambda engine, now: engine.halt(now, "test", on=True))
     loading.prefetcher.warn(None)
-    assert (loading.prefetcher._loading, loading.prefetcher._late) == (set(), {})
+    assert loading.prefetcher._loading == set()
     loading.prefetcher.cancel(work, expired=True)
     assert loading.inner.cancelled == [(work, True)]
-
-
-def late(**spec: Any) -> tuple[Loading, Work]:
-    """A record whose time-out came while it was loading, and that was handed on since."""
-    loading = Loading(concurrency=1, timeout_s=5.0, **spec)
-    (work,) = loading.bench.poll(1)
-    loading.prefetcher.cancel(work, expired=True)
-    assert loading.inner.cancelled == []
-    loading.prefetcher._expire_late()  # not handed on yet: nothing to end
-    loading.load()
-    assert loading.inner.started == [[work]]
-    return loading, work
 
 
 @pytest.mark.parametrize("spec", [{}, {"batch": weft.Batch(max_records=1)}])
-def test_a_late_call_has_all_its_time_from_when_it_was_handed_on(
-    clock: Clock, spec: dict[str, Any]
+@pytest.mark.parametrize("handed_on_at", [2.0, 12.0, 49.0])
+def test_a_call_has_all_its_time_from_when_it_was_handed_on(
+    handed_on_at: float, spec: dict[str, Any]
 ) -> None:
-    """Then it is ended, once."""
-    loading, work = late(**spec)
-    for seconds, cancelled in ((0.0, 0), (4.9, 0), (0.2, 1), (10.0, 1)):
-        clock.now += seconds
-        loading.prefetcher._expire_late()
+    """However long it was loading; then it is ended, once."""
+    loading = Loading(concurrency=1, timeout_s=5.0, **spec)
+    bench = loading.bench
+    bench.pass_to(0.0)
+    (work,) = bench.poll(1)
+    for now in range(int(handed_on_at)):
+        bench.pass_to(now)
+    bench.pass_to(handed_on_at)
+    loading.load()
+    assert work.since == handed_on_at
+    for seconds, cancelled in ((0.0, 0), (4.9, 0), (5.0, 1), (15.0, 1)):
+        bench.pass_to(handed_on_at + seconds)
         assert loading.inner.cancelled == [(work, True)] * cancelled
-    assert loading.prefetcher._late == {}
-
-
-def test_the_time_is_over_when_it_is_over(clock: Clock) -> None:
-    """After `timeout_s` to the instant."""
-    loading, work = late()
-    clock.now += 5.0
-    loading.prefetcher._expire_late()
-    assert loading.inner.cancelled == [(work, True)]
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_late_call_that_has_ended_is_forgotten(clock: Clock, again: bool) -> None:
-    """Neither it nor a later attempt of the same record is ended for it."""
-    loading, work = late()
-    if again:  # it failed, was loaded and handed on anew: state and record are of that attempt
-        work.record = work.record._replace(attempt=2)
-    else:
-        ended = [Returned(work, [])]
-        loading.bench.door.call(lambda engine, now: engine.calls_ended(now, [], ended))
-    clock.now += 60.0
-    loading.prefetcher._expire_late()
-    assert (loading.inner.cancelled, loading.prefetcher._late) == ([], {})
-
-
-def test_a_late_call_is_looked_after_by_a_loader() -> None:
-    """Whoever waits for records without a limit is woken."""
-    loading, _ = late()
-    assert loading.prefetcher._queue.get_nowait() == []
+    assert not [effect for effect in bench.effects if isinstance(effect, fx.Fatal)]
 
 
 def test_a_call_in_time_goes_to_the_executor_behind() -> None:
@@ -210,7 +178,7 @@ def test_a_call_in_time_goes_to_the_executor_behind() -> None:
     loading = Loading(concurrency=1, timeout_s=5.0)
     (work,) = loading.bench.poll(1)
     loading.prefetcher.cancel(work, expired=False)  # loading: it ends by itself
-    assert (loading.inner.cancelled, loading.prefetcher._late) == ([], {})
+    assert loading.inner.cancelled == []
     loading.load()
     assert loading.prefetcher._queue.empty()
     loading.prefetcher.cancel(work, expired=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from tests.support.bench import Bench
 
 import weft
+from weft.core import effects as fx
 from weft.core import states
 from weft.core.partition import Work
 from weft.runtime.calls.processes import executor as module
@@ -57,6 +59,11 @@ class Child:
         self.more = False
         self.process = Process()
         Child.made.append(self)
+
+    @property
+    def call(self) -> tuple[Item | None, float]:
+        """The call at hand and for how long it has run."""
+        return self.given.get(self.at_hand), time.monotonic() - self.began_at
 
     @property
     def room(self) -> int:
@@ -435,7 +442,57 @@ def test_a_time_out_of_what_has_just_ended_kills_nobody(office: Any) -> None:
     desk.begin(second)
     desk.executor.cancel(first, expired=True)
     assert not desk.child.killed
-    assert not desk.executor._late
+    desk.executor.cancel(second, expired=True)
+    assert desk.child.killed
+
+
+def test_what_has_not_begun_is_not_overdue(office: Any) -> None:
+    """Workers that open slowly (found in production): all slots were overdue, and the run ended."""
+    desk = office(concurrency=1, ahead=1, timeout_s=1.0)
+    desk.child.opened = False
+    desk.bench.pass_to(0.0)
+    works = desk.poll(2)
+    for now in range(1, 61):
+        desk.bench.pass_to(float(now))
+    assert not [effect for effect in desk.bench.effects if isinstance(effect, fx.Fatal)]
+    slots = works[0].partition.handler.slots
+    assert [slots.waits(work) for work in works] == [True, True]
+    assert slots.overdue == {}
+
+
+def test_a_call_has_all_its_time_from_when_its_worker_began_it(office: Any) -> None:
+    """The engine's clock began when it asked for the call."""
+    desk = office(concurrency=1, ahead=0, timeout_s=5.0)
+    desk.bench.pass_to(0.0)
+    (work,) = desk.poll(1)
+    desk.begin(work)
+    desk.child.began_at = time.monotonic() - 3.0  # at 97 by the engine's clock
+    desk.bench.pass_to(100.0)
+    assert not desk.child.killed
+    assert work.since == pytest.approx(97.0, abs=1.0)
+    desk.child.began_at = 0.0
+    desk.bench.pass_to(work.since + 4.9)
+    assert not desk.child.killed
+    desk.bench.pass_to(work.since + 5.0)
+    assert desk.child.killed
+
+
+def test_the_engine_hears_which_calls_wait_for_a_worker(office: Any) -> None:
+    """Also without a time-out; and since when those run that waited the last time."""
+    desk = office(concurrency=1, ahead=2)
+    desk.bench.pass_to(0.0)
+    works = desk.poll(3)
+    slots = works[0].partition.handler.slots
+    desk.begin(works[0])
+    desk.executor._report_waiting()
+    assert [slots.waits(work) for work in works] == [False, True, True]
+    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
+    desk.bench.pass_to(50.0)
+    desk.begin(works[1])
+    desk.child.began_at = time.monotonic() - 10.0
+    desk.executor._report_waiting()
+    assert [slots.waits(work) for work in works] == [False, False, True]
+    assert [work.since for work in works] == [0.0, pytest.approx(40.0, abs=1.0), 0.0]
 
 
 def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:

@@ -93,6 +93,8 @@ class AsyncExecutor:
         self._flushing = False
         self._closed = False
         self._loop_thread = 0
+        #: past their time by the engine's clock, and not begun yet
+        self._looked_for: set[Work] = set()
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         #: calling it gives Python's own coroutines, nobody else's (Cython's, say)
         self._native = isinstance(plan.function, types.FunctionType | types.MethodType) and bool(
@@ -325,24 +327,23 @@ class AsyncExecutor:
             worker.mark = worker.mark or mark
             worker.task.cancel()
         elif mark == EXPIRED:
-            self._expire_once_begun(work, work.record)
+            self._door.waiting([work])
+            if work not in self._looked_for:
+                self._looked_for.add(work)
+                self._time_once_begun(work, work.record)
 
     def _worker_of(self, work: Work) -> _Worker | None:
         return next((worker for worker in self._workers if worker.work is work), None)
 
-    def _expire_once_begun(self, work: Work, record: Record) -> None:
+    def _time_once_begun(self, work: Work, record: Record) -> None:
         """The time of a call that the loop had no time for counts from its beginning."""
-        if work.state != RUNNING or work.record is not record or self._closed:
+        present = work.state == RUNNING and work.record is record and not self._closed
+        if present and self._worker_of(work) is None:
+            self._loop.call_later(_BEGUN_S, self._time_once_begun, work, record)
             return
-        if self._worker_of(work) is None:
-            self._loop.call_later(_BEGUN_S, self._expire_once_begun, work, record)
-        else:
-            limit_s = self._plan.spec.timeout_s or 0.0
-            self._loop.call_later(limit_s, self._expire, work, record)
-
-    def _expire(self, work: Work, record: Record) -> None:
-        if work.record is record:
-            self._cancel(work, EXPIRED)
+        self._looked_for.discard(work)
+        if present:
+            self._door.begun([work])
 
     def _end_workers(self) -> None:
         for waiting in self._idle:

@@ -46,8 +46,6 @@ class BatchCall:
         self.task: asyncio.Task[None] | None = None
         #: its time was over
         self.expired = False
-        #: so it was by the engine's clock, before it began: its time counts from there
-        self.late = False
         #: none of it stays here: it is to end, and what is left of it to be given back
         self.dropped = False
         #: its records whose partitions go away, or all when the app stops
@@ -123,6 +121,14 @@ class BatchCall:
         ended: list[Ended] = [Returned(work, messages) for work, messages in fresh if messages]
         return done, ended
 
+    def used_up(self) -> bool:
+        """Whether its time is over, which the engine counts from when it asked for the call."""
+        ran_s = time.perf_counter() - self.began
+        if ran_s < (self.plan.spec.timeout_s or 0.0):
+            self._door.begun(self.works, ran_s)
+            return False
+        return True
+
     def touches(self, partitions: Sequence[Partition]) -> bool:
         """Whether it holds a record of one of these."""
         return any(work.partition in partitions for work in self.works)
@@ -139,8 +145,6 @@ class BatchCall:
     def returned(self, value: Any) -> None:
         """The handler returned."""
         self._remember(value)
-        if self.late and time.perf_counter() - self.began >= (self.plan.spec.timeout_s or 0.0):
-            self.expired = True
         if self.expired:
             self.raised(AttemptTimeout(f"ran longer than timeout_s={self.plan.spec.timeout_s}"))
         elif self.explicit and value is not None:
@@ -240,8 +244,6 @@ class BatchThreads(WorkerThreads["list[Work]"]):
     def __init__(self, plan: HandlerPlan, door: Door) -> None:
         super().__init__(plan, door)
         self._calls = _Calls()
-        #: past their time by the engine's clock before they began
-        self._late: set[Work] = set()
 
     def start_batch(self, works: list[Work]) -> None:
         """Call the handler once with these."""
@@ -255,11 +257,10 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         """A running call cannot be ended: it counts as failed when it returns."""
         if not expired:
             return
-        self._late = {one for one in self._late if one.state == RUNNING}
-        self._late.add(work)  # before the look: it may begin in between
         call = self._calls.of(work)
-        if call is not None and work in self._late:
-            self._late.discard(work)
+        if call is None:
+            self._door.waiting([work])
+        elif call.used_up():
             call.expired = True
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
@@ -270,11 +271,8 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         call = BatchCall(self._plan, self._door, item)
         batch = call.prepare()
         if batch is None:
-            self._late.difference_update(item)
             return
         self._calls.add(call)
-        call.late = not self._late.isdisjoint(item)
-        self._late.difference_update(item)
         try:
             value = call.context.run(self._plan.function, batch)
         except BaseException as error:
@@ -323,8 +321,7 @@ class BatchTasks:
             if call.dropped or not call.may_begin():
                 call.give_back()
                 return
-            if call.late:  # its time begins now
-                self._loop.call_later(self._plan.spec.timeout_s or 0.0, self._expire, call)
+            call.began = time.perf_counter()
             value = await self._plan.function(batch)
         except BaseException as error:
             timed_out = AttemptTimeout(f"no answer within timeout_s={self._plan.spec.timeout_s}")
@@ -344,10 +341,12 @@ class BatchTasks:
 
     def _cancel(self, work: Work, *, expired: bool) -> None:
         call = self._calls.of(work)
-        if call is None:
-            return
-        if expired:
-            self._expire(call)
+        if expired and (call is None or call.task is None):
+            self._door.waiting([work])
+        elif expired and call is not None and call.used_up():
+            call.expired = True
+            self._end(call)
+        if expired or call is None:
             return
         call.leaving.add(work)
         # exactly_once: what is handled again shows nowhere, what a call sends for records that
@@ -355,10 +354,6 @@ class BatchTasks:
         if self._plan.spec.delivery == EXACTLY_ONCE or not call.stays():
             call.dropped = True
             self._end(call)
-
-    def _expire(self, call: BatchCall) -> None:
-        call.late, call.expired = call.task is None, call.task is not None
-        self._end(call)
 
     @staticmethod
     def _end(call: BatchCall) -> None:

@@ -82,9 +82,6 @@ class Prefetcher:
         self._groups: list[_Group] = []
         #: taken over and not handed on
         self._loading: set[Work] = set()
-        #: past their time by the engine's clock while they were loading -> when, and as what,
-        #: they were handed on
-        self._late: dict[Work, tuple[float, Record] | None] = {}
         self._handing_on = threading.Lock()
         self._looking = threading.Lock()
         self._looked_at = 0.0
@@ -109,13 +106,13 @@ class Prefetcher:
         self._queue.put(works)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """End the attempt; what loads has a time of its own, and all of it again once handed on."""
+        """End the attempt; the time of a call counts from when it is handed on."""
         with self._handing_on:
             loading = work in self._loading
-            if loading and expired:
-                self._late[work] = None
         if not loading:
             self.inner.cancel(work, expired=expired)
+        elif expired:
+            self._door.waiting([work])
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Tell running batches; what is not being loaded yet goes back."""
@@ -157,7 +154,6 @@ class Prefetcher:
             with self._gathering:
                 works = self._next(batched=batched)
             self._release_finished(now=works is None)
-            self._expire_late()
             if works is None:
                 return
             if works:
@@ -166,7 +162,7 @@ class Prefetcher:
     def _next(self, *, batched: bool) -> list[Work] | None:
         """Records to load; none of them when it is only time to look what can be released."""
         try:
-            works = self._queue.get(timeout=LOOK_S if self._groups or self._late else None)
+            works = self._queue.get(timeout=LOOK_S if self._groups else None)
         except Empty:
             return []
         return works if batched or works is None else self._gather(works)
@@ -203,14 +199,12 @@ class Prefetcher:
             self._groups.append(_Group(works, source, context))
         with self._handing_on:
             self._loading.difference_update(works)
-            late = self._late.keys() & works
-            for work in late:
-                self._late[work] = (time.monotonic(), work.record)
+        self._door.begun(works)
         if batched:
             self.inner.start_batch(works)
         else:
             self.inner.start(works)
-        if late or source is not None:
+        if source is not None:
             self._queue.put([])  # whoever waits for records without a limit has these to look after
 
     def _call(self, records: list[Record], context: Context) -> tuple[Sequence[Any], Any]:
@@ -249,8 +243,6 @@ class Prefetcher:
         """These will not be handed on."""
         with self._handing_on:
             self._loading.difference_update(works)
-            for work in works:
-                self._late.pop(work, None)
         if self._plan.spec.batch is not None:
             handler = works[0].partition.handler.index
             self._door.post(
@@ -259,18 +251,6 @@ class Prefetcher:
         else:
             self._door.ended.extend(ends)
             self._door.turn()
-
-    def _expire_late(self) -> None:
-        """Cancel calls whose time was over before they were loaded, and is now since then."""
-        now, limit_s = time.monotonic(), self._plan.spec.timeout_s or 0.0
-        with self._handing_on:
-            handed_on = [(work, *since) for work, since in self._late.items() if since]
-            ended = [w for w, _, r in handed_on if w.state != RUNNING or w.record is not r]
-            due = [w for w, at, _ in handed_on if w not in ended and now - at >= limit_s]
-            for work in (*ended, *due):
-                del self._late[work]
-        for work in due:
-            self.inner.cancel(work, expired=True)
 
     # -- releasing ---------------------------------------------------------------------------------
 

@@ -165,7 +165,9 @@ class ThreadExecutor(WorkerThreads[Work]):
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """A running call cannot be ended; a time-out makes it count as failed when it returns."""
-        if expired:
+        if expired and work in self._ready:
+            self._door.waiting([work])  # no thread has come to it yet
+        elif expired:
             for ended in [one for one in self._expired if one.state != RUNNING]:
                 self._expired.discard(ended)  # returned in the very moment it expired
             self._expired.add(work)

@@ -1,17 +1,13 @@
-"""How a call in a worker process ended, and the end of those that are past their time."""
+"""How a call in a worker process ended."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-
 from weft.core.endings import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Work
-from weft.core.states import RUNNING, SUPERSEDED
 from weft.policies import Retry
 from weft.runtime.calls.invoke import failed
 from weft.runtime.calls.processes.link import Item, Link
-from weft.runtime.calls.processes.protocol import ENDED, BatchReply, Reply
+from weft.runtime.calls.processes.protocol import BatchReply, Reply
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo
 
@@ -88,51 +84,3 @@ def unsendable(work: Work, error: Exception, retry: Retry) -> Failed:
         f"({type(error).__name__}: {error})"
     )
     return failed(work, why, retry)
-
-
-class Late:
-    """Kills the workers of calls whose time is over. Under the executor's lock.
-
-    The engine's clock began when the record was granted. Its worker may still have been opening
-    then, so a call that has not begun, or only just, gets its time from its beginning on.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        #: past their time by the engine's clock -> when their worker began them, once it has
-        self._works: dict[Work, float | None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._works)
-
-    def add(self, work: Work) -> None:
-        """The engine says that its time is over."""
-        self._works.setdefault(work, None)
-
-    def end(self, links: Sequence[Link]) -> None:
-        """Kill for what is due; keep what has not begun or has time left."""
-        now = time.monotonic()
-        for work, seen_at in list(self._works.items()):
-            link, item, began_at = _running(work, links)
-            if link is None and work.state not in (RUNNING, SUPERSEDED):
-                del self._works[work]
-                continue
-            # The first record stands for its batch, and may be done long before it.
-            if link is None or began_at == ENDED:  # not begun; or its answer is on the way
-                continue
-            if seen_at is None and now - began_at < self._limit_s:
-                self._works[work] = began_at
-            elif now - (seen_at or began_at) >= self._limit_s:
-                del self._works[work]
-                link.killed_for = item
-                link.kill()
-
-
-def _running(work: Work, links: Sequence[Link]) -> tuple[Link | None, Item | None, float]:
-    """The link that runs it, the call, and when that began."""
-    for link in links:
-        # The number first: a time read after it is that call's, or one that began later.
-        item, began_at = link.given.get(link.at_hand), link.began_at
-        if item is not None and work in item.works:
-            return link, item, began_at
-    return None, None, 0.0

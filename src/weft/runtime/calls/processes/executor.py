@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -21,7 +22,7 @@ from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.kafka import guard
 from weft.runtime.calls import stacks
-from weft.runtime.calls.processes.endings import Deaths, Late, end_of, ends_of, unsendable
+from weft.runtime.calls.processes.endings import Deaths, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.link import Item, Link
 from weft.runtime.calls.processes.protocol import (
     AskStack,
@@ -44,6 +45,7 @@ STARTS_MAX = 3  # workers that die before they open, one after another
 CLOSE_S = 1.0
 STACK_S = 0.3  # a worker answers at once unless what it calls holds its interpreter
 LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
+REPORT_S = 1.0  # how often the engine hears which calls have not begun, while there are any
 
 
 class ProcessExecutor:
@@ -69,7 +71,9 @@ class ProcessExecutor:
         self._once = plan.spec.delivery == AT_MOST_ONCE
         #: the app stops: what has not begun is to be taken back
         self._recalling = False
-        self._late = Late(plan.spec.timeout_s or 0.0)
+        #: calls that were reported as not begun, and when the next report is due
+        self._reported: set[Item] = set()
+        self._report_at = 0.0
         self._unsendable: list[tuple[Item, Exception]] = []
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         for _ in range(plan.spec.concurrency):
@@ -101,11 +105,21 @@ class ProcessExecutor:
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """A time-out kills the worker; a partition that goes away does not."""
-        if expired:
-            with self._lock:
-                self._late.add(work)
-                self._late.end(self._links)
-            self._tokens.put(True)
+        if not expired:
+            return
+        limit_s, ran_s = self._plan.spec.timeout_s or 0.0, -1.0
+        with self._lock:
+            for link in self._links:
+                item, for_s = link.call
+                if item is not None and work in item.works:
+                    ran_s = for_s
+                    if ran_s >= limit_s:
+                        link.killed_for = item
+                        link.kill()
+        if ran_s < 0.0:  # not begun; or its answer is on the way
+            self._door.waiting([work])
+        elif ran_s < limit_s:
+            self._door.begun([work], ran_s)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Take back what has not started of these, or of all; tell running batches."""
@@ -169,20 +183,38 @@ class ProcessExecutor:
         """On a thread of its own: a pipe may be full, and the door may not wait for it."""
         while not self._closed:
             with contextlib.suppress(Empty):
-                self._tokens.get(timeout=LOOK_S if self._late or self._queued() else None)
+                self._tokens.get(timeout=self._look_in_s())
             while not self._tokens.empty():
                 self._tokens.get()
             if self._recalling:
                 self._recalling = False
                 self._recall(None)
             self._dispatch_now()
+            if time.monotonic() >= self._report_at:
+                self._report_waiting()
+
+    def _look_in_s(self) -> float | None:
+        if self._queued():
+            return LOOK_S
+        return REPORT_S if self._waiting else None
+
+    def _report_waiting(self) -> None:
+        """Which calls have not begun, and since when those run that had not the last time."""
+        self._report_at = time.monotonic() + REPORT_S
+        with self._lock:
+            running = {item: ran_s for item, ran_s in (link.call for link in self._links) if item}
+            given = [item for link in self._links for item in link.given.values()]
+            waiting = [item for item in (*self._waiting, *given) if item not in running]
+        for item, ran_s in running.items():
+            if item in self._reported and ran_s >= 0.0:
+                self._door.begun(item.works, ran_s)
+        self._reported = set(waiting)
+        self._door.waiting([work for item in self._reported for work in item.works])
 
     def _dispatch_now(self) -> None:
         with self._lock:
             if self._closed:
                 return
-            if self._late:
-                self._late.end(self._links)
             back = self._give_out(self._links)
             if not self._waiting and any(link.hungry for link in self._links):
                 self._relieve()
@@ -205,7 +237,7 @@ class ProcessExecutor:
         with self._lock:
             link.feeding = False
             back = self._give_out([link]) if link.hungry and not self._closed else []
-            look = self._late or (link.hungry and self._queued())
+            look = link.hungry and self._queued()
         self._give_back(back)
         if look:
             self._tokens.put(True)

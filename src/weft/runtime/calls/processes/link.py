@@ -182,6 +182,12 @@ class Link:
         """When the record at hand began, on the monotonic clock, which all processes share."""
         return float(self._began.value)
 
+    @property
+    def call(self) -> tuple[Item | None, float]:
+        """The call at hand and for how long it has run; below zero once it has ended."""
+        # The number first: a time read after it is that call's, or one that began later.
+        return self.given.get(self.at_hand), time.monotonic() - self.began_at
+
     def how_it_died(self) -> str:
         """For the error of the record that was at hand."""
         code = self.process.exitcode
