@@ -93,6 +93,8 @@ def end_calls(world: World, member: Member, dice: Dice, *, every: bool = False) 
     share = 1.0 if every else dice.pick((0.2, 0.6, 1.0))
     batches = []
     for call in list(member.calls):
+        if call.begun_at is None and not _begins(world, member, call, dice, every=every):
+            continue
         if not every and (not dice.chance(share) or _hangs(world, call, dice)):
             continue
         if every:
@@ -107,6 +109,16 @@ def end_calls(world: World, member: Member, dice: Dice, *, every: bool = False) 
         member.perform()
     for call in batches:
         _end_batch(world, member, call, dice, every=every)
+
+
+def _begins(world: World, member: Member, call: Call, dice: Dice, *, every: bool) -> bool:
+    """A call that has waited in front of its handler begins, sooner or later."""
+    if not every and not dice.chance(0.05):
+        return False
+    call.begun_at = world.now
+    if dice.chance(0.3):  # else the engine learns it when its time is over
+        member.engine.calls_begun(world.now, [call.first], 0.0)
+    return every
 
 
 def _hangs(world: World, call: Call, dice: Dice) -> bool:

@@ -210,6 +210,8 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
     _need(slots.free >= 0 or spec.commit_each, handler.name, f"more calls than slots: {told}")
     timed = len(slots.deadlines) + len(slots.overdue)
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
+    due = list(slots.deadlines.values())
+    _need(due == sorted(due), handler.name, f"time-outs out of order: {due}")
 
 
 def _check_claims(state: EngineState) -> None:

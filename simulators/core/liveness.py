@@ -20,6 +20,17 @@ def check_liveness(world: World, member: Member) -> None:
             _commits_in_time(world, member, life)
             if _may_start(world, member, life):
                 _starts_in_time(world, member, life)
+    _ends_asked_for(world, member)
+
+
+def _ends_asked_for(world: World, member: Member) -> None:
+    """Calls past their time, which counts from their beginning; not with all acknowledged."""
+    for call in member.calls:
+        limit_s = world.setup.specs[call.handler].timeout_s
+        if limit_s is None or call.begun_at is None or call.cancelled or not call.works:
+            continue
+        if world.now > call.begun_at + limit_s + 1e-6:
+            raise Violation("L1", f"{call.first!r} runs since {call.begun_at:.3f}, not ended")
 
 
 def _commits_in_time(world: World, member: Member, life: Life) -> None:

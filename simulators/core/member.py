@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.epochs import Assignment
 from weft.core.partition import Partition, Work
-from weft.core.spec import AT_MOST_ONCE
+from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.core.starting import Found, Start, resolve
 from weft.testing.groups import OffsetAndMetadata
 from weft.testing.memory import Log, UnstableOffset
@@ -24,7 +25,7 @@ OUTPUT_BYTES = 300  # what each record's outputs weigh
 class Call:
     """One handler call that runs."""
 
-    __slots__ = ("batch", "cancelled", "first", "handler", "stuck", "works")
+    __slots__ = ("batch", "begun_at", "cancelled", "first", "handler", "stuck", "works")
 
     def __init__(self, handler: int, works: list[Work], *, batch: bool) -> None:
         self.handler = handler
@@ -33,6 +34,8 @@ class Call:
         self.batch = batch
         self.cancelled = False
         self.stuck = False
+        #: None while it waits in front of its handler: for a worker process, for its prefetch
+        self.begun_at: float | None = None
 
 
 class Request:
@@ -87,6 +90,7 @@ class Member:
         self.revoking: tuple[TopicPartition, ...] = ()
         self.stop_at: float | None = None
         self.drained = False
+        self._waits = random.Random(self.name)
         self.fatal = ""
         self.user_paused = False
         self.held = False
@@ -139,6 +143,8 @@ class Member:
 
     def _begin(self, handler: int, works: list[Work], *, batch: bool) -> None:
         call = Call(handler, works, batch=batch)
+        if self._waits.random() >= self.world.odds.waits:
+            call.begun_at = self.world.now
         self.oracle.starting(works, call, self.world.now, self.world.held)
         self.calls.append(call)
         spec = self.world.setup.specs[handler]
@@ -149,6 +155,15 @@ class Member:
         call = next((call for call in self.calls if effect.work is call.first), None)
         require(call is not None, "structure", f"{effect.work!r} is cancelled and does not run")
         assert call is not None
+        now, spec = self.world.now, self.world.setup.specs[effect.handler]
+        if call.begun_at is None:
+            self.oracle.stats["not begun"] += 1
+            self.engine.calls_waiting(now, [call.first])
+            return
+        if now - call.begun_at < (spec.timeout_s or 0.0) - 1e-6:
+            self.oracle.stats["begun late"] += 1
+            self.engine.calls_begun(now, [call.first], now - call.begun_at)
+            return
         call.cancelled = True
         self.oracle.stats["cancelled"] += 1
 
@@ -226,6 +241,18 @@ class Member:
     def _fatal(self, effect: fx.Fatal) -> None:
         self.fatal = effect.reason
         self.oracle.stats["fatal"] += 1
+        if "overdue" in effect.reason:
+            require(any(map(self._hang, self.world.setup.specs)), "L1", effect.reason)
+
+    def _hang(self, spec: HandlerSpec) -> bool:
+        """All calls that this handler may run have run for ten time-outs."""
+        ages = [
+            self.world.now - call.begun_at
+            for call in self.calls
+            if self.world.setup.specs[call.handler] is spec and call.begun_at is not None
+        ]
+        long = [age for age in ages if spec.timeout_s and age >= 10 * spec.timeout_s]
+        return len(long) >= spec.concurrency
 
     # -- partitions --------------------------------------------------------------------------------
 

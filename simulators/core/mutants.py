@@ -26,6 +26,7 @@ from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
 from weft.core.plans import Plans
 from weft.core.portions import Portions
+from weft.core.slots import Slots
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.suspects import Suspects
 
@@ -362,6 +363,21 @@ def _turn_forgotten(original: Any) -> Any:
             original(self, partition)
 
     return enlist
+
+
+@mutant(Slots, "not_begun", "L1", first_seed=profiles.WAITING)
+def _calls_that_wait_are_overdue(original: Any) -> Any:
+    return lambda _self, _works, _now: None
+
+
+@mutant(Slots, "_time_again", "L1", first_seed=profiles.WAITING)
+def _calls_that_wait_are_never_timed(original: Any) -> Any:
+    def time_again(self: Slots, works: Any, at: float) -> None:
+        for work in works:
+            self.deadlines.pop(work, None)
+            self.overdue.pop(work, None)
+
+    return time_again
 
 
 @mutant(Engine, "_check_drained", "L4")

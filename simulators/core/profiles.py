@@ -33,6 +33,8 @@ HOLES = 16_000_000
 ABORTED = 17_000_000
 #: exactly_once with a broker that stores less of an offset map than was thought
 REFUSED_MAPS = 18_000_000
+#: worker processes that open slowly, records that are long in loading: calls that have not begun
+WAITING = 20_000_000
 
 
 def draw(seed: int, steps: int) -> Setup:
@@ -236,6 +238,24 @@ def _refused_maps(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
+def _waiting(setup: Setup, rng: random.Random) -> Setup:
+    """Time-outs that are short beside the time in front of the handler."""
+    spec = replace(
+        setup.specs[0],
+        concurrency=rng.choice((1, 2, 4)),
+        timeout_s=rng.choice((0.5, 2.0)),
+        rate_limit_per_s=ALL_STARTS_PER_S,
+    )
+    return replace(
+        setup,
+        specs=(spec,),
+        limits=replace(setup.limits, map_chars=4096),
+        broker_chars=4096,
+        odds=replace(setup.odds, waits=rng.choice((0.5, 1.0)), hang=rng.choice((0.0, 0.1))),
+        ends=_weighted(time=20.0),
+    )
+
+
 def _weighted(**weights: float) -> tuple[tuple[float, str], ...]:
     """The usual shares of the actions, but for these."""
     all_weights = {**ACTIONS, **weights}
@@ -256,4 +276,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     HOLES: _holes,
     ABORTED: _aborted,
     REFUSED_MAPS: _refused_maps,
+    WAITING: _waiting,
 }

@@ -60,6 +60,8 @@ class Odds:
     gap: float = 0.0
     #: outputs that the broker answers for much later
     output_late: float = 0.0
+    #: calls that begin long after they were asked for
+    waits: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

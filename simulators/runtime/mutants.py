@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from simulators.core.mutants import Mutant
@@ -286,6 +287,22 @@ def _dead_workers_records_in_reverse(original: Any) -> Any:
         original(self, link)
 
     return died
+
+
+@mutant(
+    ProcessExecutor,
+    "cancel",
+    "L1",
+    among=lambda one: one.kind == "processes" and one.opens_s > 0 and one.timeout_s == 0.3,
+)
+def _calls_that_wait_are_overdue(original: Any) -> Any:
+    def cancel(self: Any, work: Any, *, expired: bool) -> None:
+        door = self._door
+        self._door = SimpleNamespace(waiting=lambda _works: None, begun=door.begun)
+        original(self, work, expired=expired)
+        self._door = door
+
+    return cancel
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ class Machine:
     def __init__(self, scheduler: Scheduler) -> None:
         self.sim = scheduler
         self.processes: dict[int, Process] = {}
+        #: a new process imports and loads for so long
+        self.opens_s = 0.0
         self.pipes: dict[int, Pipe] = {}
         #: called with the task whose handler is cut off when its process is killed
         self.on_killed: Callable[[list[Task]], None] = lambda _tasks: None
@@ -45,8 +47,8 @@ class Machine:
         self.spawn = Spawn(self)
 
     def living(self) -> list[Process]:
-        """Processes that run."""
-        return [process for process in self.processes.values() if process.is_alive()]
+        """Processes that run and have opened: those that die before that, again and again, may."""
+        return [one for one in self.processes.values() if one.is_alive() and one.opened]
 
     def started(self, process: Process) -> int:
         """A new one; its number."""
@@ -122,13 +124,21 @@ class Process:
         self._args = args
         self.pid: int | None = None
         self.exitcode: int | None = None
+        self.opened = not machine.opens_s
         self._joiners: list[Task] = []
 
     def start(self) -> None:
         """Let it run: with what it was given by value."""
         self.pid = self._machine.started(self)
         pipe, shared, spec = self._args
-        task = self._machine.sim.spawn(lambda: self._target(pipe, shared, spec), f"pid {self.pid}")
+
+        def run() -> None:
+            if self._machine.opens_s:
+                self._machine.sim.sleep(self._machine.opens_s)
+            self.opened = True
+            self._target(pipe, shared, spec)
+
+        task = self._machine.sim.spawn(run, f"pid {self.pid}")
         task.process = self
         pipe.owner = self
 

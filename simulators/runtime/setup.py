@@ -82,6 +82,8 @@ class Setup:
     stall_odds: float
     stall_s: float
     odds: Odds = field(default_factory=Odds)
+    #: a worker process imports and loads for so long before it takes a call
+    opens_s: float = 0.0
 
     @property
     def transactional(self) -> bool:
@@ -146,6 +148,7 @@ def draw(seed: int) -> Setup:
             stall_odds=0.0 if calm else rng.choice((0.0, 0.001)),
             stall_s=rng.choice((0.05, 0.6)),
             odds=odds,
+            opens_s=random.Random(f"opens {seed}").choice((0.0, 0.0, 4.0)),
         )
     )
 

@@ -28,6 +28,7 @@ class Stage(ABC):
         )
         self.made = Primitives(self.sim)
         self.machine = Machine(self.sim)
+        self.machine.opens_s = setup.opens_s
         #: the member that is being started: what is made now is its
         self.starting = ""
 

@@ -48,6 +48,7 @@ WORDS = {
         "out of range": 20,
     },
     profiles.LATE: {"outputs late": 50, "intake paused": 100},
+    profiles.WAITING: {"not begun": 1_000, "begun late": 5, "cancelled": 100},
     profiles.REFUSED_MAPS: {"maps refused in a transaction": 1_000},
     profiles.ABORTED: {"transactions aborted for their content": 3_000, "culprits found": 300},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 
@@ -51,7 +52,7 @@ class Member:
         self.partitions = {}
         self.leaving = self.ending = False
         self.fatal = None
-        self.config = type("C", (), {"plans": []})
+        self.config = type("C", (), {"plans": [], "topics": []})
         self.executors = []
         self.kafka_answers = False
 
@@ -88,10 +89,15 @@ class Group:
 
     def __init__(self, *answer, error=None):
         self.answer, self.error, self.asked = answer, error, 0
+        self.topics = []
 
     def describe(self, topics, timeout_s):
         if self.error:
             raise self.error
+        return [topic for topic in topics if topic in self.topics]
+
+    def matching(self, patterns, timeout_s):
+        return [topic for topic in self.topics if any(map(re.match, patterns, [topic]))]
 
     def group_state(self, group, timeout_s):
         self.asked += 1
@@ -154,6 +160,37 @@ def test_of_many_long_calls_some_are_shown_and_all_counted():
     told = member.told()
     assert len(told) == watching.LONG_SHOWN_MAX
     assert told[0][1]["more_such_calls"] == "45"
+
+
+def test_calls_that_wait_behind_others_are_not_long():
+    """In a pipe to a worker process (61 such calls were told with concurrency 2)."""
+    member = Member(HandlerSpec("h", ahead=9))
+    member.calls("processes")
+    works = member.poll(3)
+    watched = Watching(member, "g", None)
+    member.time = 31.0
+    member.engine.calls_waiting(member.time, works[1:])
+    look_at_records(member, watched)
+    ((what, fields),) = member.told()
+    assert (what, fields["offset"]) == ("a call runs long", 0)
+    member.engine.calls_begun(member.time, works[1:2], 1.0)
+    member.time = 59.0
+    look_at_records(member, watched)
+    assert member.told() == []
+
+
+def test_calls_none_of_which_has_begun_are_told():
+    """Workers that do not open, a prefetch that hangs: nobody else would say so."""
+    member = Member()
+    member.calls("processes")
+    works = member.poll(1)
+    watched = Watching(member, "g", None)
+    member.time = 31.0
+    member.engine.calls_waiting(member.time, works)
+    look_at_records(member, watched)
+    ((what, fields),) = member.told()
+    assert what == "a call has not begun"
+    assert "prefetch" in fields["fix"]
 
 
 def test_unacknowledged_outputs_are_told():
@@ -222,6 +259,27 @@ def test_what_a_groups_state_means(state, said):
 def test_a_lone_member_without_partitions_is_not_told_of_others():
     """Nobody else has them: after a topic was deleted, "none to spare" led astray."""
     assert "the topic was deleted" in why_unassigned("STABLE", 1)
+
+
+@pytest.mark.parametrize(
+    ("topics", "exist", "said"),
+    [
+        (["t"], ["t"], "still joining"),
+        (["^t.*"], ["t1"], "still joining"),
+        (["t", "^u"], [], "the topic was deleted"),
+    ],
+)
+def test_a_lone_member_is_still_joining_while_its_topic_is_there(topics, exist, said):
+    """On a slow machine the first run ever was told that its topic was deleted."""
+    member = Member()
+    member.config.topics = topics
+    watched = Watching(member, "g", None)
+    watched._unassigned_at = time.monotonic() - 6
+    group = Group("STABLE", 1)
+    group.topics = exist
+    watched.look(group)
+    ((_, fields),) = member.told()
+    assert said in fields["reason"]
 
 
 @pytest.mark.parametrize("handler", [True, False])

@@ -51,6 +51,10 @@ AFTER_OUTAGE = (
     "the brokers were away: where that took longer than session.timeout.ms, the group waits as "
     "long again for what this member was (not with group.instance.id or group.protocol=consumer)"
 )
+STILL_JOINING = (
+    "still joining: the topic exists and no other member has its partitions, so they come to this "
+    "one; a slow broker or a busy machine takes longer"
+)
 LONG_SHOWN_MAX = 5
 BLOCKED_FIX = (
     'a handler blocks it: write it as a plain def, or give executor="threads" or "processes"'
@@ -80,6 +84,9 @@ class AsksGroup(Protocol):
 
     def describe(self, topics: Sequence[str], timeout_s: float) -> Any:
         """Facts of those of these topics that exist."""
+
+    def matching(self, patterns: Sequence[str], timeout_s: float) -> Sequence[str]:
+        """Names of topics that any of these matches."""
 
     def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
         """Kafka's word for the state of the group, and how many members it has."""
@@ -283,7 +290,17 @@ class Watching:
             state, members = ("", 0) if admin is None else self._ask(admin)
         except Exception as error:
             return "unknown", 0, f"the brokers do not answer: {error}"
+        if is_stable(state) and members == 1 and self._topics_there(admin):
+            return state, members, STILL_JOINING
         return state, members, why_unassigned(state, members)
+
+    def _topics_there(self, admin: AsksGroup | None) -> bool:
+        topics = self._member.config.topics
+        literal = [topic for topic in topics if not topic.startswith("^")]
+        patterns = [topic for topic in topics if topic.startswith("^")]
+        return admin is not None and bool(
+            admin.describe(literal, GROUP_ANSWER_S) or admin.matching(patterns, GROUP_ANSWER_S)
+        )
 
     def _ask(self, admin: AsksGroup) -> tuple[str, int]:
         admin.describe([NO_TOPIC], GROUP_ANSWER_S)  # fails where no broker answers now
@@ -310,8 +327,11 @@ class Watching:
             if work is not None and work.state == states.RUNNING
         }
         self._long = {work: told for work, told in self._long.items() if work in running}
+        begun = {w.partition.handler for w in running if not w.partition.handler.slots.waits(w)}
         due = []
         for work, for_s in running.items():
+            if work.partition.handler.slots.waits(work) and work.partition.handler in begun:
+                continue  # it waits for those that run
             reached = sum(for_s >= limit for limit in LONG_CALL_S)
             if reached > self._long.get(work, 0):
                 self._long[work] = reached
@@ -323,13 +343,15 @@ class Watching:
     def _tell_call(self, for_s: float, work: Work, *, more: int) -> None:
         spec = work.partition.handler.spec
         where = (work.partition.topic, work.partition.number, work.record.offset)
-        index = work.partition.handler.index
-        kind = self._member.config.plans[index].kind
+        handler = work.partition.handler
+        kind = self._member.config.plans[handler.index].kind
         fix = {} if spec.timeout_s is not None else {"fix": LONG_FIX[kind]}
+        if waits := handler.slots.waits(work):
+            fix = {"fix": "its worker processes still open, or its prefetch has not returned"}
         others = {"more_such_calls": str(more)} if more else {}
         self._member.telling.say(
             "warning",
-            "a call runs long",
+            "a call has not begun" if waits else "a call runs long",
             seconds=round(for_s),
             handler=spec.name,
             topic=work.partition.topic,
@@ -337,7 +359,7 @@ class Watching:
             offset=work.record.offset,
             key=shown_key(work.record.key),
             attempt=work.attempts + 1,
-            traceback="\n".join(self._member.executors[index].stack(where)),
+            traceback="\n".join(self._member.executors[handler.index].stack(where)),
             **fix,
             **others,
         )
