@@ -9,7 +9,6 @@ import pytest
 from tests.support.bench import Bench
 
 import weft
-from weft.core import effects as fx
 from weft.core import states
 from weft.core.partition import Work
 from weft.runtime.calls.processes import executor as module
@@ -405,103 +404,6 @@ def test_a_record_that_kills_its_worker_twice_is_given_up(office: Any) -> None:
         desk.executor._dispatch_now()
     assert work.state == states.PARKED
     assert work.failure.attempts == 2
-
-
-def test_a_call_killed_for_its_time_out_says_so(office: Any) -> None:
-    """It is a failed attempt like any other, and kills no record for good."""
-    desk = office(timeout_s=5.0, retry=weft.Retry(attempts=5, delay_s=60))
-    (work,) = desk.poll(1)
-    desk.begin(work)
-    desk.executor.cancel(work, expired=True)
-    assert desk.child.killed
-    desk.executor._died(desk.child)
-    assert (work.state, work.failure.error.type) == (states.RETRYING, "AttemptTimeout")
-    assert work.failure.error.message == "no answer within timeout_s=5.0"
-
-
-def test_a_batch_is_killed_for_its_time_out_though_its_first_record_is_done(office: Any) -> None:
-    """The first record stands for the call, also once it is acknowledged (found by a seed)."""
-    batch = weft.Batch(max_records=2, linger_s=0, ack="explicit")
-    desk = office(batch=batch, ahead=0, timeout_s=5.0, retry=weft.Retry(attempts=5, delay_s=60))
-    works = desk.poll(2)
-    desk.begin(works[0])
-    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "acked"))
-    desk.executor.cancel(works[0], expired=True)
-    assert desk.child.killed
-    desk.executor._died(desk.child)
-    assert states_of(works) == [states.DONE, states.RETRYING]
-    assert works[1].failure.error.type == "AttemptTimeout"
-
-
-def test_a_time_out_of_what_has_just_ended_kills_nobody(office: Any) -> None:
-    """Its answer came in that very moment; the next call has nothing to do with it."""
-    desk = office(timeout_s=5.0)
-    first, second = desk.poll(2)
-    desk.begin(first)
-    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
-    desk.begin(second)
-    desk.executor.cancel(first, expired=True)
-    assert not desk.child.killed
-    desk.executor.cancel(second, expired=True)
-    assert desk.child.killed
-
-
-def test_what_has_not_begun_is_not_overdue(office: Any) -> None:
-    """Workers that open slowly (found in production): all slots were overdue, and the run ended."""
-    desk = office(concurrency=1, ahead=1, timeout_s=1.0)
-    desk.child.opened = False
-    desk.bench.pass_to(0.0)
-    works = desk.poll(2)
-    for now in range(1, 61):
-        desk.bench.pass_to(float(now))
-    assert not [effect for effect in desk.bench.effects if isinstance(effect, fx.Fatal)]
-    slots = works[0].partition.handler.slots
-    assert [slots.waits(work) for work in works] == [True, True]
-    assert slots.overdue == {}
-
-
-def test_a_call_has_all_its_time_from_when_its_worker_began_it(office: Any) -> None:
-    """The engine's clock began when it asked for the call."""
-    desk = office(concurrency=1, ahead=0, timeout_s=5.0)
-    desk.bench.pass_to(0.0)
-    (work,) = desk.poll(1)
-    desk.begin(work)
-    desk.child.began_at = time.monotonic() - 3.0  # at 97 by the engine's clock
-    desk.bench.pass_to(100.0)
-    assert not desk.child.killed
-    assert work.since == pytest.approx(97.0, abs=1.0)
-    desk.child.began_at = 0.0
-    desk.bench.pass_to(work.since + 4.9)
-    assert not desk.child.killed
-    desk.bench.pass_to(work.since + 5.0)
-    assert desk.child.killed
-
-
-def test_the_engine_hears_which_calls_wait_for_a_worker(office: Any) -> None:
-    """Also without a time-out; and since when those run that waited the last time."""
-    desk = office(concurrency=1, ahead=2)
-    desk.bench.pass_to(0.0)
-    works = desk.poll(3)
-    slots = works[0].partition.handler.slots
-    desk.begin(works[0])
-    desk.executor._report_waiting()
-    assert [slots.waits(work) for work in works] == [False, True, True]
-    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
-    desk.bench.pass_to(50.0)
-    desk.begin(works[1])
-    desk.child.began_at = time.monotonic() - 10.0
-    desk.executor._report_waiting()
-    assert [slots.waits(work) for work in works] == [False, False, True]
-    assert [work.since for work in works] == [0.0, pytest.approx(40.0, abs=1.0), 0.0]
-
-
-def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:
-    """Only a time-out does."""
-    desk = office(timeout_s=5.0)
-    (work,) = desk.poll(1)
-    desk.begin(work)
-    desk.executor.cancel(work, expired=False)
-    assert not desk.child.killed
 
 
 @pytest.mark.parametrize(("once", "state"), [(False, states.QUEUED), (True, states.DONE)])
