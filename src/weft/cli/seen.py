@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -12,8 +13,6 @@ import typer
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from weft.account.account import PLACES
@@ -29,15 +28,20 @@ from weft.cli.sources import (
     Url,
     Where,
 )
+from weft.cli.top_lines import middle
 from weft.errors import WeftError
 from weft.observe.asking import question
-from weft.observe.overview import HELD, most_left
-from weft.observe.sentences import seconds, shown
+from weft.observe.overview import HELD, NOT_BAD, severity, worst_first
+from weft.observe.sentences import FULL, MEMBER, WELL, Sentence, percent, seconds
+from weft.observe.why import why as why_sentences
 
 WATCH_EVERY_S = 2.0
-PARTITIONS_MAX = 40
-BLOCKERS_MAX = 5
+PARTITIONS_MAX = 10
 SENTENCES_MAX = 100
+LINES_MAX = 24
+#: of what is no terminal
+WIDTH_MAX = 10_000
+NAME_MIN = 12
 
 Watch = Annotated[bool, typer.Option("--watch", help="Look again every two seconds.")]
 Row = Mapping[str, Any]
@@ -50,13 +54,16 @@ def status(
     bootstrap_servers: Servers = None,
     reports: Reports = REPORTS,
     watch: Watch = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every member and partition, not the worst 24 lines.")
+    ] = False,
     as_json: cluster.Json = False,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Show the runs on this machine: partitions, rates, what is left, what holds up most.
+    """Show the runs on this machine, the worst first: what holds up, partitions, rates.
 
-    Every run of yours that `weft run` started is found by itself.
+    Runs started with `weft run` are discovered automatically. What is well is one line.
 
     Example: weft status --watch
     """
@@ -65,8 +72,14 @@ def status(
     _repeat(
         watch,
         lambda: _asked(where_from.runs(), {"ask": "snapshot"}),
-        _json if as_json else _status_shown,
+        _json if as_json else lambda answers: _status_shown(answers, every=every, width=_width()),
     )
+
+
+def _width() -> int:
+    """What the terminal has room for; of a pipe there is no end."""
+    console = Console()
+    return console.width if console.is_terminal else WIDTH_MAX
 
 
 def why(
@@ -147,7 +160,9 @@ def _json(answers: Answers) -> str:
 
 def _why_shown(answers: Answers) -> Stack:
     lines: list[RenderableType] = []
-    several, answers = len(answers) > 1, _told_once(answers)
+    several = len(answers) > 1
+    answers = sorted(_told_once(answers), key=lambda one: _rank(one[1]))
+    several &= any(one["about"] != "elsewhere" for _, told in answers for one in _said(told))
     for name, told in answers:
         if several:
             lines.append(Text(name, style="bold"))
@@ -160,6 +175,8 @@ def _why_shown(answers: Answers) -> Stack:
             lines.append(Text(one["text"]))
             if one["next"]:
                 lines.append(Text(f"  Next: {one['next']}", style="cyan"))
+            if one is sentences[0]:
+                lines += [Text(f"    {line}", "bright_black") for line in one.get("stack") or ()]
         if (more := len(sentences) - SENTENCES_MAX) > 0:
             lines.append(Text(f"and {more:,} more: name a partition, or see --json"))
         for row in told.get("found", ()):
@@ -169,6 +186,13 @@ def _why_shown(answers: Answers) -> Stack:
         if not told.get("sentences") and "error" not in told:
             lines.append(Text("No such record is held here: it is done, or of another member."))
     return Stack(*lines)
+
+
+def _rank(told: Row) -> int:
+    """What an answer begins with: the worst comes first."""
+    if "error" in told:
+        return MEMBER
+    return min((one.get("rank", WELL) for one in _said(told)), default=WELL)
 
 
 #: durations differ by the moment at which each run was asked
@@ -188,13 +212,13 @@ def _told_once(answers: Answers) -> Answers:
         fresh = []
         for one in _said(told):
             text = _DURATION.sub("", one["text"])
-            of_one = one["about"] in _OF_RECORDS or text.startswith("Member ")
+            of_one = one["about"] in {*_OF_RECORDS, "elsewhere"} or text.startswith("Member ")
             if not of_one or text not in said:
                 fresh.append(one)
             said.add(text)
         if known:
             fresh = [one for one in fresh if one["about"] != "elsewhere"]
-        if fresh or not known or "error" in told:
+        if fresh or (not known and not _said(told)) or "error" in told:
             kept.append((name, {**told, "sentences": fresh}))
     return kept
 
@@ -208,21 +232,70 @@ def _at(when: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(when))
 
 
-def _status_shown(answers: Answers) -> Stack:
+# -- status ----------------------------------------------------------------------------------------
+
+
+def _status_shown(answers: Answers, *, every: bool = False, width: int | None = None) -> Stack:
+    """The worst first, what is well in one line; without `every` in LINES_MAX lines."""
+    width = width or WIDTH_MAX
     heard = {
         _where(row)
         for _, shot in answers
         if "error" not in shot and not shot.get("silent_s")
         for row in shot["partitions"]
     }
-    return Stack(*(part for name, shot in answers for part in _run_shown(name, shot, heard)))
+    told = sorted(
+        ((_first(shot, heard), name, shot) for name, shot in answers), key=lambda one: one[0].rank
+    )
+    well = [shot for first, _, shot in told if first.rank >= FULL and "error" not in shot]
+    fold = len(well) > 1 and not every
+    lines = [
+        line
+        for first, name, shot in told
+        if not (fold and shot in well)
+        for line in _run_shown(name, shot, first, heard, width, every=every)
+    ]
+    if fold:
+        lines.append(_members_folded(well))
+    if not every and len(lines) > LINES_MAX:
+        hidden = len(lines) - LINES_MAX + 1
+        lines = [*lines[: LINES_MAX - 1], Text(f"and {hidden:,} more lines: --all, or --json")]
+    return Stack(*lines)
 
 
 def _where(row: Row) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def _silent_shown(name: str, shot: Row, heard: set[tuple[str, int]]) -> list[RenderableType]:
+def _first(shot: Row, heard: set[tuple[str, int]]) -> Sentence:
+    """What `weft why` says first of this run."""
+    if "error" in shot:
+        return Sentence(shot["error"], "", "error", rank=MEMBER)
+    if shot.get("silent_s"):
+        alone = [row for row in shot["partitions"] if _where(row) not in heard]
+        return Sentence("", "", "silent", rank=MEMBER if alone else WELL)
+    return why_sentences(shot)[0]
+
+
+def _members_folded(shots: Sequence[Row]) -> Text:
+    """Several that are well, in one line."""
+    rows = [row for shot in shots for row in shot["partitions"]]
+    names = ", ".join(str(shot.get("app", {}).get("member", "")) for shot in shots[:3])
+    more = f" and {len(shots) - 3} more" if len(shots) > 3 else ""
+    rate = sum(row.get("rate_per_s", 0.0) for shot in shots for row in shot["handlers"].values())
+    left = f"{_left(rows)} remaining in {len(rows):,} partitions, {rate:,.1f}/s"
+    return Text(f"well: {names}{more}: {left}", style="green")
+
+
+def _left(rows: Sequence[Row]) -> str:
+    """What remains there, as far as that is known."""
+    known = total(rows, "remaining")
+    return "unknown" if known is None else f"{known:,}"
+
+
+def _silent_shown(
+    name: str, shot: Row, heard: set[tuple[str, int]], width: int, *, every: bool
+) -> list[Text]:
     """A member that says nothing any more: of what it said last only what nobody else has said."""
     app = shot.get("app", {})
     head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: killed, or cut off"
@@ -230,66 +303,99 @@ def _silent_shown(name: str, shot: Row, heard: set[tuple[str, int]]) -> list[Ren
     rows = [row for row in shot["partitions"] if _where(row) not in heard]
     if not rows:
         return [Text(f"{head}; others have its partitions", style="bright_black")]
-    left = total(rows, "remaining")
-    head += f" with {shown(left)} remaining in {len(rows):,} partitions that nobody else reports"
-    gone = [{**row, **dict.fromkeys(HELD)} for row in rows]
-    return [Text(head, style="bold"), _partitions(gone)]
+    head += f" with {_left(rows)} remaining in {len(rows):,} partitions that nobody else reports"
+    gone = [{**row, **dict.fromkeys(HELD), "past_map": None, "silent": True} for row in rows]
+    return [*_wrapped(head, width, "bold"), *_partitions(gone, width, every=every)]
 
 
-def _run_shown(name: str, shot: Row, heard: set[tuple[str, int]]) -> list[RenderableType]:
-    """One run: a line, its handlers, its partitions with most left, its worst records."""
+def _run_shown(
+    name: str, shot: Row, first: Sentence, heard: set[tuple[str, int]], width: int, *, every: bool
+) -> list[Text]:
+    """One run: a line, what holds it up, its handlers, its partitions with the worst first."""
     if "error" in shot:
-        return [Text(f"{name}: {shot['error']}", style="red")]
+        return _wrapped(f"{name}: {shot['error']}", width, "red")
     if shot.get("silent_s"):
-        return _silent_shown(name, shot, heard)
-    app = shot.get("app", {})
-    left = total(shot["partitions"], "remaining")
+        return _silent_shown(name, shot, heard, width, every=every)
+    app, rows = shot.get("app", {}), shot["partitions"]
+    away = any(halt["cause"] in ("broker", "refused") for halt in shot.get("halts", ()))
+    left = "unknown" if away and not rows else _left(rows)
     head = f"{app.get('group', name)}  {app.get('member', '')}  {shot['state']}"
-    head += f"  {shown(left)} remaining in {len(shot['partitions']):,} partitions"
-    parts: list[RenderableType] = [Text(head, style="bold"), _handlers(shot["handlers"])]
-    parts.append(_partitions(shot["partitions"]))
-    halts = [halt for halt in shot.get("halts", ()) if halt["cause"] not in ("slots", "buffers")]
-    parts += [Text(f"halted: {halt['cause']}", style="yellow") for halt in halts]
-    for row in [row for row in shot.get("blockers", ()) if _weighs(row)][:BLOCKERS_MAX]:
-        key = "" if row["key"] is None else f" key {row['key']}"
-        waits = "" if row["for_s"] is None else f" for {seconds(row['for_s'])}"
-        text = f"{row['topic']}[{row['partition']}]@{row['offset']}{key}: {row['place']}{waits}, "
-        text += f"{row['waiting_behind']:,} behind it, {row['done_beyond']:,} done beyond it"
-        parts.append(Text(text))
-    return parts
+    head += f"  {left} remaining in {len(rows):,} partitions"
+    head += " when a broker answered last" if away and rows else ""
+    lines = _wrapped(head, width, "bold")
+    if first.rank < FULL:
+        lines += _wrapped(first.text, width, "red")
+        lines += _wrapped(f"  Next: {first.next}", width, "cyan") if first.next else []
+    lines += _handlers(shot["handlers"], width)
+    return lines + _partitions(rows, width, every=every)
 
 
-def _weighs(row: Row) -> bool:
-    return bool(row["waiting_behind"] or row["done_beyond"])
+def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
+    """In as many lines as the width asks for; nothing is cut."""
+    return [Text(line, style=style) for line in textwrap.wrap(text, width) or [""]]
 
 
-def _handlers(rows: Mapping[str, Row]) -> Table:
-    table = Table("handler", "rate/s", "p50 ms", "p99 ms", "in flight", "done", "failed attempts")
+def _handlers(rows: Mapping[str, Row], width: int) -> list[Text]:
+    names = ("handler", "rate/s", "p50 ms", "p99 ms", "in flight", "done", "failed")
+    found = []
     for name, row in rows.items():
         latency = row.get("latency_ms", {})
-        cells = [
-            f"{row.get('rate_per_s', 0):,.1f}",
-            _ms(latency.get("p50")),
-            _ms(latency.get("p99")),
-        ]
-        cells.append(f"{row['in_flight']}/{row['concurrency']}")
-        table.add_row(escape(name), *cells, f"{row['done']:,}", f"{row['failures']:,}")
-    return table
+        found.append(
+            [
+                name,
+                f"{row.get('rate_per_s', 0):,.1f}",
+                _ms(latency.get("p50")),
+                _ms(latency.get("p99")),
+                f"{row['in_flight']}/{row['concurrency']}",
+                f"{row['done']:,}",
+                f"{row['failures']:,}",
+            ]
+        )
+    return _columns(names, found, width)
 
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
-def _partitions(rows: Sequence[Row]) -> Table:
-    """Those with most left first; what does not fit is counted."""
-    table = Table("topic", "p", "committed", "remaining", "lag", "buffered", "retry", "park", "age")
-    ordered = sorted(rows, key=most_left)
-    for row in ordered[:PARTITIONS_MAX]:
-        age = "-" if row["oldest_age_s"] is None else seconds(row["oldest_age_s"])
-        numbers = ("committed", "remaining", "lag", "buffered", "retrying", "parked")
-        cells = ["-" if row[name] is None else f"{row[name]:,}" for name in numbers]
-        table.add_row(escape(row["topic"]), str(row["partition"]), *cells, age)
-    if len(ordered) > PARTITIONS_MAX:
-        table.caption = f"and {len(ordered) - PARTITIONS_MAX:,} more partitions: see --json"
-    return table
+def _partitions(rows: Sequence[Row], width: int, *, every: bool) -> list[Text]:
+    """Those that are not well, the worst first; the others in one line."""
+    ordered = sorted(rows, key=worst_first)
+    bad = [row for row in ordered if every or severity(row) < NOT_BAD]
+    shown = bad if every else bad[:PARTITIONS_MAX]
+    names = (
+        "partition", "remaining", "committed", "past map", "map", "run", "retry", "park", "age",
+    )  # fmt: skip
+    cells = [
+        [
+            f"{row['topic']}[{row['partition']}]",
+            *(_number(row[name]) for name in ("remaining", "committed", "past_map")),
+            percent(row),
+            *(_number(row[name]) for name in ("in_flight", "retrying", "parked")),
+            "-" if row["oldest_age_s"] is None else seconds(row["oldest_age_s"]),
+        ]
+        for row in ({"past_map": 0, **row} for row in shown)
+    ]
+    lines = _columns(names, cells, width) if cells else []
+    if more := bad[len(shown) :]:
+        lines.append(Text(f"and {len(more):,} more like these, {_left(more)} remaining: --all"))
+    if well := ordered[len(bad) :]:
+        text = f"well: {len(well):,} partitions, {_left(well)} remaining"
+        lines.append(Text(text, style="green"))
+    return lines
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Text]:
+    """The first column as wide as there is room, a name too long for it shorter in its middle."""
+    wide = [max(len(row[at]) for row in (names, *rows)) for at in range(len(names))]
+    wide[0] = max(NAME_MIN, min(wide[0], width - sum(wide[1:]) - 2 * len(wide[1:])))
+
+    def line(row: Sequence[str]) -> str:
+        cells = [cell.rjust(most) for cell, most in zip(row[1:], wide[1:], strict=True)]
+        return "  ".join([middle(row[0], wide[0]).ljust(wide[0]), *cells])
+
+    return [Text(line(names), style="bright_black"), *(Text(line(row)) for row in rows)]

@@ -23,7 +23,7 @@ from weft.observe import local
 from weft.observe.asking import Question, is_answer, question
 from weft.observe.group import wanted_of
 from weft.observe.reports import GroupReports
-from weft.observe.sentences import record_sentence
+from weft.observe.sentences import record_sentence, seconds
 from weft.observe.why import why
 
 URL_ANSWER_S = 10.0
@@ -141,12 +141,26 @@ def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
     if url is not None:
         return [Shown(url, lambda question: _by_url(url, token_file, question))]
     found = local.runs()
+    killed = [(name, _killed(name, ago_s)) for name, ago_s in local.gone()]
     if not found:
+        text = "".join(f"{one}. " for _, one in killed)
         raise ConfigError(
-            "no run of yours on this machine: start one with `weft run` (or WEFT_SOCKET=1), or "
-            "give --url, or --group and --bootstrap-servers"
+            f"{text}no running Weft app found on this machine: start one with `weft run` (or "
+            "WEFT_SOCKET=1), or give --url, or --group and --bootstrap-servers"
         )
-    return [Shown(path.stem, partial(local.ask, path)) for path in found]
+    runs = [Shown(path.stem, partial(local.ask, path)) for path in found]
+    return runs + [Shown(name, partial(_gone, text)) for name, text in killed]
+
+
+def _killed(name: str, ago_s: float) -> str:
+    return (
+        f"process {name.partition('-')[0]} is gone without a clean stop (kill -9, out of memory, a "
+        f"crash?), noticed {seconds(ago_s)} ago"
+    )
+
+
+def _gone(text: str, _question: Mapping[str, Any]) -> dict[str, Any]:
+    raise FatalError(f"{text}; its partitions go to other members after session.timeout.ms")
 
 
 def _by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -33,23 +34,30 @@ def top(
     except ImportError as error:
         raise ConfigError(f"weft top needs {error.name}: pip install 'weft[top]'") from None
     properties = cluster.properties_of(x, config)
-    ask = asking(Where(url, token_file, group, bootstrap_servers, reports, properties).runs)
+    ask = Asking(Where(url, token_file, group, bootstrap_servers, reports, properties).runs)
     ask()  # nobody there, or a wrong token: said before the screen is taken
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("weft top needs a terminal: use weft status, or weft status --json")
     Top(ask, every).run()
 
 
-def asking(runs: Callable[[], list[Shown]]) -> Callable[[], list[dict[str, Any]]]:
-    """The snapshots of all runs that answer; raises where none does."""
+class Asking:
+    """Called, the snapshots of all runs that answer; raises where none does."""
 
-    def ask() -> list[dict[str, Any]]:
-        found, failed = [], FatalError("no run answers")
-        for one in runs():
+    def __init__(self, runs: Callable[[], list[Shown]]) -> None:
+        self._runs = runs
+        #: why the others did not answer
+        self.missing: list[str] = []
+
+    def __call__(self) -> list[dict[str, Any]]:
+        """Ask all of them."""
+        found, missing = [], []
+        for one in self._runs():
             try:
                 found.append(one.ask({"ask": "snapshot"}))
             except WeftError as error:
-                failed = FatalError(str(error))  # which names the run
+                missing.append(str(error))  # which names the run
+        self.missing = missing
         if not found:
-            raise failed
+            raise FatalError(missing[-1] if missing else "no run answers")
         return found
-
-    return ask

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.account.snapshot import total
-from weft.observe.overview import held, page_of
-from weft.observe.sentences import seconds
+from weft.observe.overview import NOT_BAD, held, page_of, severity
+from weft.observe.sentences import percent, seconds
 
 Row = Mapping[str, Any]
 
-COLUMNS = (
-    "handler / partition / lane",
-    "left", "beyond", "oldest", "run", "retry", "park", "a second", "p99",
-)  # fmt: skip
+#: the columns behind the name, and how wide each is: with the name they fit into 80
+COLUMNS = {
+    "left": 8, "past": 6, "map": 6, "oldest": 7, "run": 5, "retry": 6, "park": 5, "a second": 10,
+}  # fmt: skip
+NAME = "handler / partition"
 #: what the columns run, retry and park show
 RUNS = ("in_flight", "retrying", "parked")
-NAME_CHARS = 30
+NAME_CHARS = 24
 PARTITIONS_MAX = 200
+HOURS_FROM_S = 10_000.0
 
 
 class Line(NamedTuple):
@@ -33,11 +35,13 @@ class Line(NamedTuple):
 class Wanted(NamedTuple):
     """What the viewer asked for."""
 
-    order: str = "remaining"
+    order: str = "worst"
     text: str = ""
     start: int = 0
     #: keys of lines whose inside is shown
     opened: frozenset[str] = frozenset()
+    #: so many characters a name has
+    chars: int = NAME_CHARS
 
 
 def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
@@ -53,76 +57,89 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
         count=PARTITIONS_MAX,
     )
     found = []
-    for handler in sorted(view["handlers"], key=lambda row: str(row["name"])):
-        key = f"h {handler['name']}"
-        own = [row for row in view["partitions"] if row["handler"] == handler["name"]]
-        found.append(_handler(key, handler, own))
+    parts: dict[str, list[Row]] = {}
+    for row in view["partitions"]:
+        parts.setdefault(row["handler"], []).append(row)
+    for handler in sorted(view["handlers"], key=lambda row: _worst(parts, row["name"])):
+        key, own = f"h {handler['name']}", parts.get(handler["name"], [])
+        found.append(_handler(key, handler, own, wanted.chars))
         if key in wanted.opened:
             continue  # closed: handlers are open until one closes them
         for row in listed["rows"]:
             if row["handler"] == handler["name"]:
-                found += _partition(view, row, wanted.opened)
+                found += _partition(view, row, wanted)
     return found, listed["of"]
 
 
-def _handler(key: str, row: Row, own: Sequence[Row]) -> Line:
+def _worst(parts: Mapping[str, Sequence[Row]], name: str) -> tuple[int, str]:
+    """Handlers with the worst partitions come first."""
+    return min((severity(row) for row in parts.get(name, ())), default=NOT_BAD), name
+
+
+def _handler(key: str, row: Row, own: Sequence[Row], chars: int) -> Line:
     ages = [part["oldest_age_s"] for part in own if part["oldest_age_s"] is not None]
-    sums = [total(own, name) for name in ("remaining", "done_beyond")]
     sum_of = held(own)
     there = [sum_of[name] for name in RUNS]
-    p99 = row["latency_ms"].get("p99")
+    past = sum(part.get("past_map") or 0 for part in own)
     cells = (
-        cut(str(row["name"])),
-        *(number(one) for one in sums),
+        middle(str(row["name"]), chars),
+        number(total(own, "remaining")),
+        number(past),
+        percent(max(own, key=lambda part: part.get("map_used") or 0)) if own else "-",
         age(max(ages, default=None)),
         *(number(one) for one in there),
         number(row["rate_per_s"]),
-        "-" if p99 is None else f"{p99:,.0f} ms",
     )
-    return Line(key, 0, cells, there[-1] > 0)
+    return Line(key, 0, cells, there[-1] > 0 or past > 0)
 
 
-def _partition(view: Row, row: Row, opened: frozenset[str]) -> list[Line]:
+def _partition(view: Row, row: Row, wanted: Wanted) -> list[Line]:
     key = f"p {row['topic']}:{row['partition']}"
     name = f"{row['topic']}[{row['partition']}]"
+    state = "silent" if row["silent"] else (row.get("place") or "").replace("_", " ")
     cells = (
-        "  " + cut(name, NAME_CHARS - 2),
+        "  " + middle(name, wanted.chars - 2),
         number(row["remaining"]),
-        number(row["done_beyond"]),
+        "-" if row["silent"] else number(row.get("past_map") or 0),
+        percent(row),
         age(row["oldest_age_s"]),
         *("-" if row["silent"] else number(row[one]) for one in RUNS),
-        "paused" if row["paused"] else "",
-        "silent" if row["silent"] else (row.get("place") or "").replace("_", " "),
+        state or ("paused" if row["paused"] else ""),
     )
-    found = [Line(key, 1, cells, row["parked"] > 0 or row["silent"] or bool(row.get("place")))]
-    if key in opened:
+    found = [Line(key, 1, cells, severity(row) < NOT_BAD)]
+    if key in wanted.opened:
         where = (row["topic"], row["partition"])
         lanes = [one for one in view["blockers"] if (one["topic"], one["partition"]) == where]
-        found += [_lane(one) for one in lanes]
+        found += [_lane(one, wanted.chars) for one in lanes]
         if not lanes:
-            found.append(Line(f"{key} none", 2, ("    no record holds it up", *[""] * 8)))
+            empty = [""] * len(COLUMNS)
+            found.append(Line(f"{key} none", 2, ("    no record holds it up", *empty)))
     return found
 
 
-def _lane(row: Row) -> Line:
+def _lane(row: Row, chars: int) -> Line:
     key = "(no key)" if row["key"] is None else row["key"]
-    name = f"    {row['offset']} {key}"
     cells = (
-        cut(name, NAME_CHARS),
+        middle(f"    {row['offset']} {key}", chars),
         number(row["waiting_behind"]),
-        number(row["done_beyond"]),
+        "",
+        "",
         age(row["for_s"]),
-        "", "", "",
-        str(row["place"]),
-        f"{row['attempts']} failed" if row["attempts"] else "",
-    )  # fmt: skip
+        "",
+        number(row["attempts"]) if row["attempts"] else "",
+        "",
+        str(row["place"]).replace("_", " "),
+    )
     bad = row["place"] in ("parked", "retrying")
     return Line(f"r {row['topic']}:{row['partition']}:{row['offset']}", 2, cells, bad)
 
 
-def cut(text: str, most: int = NAME_CHARS) -> str:
-    """The text in so many characters; of a long one the end stays, where the partition is."""
-    return text if len(text) <= most else "…" + text[-(most - 1) :]
+def middle(text: str, most: int) -> str:
+    """The text in so many characters; a long one loses its middle."""
+    if len(text) <= most:
+        return text
+    end = most * 2 // 3
+    return text[: most - 1 - end] + "…" + text[len(text) - end :]
 
 
 def number(value: float | None) -> str:
@@ -137,4 +154,6 @@ def number(value: float | None) -> str:
 
 def age(value: float | None) -> str:
     """A duration, or a dash."""
-    return "-" if value is None else seconds(value)
+    if value is None:
+        return "-"
+    return seconds(value) if value < HOURS_FROM_S else f"{value / 3600:,.0f} h"

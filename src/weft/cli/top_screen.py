@@ -13,7 +13,17 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
-from weft.cli.top_lines import COLUMNS, PARTITIONS_MAX, Line, Wanted, cut, lines, number
+from weft.cli.top_lines import (
+    COLUMNS,
+    NAME,
+    NAME_CHARS,
+    PARTITIONS_MAX,
+    Line,
+    Wanted,
+    lines,
+    middle,
+    number,
+)
 from weft.errors import WeftError
 from weft.observe.overview import ORDERS, overview
 from weft.observe.why import why
@@ -21,8 +31,9 @@ from weft.observe.why import why
 HISTORY_MAX = 120
 HELP = (
     "Enter open or close · / filter · > next order · [ ] page · Space hold still\n"
-    "b what holds up · f failures · q quit.  left: really left (end - frontier - done beyond)\n"
-    "beyond: done past the frontier · run, retry, park: records there now"
+    "b what holds up · f failures · q quit\n"
+    "left: really left (end - frontier - done beyond) · map: how full it is\n"
+    "past: keys that wait for room in it · run, retry, park: records there now"
 )
 
 
@@ -63,7 +74,7 @@ class Top(App[None]):
         super().__init__()
         self._ask, self._every_s = ask, every_s
         self._view: dict[str, Any] | None = None
-        self._state = ""
+        self._state = self._missing = ""
         self._failed = ""
         self._heard_at = 0.0
         self._held = False
@@ -90,11 +101,21 @@ class Top(App[None]):
     def on_mount(self) -> None:
         """Begin to look."""
         table = self._table()
-        for name in COLUMNS:
-            table.add_column(f" {name}", key=name)
+        table.add_column(f" {NAME}", key=NAME, width=NAME_CHARS + 1)
+        for name, wide in COLUMNS.items():
+            table.add_column(name.rjust(wide), key=name, width=wide)
         table.focus()
         self._look_soon()
         self.set_interval(self._every_s, self._look_soon)
+
+    def on_resize(self) -> None:
+        """The name has what the numbers leave; beside them may stand a scroll bar."""
+        chars = max(NAME_CHARS, self.size.width - sum(COLUMNS.values()) - 3)
+        if chars != self._wanted.chars:
+            columns = {str(key.value): column for key, column in self._table().columns.items()}
+            if NAME in columns:
+                columns[NAME].width = chars + 1
+            self._want(chars=chars)
 
     def _table(self) -> DataTable[Text]:
         return self.query_one("#lines", DataTable)
@@ -120,6 +141,7 @@ class Top(App[None]):
         if shots is not None and not self._held:
             self._view = view = overview(shots)
             self._state = ", ".join(sorted({str(shot["state"]) for shot in shots}))
+            self._missing = ", ".join(getattr(self._ask, "missing", ()))
             self._heard_at = time.monotonic()
             sums = view["totals"]
             p99 = [row["latency_ms"].get("p99") or 0.0 for row in view["handlers"]]
@@ -146,12 +168,14 @@ class Top(App[None]):
             sums, wanted = view["totals"], self._wanted
             last = min(wanted.start + PARTITIONS_MAX, self._of)
             shown = f"{wanted.start + 1}-{last} of {self._of:,}" if self._of else "none"
-            head.append(f" {cut(view['group'])} ", "reverse")
+            head.append(f" {middle(view['group'], NAME_CHARS)} ", "reverse")
             head.append(f" {sums['members']} member(s), {self._state} · partitions {shown}")
             head.append(f" by {wanted.order}" + (f", with {wanted.text}" if wanted.text else ""))
             silent = [one["member"] for one in view["members"] if one["silent_s"]]
             if silent:
                 head.append(f" · silent: {', '.join(silent)}", "bold red")
+            if self._missing:
+                head.append(f" · {self._missing}", "bold red")
         if self._held:
             head.append(" · held still", "bold yellow")
         if self._failed:
@@ -174,7 +198,7 @@ class Top(App[None]):
                 )
             return
         for line in found:
-            for name, cell in zip(COLUMNS, _cells(line), strict=True):
+            for name, cell in zip((NAME, *COLUMNS), _cells(line), strict=True):
                 table.update_cell(line.key, name, cell)
 
     def _show_history(self) -> None:
@@ -197,7 +221,11 @@ class Top(App[None]):
                 told.append(f" {row['handler']}, last {where}: {example['message']}\n")
             return told or Text("No attempt has failed.")
         for one in why({**self._view, "state": self._state}):
-            told.append(f"{one.text}\n")
+            if not told and one.next:
+                told.append(f"{one.text}\n", "bold")
+                told.append(f"  Next: {one.next}\n", "cyan")
+            else:
+                told.append(f"{one.text}\n")
         return told
 
     # -- keys --------------------------------------------------------------------------------------
@@ -259,4 +287,5 @@ def _cells(line: Line) -> list[Text]:
         "bold red" if line.bad else "bold" if line.depth == 0 else "dim" if line.depth > 1 else ""
     )
     name, *numbers = line.cells
-    return [Text(f" {name}", style), *(Text(f" {one}", style, justify="right") for one in numbers)]
+    cells = (one.rjust(wide) for one, wide in zip(numbers, COLUMNS.values(), strict=True))
+    return [Text(f" {name}", style), *(Text(one, style) for one in cells)]

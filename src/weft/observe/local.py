@@ -1,7 +1,8 @@
 """The unix socket of a run on this machine, and how its commands find every run.
 
 One line of JSON is asked, one is answered. The folder is the user's own (mode 0700), the sockets
-have mode 0600; a socket whose process is gone is removed by whoever finds it.
+have mode 0600. A run removes its socket when it ends, so one that is left behind is of a process
+that was killed: who finds it first renames it, and every command reports it for ten minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import socketserver
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ ASKED_BYTES_MAX = 64 * 2**10
 ANSWER_BYTES_MAX = 256 * 2**20
 #: what a unix socket's path may have, with room to spare
 PATH_BYTES_MAX = 100
+#: so long after it was noticed a killed run is reported
+GONE_SHOWN_S = 600.0
 #: several apps of one process
 _numbers = itertools.count()
 
@@ -110,34 +114,71 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         """What one who asked did wrong concerns nobody else."""
 
     def close(self) -> None:
-        """Answer no more, and take the socket away."""
-        self.shutdown()
-        self.server_close()
+        """Take the socket away, and answer no more: one that does not answer is of a killed run."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+        self.shutdown()
+        self.server_close()
 
 
 # -- the asking side -----------------------------------------------------------------------------
 
 
 def runs() -> list[Path]:
-    """The sockets of this user's runs; those whose process is gone are removed."""
+    """The sockets of this user's runs; those whose process is gone become `gone`."""
     alive = []
     for path in sorted(folder().glob("*.sock")):
-        known = path.lstat()
+        try:
+            known = path.lstat()
+        except FileNotFoundError:
+            continue  # it has ended at this moment
         if not stat.S_ISSOCK(known.st_mode) or known.st_uid != os.getuid():
             continue
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
             one.settimeout(ANSWER_S)
             try:
                 one.connect(str(path))
-            except (ConnectionRefusedError, FileNotFoundError):
-                path.unlink(missing_ok=True)
+            except ConnectionRefusedError:
+                _left_behind(path)
+                continue
+            except FileNotFoundError:
                 continue
             except OSError:
                 pass  # it is there, and busy: asking it will say so
         alive.append(path)
     return alive
+
+
+def _left_behind(path: Path) -> None:
+    """A socket that nobody listens on: of a process that was killed, or had its id before."""
+    with contextlib.suppress(OSError):
+        if _is_gone(path.stem.partition("-")[0]):
+            os.utime(path.rename(path.with_suffix(".gone")))
+        else:
+            path.unlink()
+
+
+def _is_gone(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return True
+    except OSError:  # another user's process has that id now
+        pass
+    return False
+
+
+def gone() -> list[tuple[str, float]]:
+    """Runs that ended without a clean stop: their names, and how long ago that was noticed."""
+    found = []
+    for path in sorted(folder().glob("*.gone")):
+        with contextlib.suppress(OSError):
+            ago_s = max(0.0, time.time() - path.lstat().st_mtime)
+            if ago_s > GONE_SHOWN_S:
+                path.unlink()
+            else:
+                found.append((path.stem, ago_s))
+    return found
 
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:

@@ -175,8 +175,37 @@ def most_left(row: Row) -> tuple[bool, int]:
     return row["remaining"] is not None, -(row["remaining"] or 0)
 
 
+#: of `severity`: not worth a line of its own
+NOT_BAD = 6
+#: a commit that has stood for so long, with the frontier there, is stuck
+STUCK_S = 10.0
+
+
+def severity(row: Row) -> int:
+    """How bad a partition is: 0 is not read by anyone, NOT_BAD and more is well."""
+    if row.get("silent") or row.get("place"):
+        return 0
+    if row.get("past_map"):
+        return 1
+    signs = (row["parked"], row["retrying"], _stuck(row), "user" in row.get("paused_by", ()))
+    return next((2 + at for at, sign in enumerate(signs) if sign), NOT_BAD)
+
+
+def _stuck(row: Row) -> bool:
+    """Its commit has not moved for a while, though something is to be done or is done beyond it."""
+    stands = (row.get("committed_for_s") or 0.0) >= STUCK_S and bool(row["in_flight"])
+    return stands and row["committed"] in (-1, row["frontier"])
+
+
+def worst_first(row: Row) -> tuple[Any, ...]:
+    """The order of `weft status` and `weft top`."""
+    left = row["remaining"]
+    return severity(row), left is not None, -(left or 0), row["topic"], row["partition"]
+
+
 #: what a list of partitions can be ordered by -> the key, the most urgent first
 ORDERS: dict[str, Any] = {
+    "worst": worst_first,
     "remaining": most_left,
     "oldest": lambda row: -(row["oldest_age_s"] or 0),
     "done_beyond": lambda row: -row["done_beyond"],

@@ -145,7 +145,7 @@ def test_why_nothing_starts_is_said(kafka):
     run.wait(60)
     gone = cli("why")
     assert (gone.returncode, gone.stdout) == (2, "")
-    assert gone.stderr.startswith("weft: no run of yours on this machine")
+    assert gone.stderr.startswith("weft: no running Weft app found on this machine")
 
 
 def test_status_shows_every_run(kafka):

@@ -9,8 +9,9 @@ import threading
 import pytest
 
 import weft
-from weft.cli.top import asking
-from weft.cli.top_lines import PARTITIONS_MAX, Wanted, age, cut, lines, number
+from weft.cli import main
+from weft.cli.top import Asking
+from weft.cli.top_lines import PARTITIONS_MAX, Wanted, age, lines, middle, number
 from weft.cli.top_screen import Top
 from weft.errors import FatalError
 from weft.observe.overview import overview
@@ -51,7 +52,7 @@ def piloted(ask, keys, steps=(), every_s=0.2):
     async def go():
         top = Top(ask, every_s)
         async with top.run_test(size=SIZE) as pilot:
-            await until(pilot, lambda: top._view is not None or top._failed)
+            await until(pilot, lambda: top._table().row_count or top._failed)
             for step in steps:
                 step(top)
             for key in keys:
@@ -87,7 +88,6 @@ def test_it_fits_80_by_24(shot):
         "orders[0]",
         "a second",
         "left",
-        "p99",
         "ms p99",
         "Quit",
     ):
@@ -114,6 +114,43 @@ def test_failures_and_help_stand_below(shot):
     assert "hold still" in text
     _, text = piloted(lambda: [shot], ["f", "b"])
     assert "is parked" in " ".join(text.split())
+
+
+def test_the_next_step_stands_under_the_worst_record(shot):
+    """What to do is on the screen, not a command away."""
+    _, text = piloted(lambda: [shot], [])
+    assert "Next: fix the cause and restart" in " ".join(text.split())
+
+
+def test_the_worst_partition_comes_first_and_the_order_changes(shot):
+    """A parked record before a long backlog; with > by what is left."""
+    big = many(shot, 30)
+    big["partitions"][3]["past_map"] = 53
+    once = {"every_s": 3600.0}
+    _, text = piloted(lambda: [big], [], **once)
+    assert "orders[3]" in text.split("\n")[5]
+    _, text = piloted(lambda: [big], ["greater_than_sign"], **once)
+    assert "by remaining" in text
+    assert "orders[29]" in text.split("\n")[5]
+
+
+def test_a_long_name_loses_its_middle(shot):
+    """Topic and partition are told apart, and all columns are on the screen."""
+    long = "eu-west-1.logistics.positions.vehicles.v2"
+    other = {**shot, "partitions": [{**row, "topic": long} for row in shot["partitions"]]}
+    _, text = piloted(lambda: [other], [])
+    (line,) = [line for line in text.split("\n") if "cles.v2[0]" in line]
+    assert line.startswith("   eu-west")
+    assert "a second" in text
+
+
+def test_a_pipe_is_refused(shot, monkeypatch, capsys):
+    """One line and exit 2: what draws a screen needs one."""
+    monkeypatch.setattr(Asking, "__call__", lambda self: [shot])
+    assert main.run(["top", "--url", "http://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == (
+        "weft: weft top needs a terminal: use weft status, or weft status --json\n"
+    )
 
 
 def test_ten_thousand_partitions_are_paged_through(shot):
@@ -172,8 +209,8 @@ def test_a_silent_member_is_marked(shot):
     assert "silent: " in text
     found, _ = lines(overview([silent]), Wanted())
     assert found[1].cells[-1] == "silent"
-    assert found[1].cells[4:7] == ("-", "-", "-")
-    assert found[0].cells[4:7] == ("0", "0", "0")
+    assert found[1].cells[5:8] == ("-", "-", "-")
+    assert found[0].cells[5:8] == ("0", "0", "0")
 
 
 def test_one_run_that_answers_is_enough(shot):
@@ -190,9 +227,11 @@ def test_one_run_that_answers_is_enough(shot):
                 raise FatalError("no answer within 5 s")
             return self.answer
 
-    assert asking(lambda: [Run(None), Run(shot)])() == [shot]
+    ask = Asking(lambda: [Run(None), Run(shot)])
+    assert ask() == [shot]
+    assert ask.missing == ["no answer within 5 s"]
     with pytest.raises(FatalError, match=r"^no answer within 5 s$"):
-        asking(lambda: [Run(None)])()
+        Asking(lambda: [Run(None)])()
 
 
 def test_numbers_are_short():
@@ -200,4 +239,5 @@ def test_numbers_are_short():
     assert [number(n) for n in (0, 3, 3.25, 1234, 12_345_678, 5e9)] == [
         "0", "3", "3.2", "1,234", "12.3M", "5.0G",
     ]  # fmt: skip
-    assert (age(None), age(3), cut("abcdef", 4), cut("abcd", 4)) == ("-", "3.0 s", "…def", "abcd")
+    assert (age(None), age(3), age(36_000), number(None)) == ("-", "3.0 s", "10 h", "-")
+    assert (middle("abcdefgh", 6), middle("abcd", 4)) == ("a…efgh", "abcd")

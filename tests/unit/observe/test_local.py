@@ -6,12 +6,16 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from weft.errors import ConfigError
+from weft.cli.sources import runs_of
+from weft.errors import ConfigError, FatalError
 from weft.observe import local
-from weft.observe.local import LocalServer, ask, folder, runs
+from weft.observe.local import LocalServer, ask, folder, gone, runs
 
 
 class Source:
@@ -78,14 +82,42 @@ def test_runs_are_found_and_asked(server):
     )  # fmt: skip
 
 
-def test_a_dead_runs_socket_is_removed(server):
-    """Nobody listens there any more: it is cleaned up, the living stay."""
-    dead = server.path.parent / "1-0.sock"
+def dead_socket(server, pid):
+    """One that nobody listens on."""
+    path = server.path.parent / f"{pid}-0.sock"
     with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(dead))
-    assert dead.exists()
+        one.bind(str(path))
+    return path
+
+
+def test_a_socket_whose_process_lives_is_removed(server):
+    """Nobody listens there any more, though it was not killed: the living stay."""
+    dead = dead_socket(server, os.getpid())
     assert runs() == [server.path]
     assert not dead.exists()
+    assert gone() == []
+
+
+def test_a_killed_run_is_reported_for_ten_minutes(server, monkeypatch):
+    """It would vanish without a word: whoever finds its socket keeps its name."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    dead_socket(server, process.pid)
+    assert runs() == [server.path]
+    ((name, ago_s),) = gone()
+    assert (name, ago_s < 60) == (f"{process.pid}-0", True)
+    shown = runs_of(None, None)
+    with pytest.raises(FatalError, match=f"^process {process.pid} is gone without a clean stop"):
+        shown[1].ask({"ask": "snapshot"})
+    monkeypatch.setattr(local, "GONE_SHOWN_S", -1.0)
+    assert gone() == []
+
+
+def test_a_run_that_ends_while_it_is_looked_for(server, monkeypatch):
+    """Its socket was in the list and is gone: it is left out."""
+    listed = [server.path, server.path.with_name("8-0.sock")]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(listed))
+    assert runs() == [server.path]
 
 
 def test_a_closed_run_leaves_nothing():

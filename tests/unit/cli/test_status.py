@@ -1,0 +1,128 @@
+"""`weft status`: the worst first, what is well in one line, and nothing cut."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+import weft
+from weft.cli.seen import LINES_MAX, _status_shown, _why_shown
+from weft.testing import run
+
+LONG = "eu-west-1.logistics.positions.vehicles.enriched.v2"
+
+
+@pytest.fixture(scope="module")
+def shot():
+    """A real snapshot: one record parked, one that runs."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    seen = []
+
+    @app.consume("orders", concurrency=1, retry=weft.Retry(attempts=1))
+    def check(record):
+        if record.offset == 0:
+            raise ValueError("no")
+        if record.offset == 5:
+            seen.append(app.snapshot())
+
+    run(app, [(b"cust-17", b""), (b"cust-17", b""), *[(b"k%d" % n, b"") for n in range(4)]])
+    return seen[0]
+
+
+def of(shot, member, count=1, bad=(), topic="orders", **more):
+    """The snapshot of another member, all well but for these partitions."""
+    (row,) = shot["partitions"]
+    well = {**row, "parked": 0, "in_flight": 0, "topic": topic}
+    rows = [{**well, "partition": n, "remaining": n, **({} if n not in bad else {"parked": 1})}
+            for n in range(count)]  # fmt: skip
+    blockers = [
+        {**one, "partition": n, "topic": topic} for n in bad for one in shot["blockers"][:1]
+    ]
+    app = {**shot["app"], "member": member}
+    return {**shot, "app": app, "partitions": rows, "blockers": blockers, "halts": [], **more}
+
+
+def told(*shots, width=80, every=False):
+    """The lines on a screen that wide."""
+    stream = StringIO()
+    answers = [(one.get("app", {}).get("member", "m"), one) for one in shots]
+    Console(file=stream, width=width).print(_status_shown(answers, every=every, width=width))
+    return stream.getvalue().splitlines()
+
+
+def test_three_members_fit_a_screen_with_the_worst_first(shot):
+    """Of 70 lines 24 at most; the member with a parked record is first, the others are one line."""
+    lines = told(of(shot, "m1", 40), of(shot, "m2", 40, bad=(7,)), of(shot, "m3", 40))
+    assert len(lines) <= LINES_MAX
+    assert lines[0].startswith("g  m2  running")
+    assert "orders[7]" in next(line for line in lines if line.startswith("orders["))
+    assert "well: 39 partitions" in "\n".join(lines)
+    assert lines[-1].startswith("well: m1, m3: ")
+    assert len(told(of(shot, "m1", 40), of(shot, "m2", 40, bad=(7,)), every=True)) > 80
+
+
+def test_what_to_do_stands_under_the_run(shot):
+    """The first sentence of `weft why`, and its next step."""
+    text = " ".join(told(of(shot, "m2", 3, bad=(1,))))
+    assert "is parked" in text
+    assert "Next: fix the cause and restart" in text
+
+
+def test_a_long_topic_keeps_both_ends(shot):
+    """Nothing is wider than the screen; where there is room nothing is shortened."""
+    one = of(shot, "m1", 12, bad=(11,), topic=LONG)
+    lines = told(one)
+    assert max(map(len, lines)) <= 80
+    assert any("…" in line and line.split()[0].endswith("v2[11]") for line in lines)
+    assert any(line.startswith(f"{LONG}[11]") for line in told(one, width=200))
+
+
+def test_many_bad_partitions_are_counted(shot):
+    """Without --all the worst ten; never more lines than a screen has."""
+    lines = told(of(shot, "m1", 100, bad=range(100)))
+    assert len(lines) <= LINES_MAX
+    assert any("and 90 more like these" in line for line in lines)
+
+
+def test_the_map_is_shown_as_a_share_of_its_true_limit(shot):
+    """A partition with keys past the map comes first, at 100 %."""
+    one = of(shot, "m1", 3)
+    one["partitions"][2] |= {"past_map": 53, "map_used": 1.0, "map_chars": 28}
+    (line,) = [line for line in told(one) if line.startswith("orders[2]")]
+    assert line.split()[3:5] == ["53", "100"]
+
+
+def test_what_remains_is_unknown_while_no_broker_answers(shot):
+    """Not 0: a member without a partition does not know."""
+    one = of(shot, "m1", 0, halts=[{"cause": "unassigned"}, {"cause": "broker", "for_s": 45.0}])
+    lines = told(one)
+    assert "unknown remaining in 0 partitions" in lines[0]
+    assert lines[1].startswith("No broker has answered for 45 s")
+
+
+def test_why_asks_several_runs_and_says_it_once():
+    """`weft why nosuch` of three members of a group: one line, with the topics that there are."""
+    row = {"text": "nosuch is not with this member now; it has orders.", "next": "",
+           "about": "elsewhere", "stack": [], "rank": 8}  # fmt: skip
+    stream = StringIO()
+    answers = [(name, {"sentences": [row], "found": []}) for name in ("m1", "m2", "m3")]
+    Console(file=stream, width=80).print(_why_shown(answers))
+    assert stream.getvalue().splitlines() == [row["text"]]
+
+
+def test_why_begins_with_the_worst_run():
+    """One headline first, whichever run has it; with the stack of its call."""
+    well = {"text": "Nothing is stuck: state running.", "next": "", "about": "healthy", "rank": 8}
+    hung = {"text": "Nothing of check has ended for 312 s.", "next": "…", "about": "hangs",
+            "rank": 2, "stack": ["shop.py:12 check: client.get()"]}  # fmt: skip
+    stream = StringIO()
+    answers = [
+        ("m1", {"sentences": [well], "found": []}),
+        ("m2", {"sentences": [hung], "found": []}),
+    ]
+    Console(file=stream, width=80).print(_why_shown(answers))
+    assert [line.strip() for line in stream.getvalue().splitlines()[:4]] == [
+        "m2", hung["text"], "Next: …", "shop.py:12 check: client.get()",
+    ]  # fmt: skip
