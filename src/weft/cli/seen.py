@@ -162,7 +162,8 @@ def _why_shown(answers: Answers) -> Stack:
     lines: list[RenderableType] = []
     several = len(answers) > 1
     answers = sorted(_told_once(answers), key=lambda one: _rank(one[1]))
-    several &= any(one["about"] != "elsewhere" for _, told in answers for one in _said(told))
+    about = {one["about"] for _, told in answers for one in _said(told)}
+    several = several and about != {"elsewhere"}
     for name, told in answers:
         if several:
             lines.append(Text(name, style="bold"))

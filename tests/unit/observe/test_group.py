@@ -265,7 +265,7 @@ def test_what_runs_of_a_group_say_of_a_record_is_told_once():
         "run-0", first, "run-1", "Record 8 runs for 1 s.",
     ]  # fmt: skip
     assert why_of(said(first), said("x of another", about="elsewhere"), said()) == ["run-0", first]
-    assert why_of(said(about="elsewhere"), {"error": "no answer"})[-1] == "no answer"
+    assert "no answer" in why_of(said(about="elsewhere"), {"error": "no answer"})
 
 
 def test_a_topic_of_many_partitions_does_not_flood_the_terminal():
