@@ -26,9 +26,21 @@ settings.load_profile("weft")
 
 TESTS = Path(__file__).parent
 INTEGRATION = TESTS / "integration"
-#: Folders and files of the longest tests.
+#: Folders and files of the longest tests; the very longest of all first.
 HEAVY = tuple(
-    INTEGRATION / name for name in ("spark", "test_demo.py", "processes", "delivery", "workers")
+    TESTS / name
+    for name in (
+        "integration/test_demo.py",
+        "simulation",
+        "integration/spark",
+        "integration/matrix",
+        "integration/processes",
+        "integration/delivery",
+        "integration/workers",
+        "integration",
+        "typing",
+        "contract",
+    )
 )
 
 
@@ -40,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.broker)
         if INTEGRATION / "spark" in item.path.parents:
             item.add_marker(pytest.mark.spark)
-    items.sort(key=lambda item: not _heavy(item.path))
+    items.sort(key=lambda item: _turn(item.path))
 
 
 def _needs_broker(item: pytest.Item) -> bool:
@@ -51,8 +63,9 @@ def _needs_broker(item: pytest.Item) -> bool:
     return "kafka_broker" in getattr(item, "fixturenames", ())
 
 
-def _heavy(path: Path) -> bool:
-    return any(path == place or place in path.parents for place in HEAVY)
+def _turn(path: Path) -> int:
+    turns = (n for n, place in enumerate(HEAVY) if path == place or place in path.parents)
+    return next(turns, len(HEAVY))
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,14 @@ from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Retry
 from weft.types import Record
 
-LANES, DEEP, BLOCK, POLL = 1_000, 50, 200, 1_000
-RECORDS = 2 * LANES * DEEP
+LANES, BLOCK, POLL = 1_000, 200, 1_000
+#: records of a lane; half of all have no key
+DEEP = pytest.mark.parametrize("deep", [20, pytest.param(50, marks=pytest.mark.long)])
 
 
-def keys() -> list[bytes | None]:
+def keys(deep: int) -> list[bytes | None]:
     """Blocks of lanes, in no order that a compressor could learn, and blocks without a key."""
-    numbers = [b"%d" % number for number in range(LANES) for _ in range(DEEP)]
+    numbers = [b"%d" % number for number in range(LANES) for _ in range(deep)]
     random.Random(8).shuffle(numbers)
     mixed: list[bytes | None] = []
     for at in range(0, len(numbers), BLOCK):
@@ -29,15 +30,15 @@ def keys() -> list[bytes | None]:
 
 
 def do(desk, event: str, *arguments) -> None:
-    """An event without the recount, which walks over 100,000 records."""
+    """An event without the recount, which walks over all records."""
     desk.do_unchecked(event, *arguments)
 
 
-def standing(desk, step: int):
+def standing(desk, step: int, deep: int):
     """Every lane stands at its failed head; what has no key goes on as far as it may."""
     (part,) = desk.assign(0)
-    lanes = keys()
-    for first in range(0, RECORDS, POLL):
+    lanes = keys(deep)
+    for first in range(0, len(lanes), POLL):
         offsets = range(first, first + POLL)
         records = [Record("t", 0, step * o, 0, lanes[o], b"v") for o in offsets]
         do(desk, "polled", [(part, records, [100] * POLL)])
@@ -56,13 +57,14 @@ def desk(make_desk):
     return make_desk(spec, limits=Limits(buffer_records=10**6, buffer_bytes=10**12))
 
 
-def test_holes_far_below_the_top_fit_once_done(desk):
+@DEEP
+def test_holes_far_below_the_top_fit_once_done(desk, deep):
     """Lanes that stood while others went far past them: every second of them goes on.
 
     Holes below the top were started without a count: the map needed 6,760 characters, and 6,949
     finished records were handled again after a clean stop.
     """
-    part = standing(desk, 1)
+    part = standing(desk, 1, deep)
     assert part.offsets.top > 30_000  # a bit set of 4,096 characters tells 24,528
     for _ in range(200):
         do(desk, "tick")
@@ -74,17 +76,18 @@ def test_holes_far_below_the_top_fit_once_done(desk):
     assert decode(item.frontier, item.metadata).highest_seen == part.offsets.top
 
 
+@DEEP
 @pytest.mark.parametrize("step", [1, 2])
-def test_room_that_comes_back_is_used(desk, step):
+def test_room_that_comes_back_is_used(desk, step, deep):
     """Once the standing lanes go on all is finished; `step` 2: a log with a gap at every record."""
-    part = standing(desk, step)
+    part = standing(desk, step, deep)
     for _ in range(2_000):
         do(desk, "tick")
         works = desk.started()
         if not works:
             break
         do(desk, "calls_ended", works)
-    assert part.offsets.frontier == step * (RECORDS - 1) + 1
+    assert part.offsets.frontier == step * (2 * LANES * deep - 1) + 1
 
 
 def standing_lane(desk, part, offsets: range) -> None:

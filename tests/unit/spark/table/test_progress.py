@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.support.cases import each
 
 from weft.core.starting import Found, resolve
 from weft.spark.table.progress import Done, Progress, ahead, done_of
@@ -19,9 +20,12 @@ def done_from(offsets: set[int]) -> Done:
     return Done(frontier, top, tuple(o for o in range(frontier, top + 1) if o not in offsets))
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_two_are_united_offset_by_offset(seed) -> None:
+def test_two_are_united_offset_by_offset() -> None:
     """What one of the two has done is done, and nothing else is."""
+    each(united, range(300))
+
+
+def united(seed: int) -> None:
     chance = random.Random(seed)
     sets = [{n for n in range(SPAN) if chance.random() < share} for share in (0.3, 0.8)]
     sets = [one | set(range(chance.randrange(SPAN))) for one in sets]
