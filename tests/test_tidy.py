@@ -29,7 +29,7 @@ REASON_LETTERS_MIN = 8
 BASIC = {"errors", "types", "numeric", "policies"}
 INNER = BASIC | {"core", "codec"}
 SEEN = INNER | {"account"}
-OPTIONS = {"options", "app_options", "routing"}
+OPTIONS = {"options", "app_options", "routing", "decoding"}
 LOCAL = SEEN | OPTIONS | {
     "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "weft",
 }  # fmt: skip
@@ -49,7 +49,8 @@ RINGS: dict[str, set[str]] = {
     "kafka": INNER | {"config"},
     "ledger": INNER | {"config"},
     # The ledger for its policy only, the object that an option takes.
-    "options": BASIC | {"ledger", "signatures"},
+    "options": BASIC | {"ledger", "signatures", "decoding"},
+    "decoding": {"errors", "types"},
     "signatures": BASIC,
     "app_options": BASIC,
     "routing": BASIC | {"options"},

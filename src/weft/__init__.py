@@ -9,6 +9,7 @@ from weft._version import __version__
 
 if TYPE_CHECKING:
     from weft.app import App
+    from weft.decoding import decoder
     from weft.errors import (
         ConfigError,
         FatalError,
@@ -49,10 +50,12 @@ __all__ = [
     "Stop",
     "WeftError",
     "__version__",
+    "decoder",
 ]
 
 _HOMES = {
     "weft.app": ("App",),
+    "weft.decoding": ("decoder",),
     "weft.errors": (
         "ConfigError",
         "FatalError",

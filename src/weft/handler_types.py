@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Topics = str | Sequence[str]
 ExecutorName = Literal["auto", "async", "threads", "processes"]
-Value = Literal["bytes", "str", "json"] | type[Any] | Callable[[bytes], Any]
+#: of a callable that takes bytes, or the record where it is a `@weft.decoder`
+Value = Literal["bytes", "str", "json"] | type[Any] | Callable[[Any], Any]
 
 
 class _Model(Protocol):
@@ -65,6 +66,7 @@ class Options(TypedDict, total=False):
     retry: Retry
     timeout_s: float | None
     on_exhausted: OnExhausted
+    key: Value
     value: Value
     delivery: DeliveryName
     commit: Commit

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.decoding import check_kind, is_async
 from weft.errors import ConfigError
 from weft.ledger.policy import SqlLedger
 from weft.numeric import is_positive, is_whole
@@ -22,7 +23,6 @@ PROCESSES_MAX = 64
 ORDERINGS = ("key", "partition", "unordered")
 EXECUTORS = ("auto", "async", "threads", "processes")
 DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
-VALUES = ("bytes", "str", "json")
 
 
 #: stand for "not given": at_most_once has other defaults
@@ -44,6 +44,7 @@ class HandlerOptions:
     timeout_s: float | None = None
     on_exhausted: OnExhausted = PARK
     output: str | None = None
+    key: Any = "bytes"
     value: Any = "bytes"
     delivery: DeliveryName = "at_least_once"
     commit: Commit = COMMIT
@@ -70,13 +71,6 @@ class HandlerOptions:
         return tuple(topic for topic in self.topics if topic.startswith("^"))
 
 
-def is_async(function: Any) -> bool:
-    """True for `async def` functions and objects whose `__call__` is one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  # the method itself is looked at, not whether it exists
-    )
-
-
 def checked(options: HandlerOptions) -> HandlerOptions:
     """The same options, or a ConfigError that names what is wrong and what to write instead."""
     where = f"@app.consume on {options.name}"
@@ -89,7 +83,8 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     _check_numbers(where, options)
     _check_policies(where, options)
     options = _checked_delivery(where, options)
-    _check_value(where, options.value)
+    check_kind(where, "key", options.key)
+    check_kind(where, "value", options.value)
     _check_output(where, options)
     _check_batch(where, options)
     _check_ledger(where, options)
@@ -223,17 +218,6 @@ def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
             "excludes: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
         )
     return options
-
-
-def _check_value(where: str, value: Any) -> None:
-    model = hasattr(value, "model_validate_json")
-    if isinstance(value, str):
-        _one_of(where, "value", value, VALUES)
-    elif not model and not callable(value):
-        raise ConfigError(
-            f'{where}: value={value!r}: give "bytes", "str", "json", a pydantic model, or a '
-            "callable that takes bytes"
-        )
 
 
 def _check_output(where: str, options: HandlerOptions) -> None:

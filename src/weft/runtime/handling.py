@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec
 from weft.core.states import RUNNING
+from weft.decoding import Decoding
 from weft.policies import Retry
 from weft.runtime.histogram import AGE_S, Latency
 
@@ -89,7 +90,7 @@ class HandlerPlan:
 
     spec: HandlerSpec
     function: Callable[..., Any]
-    decode: Callable[[bytes], Any] | None = None
+    decoding: Decoding | None = None
     output: str | None = None
     prefetch: Callable[..., Any] | None = None
     #: which executor calls it: "async", "threads" or "processes"

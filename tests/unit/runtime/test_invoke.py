@@ -8,8 +8,9 @@ import pydantic
 import pytest
 
 import weft
+from weft.decoding import Undecodable, decoding_of
 from weft.runtime.calls import invoke
-from weft.runtime.calls.invoke import Undecodable, decoded, error_info
+from weft.runtime.calls.invoke import error_info
 from weft.types import Record
 
 RECORD = Record("t", 0, 7, 0, b"k", b"v")
@@ -149,7 +150,7 @@ class Position(pydantic.BaseModel):
 def test_what_decoders_say_is_without_the_value(decode, value, said):
     """Neither message nor traceback of an undecodable record quotes it."""
     try:
-        decoded(Record("t", 0, 0, 0, None, value), decode)
+        decoding_of("bytes", decode).here(Record("t", 0, 0, 0, None, value))
     except Undecodable as error:
         info = error_info(error)
     assert said in info.message

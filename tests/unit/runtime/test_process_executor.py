@@ -127,7 +127,7 @@ class Office:
 
     def _make(self, plan: Any, door: Any) -> ProcessExecutor:
         told = WorkerSpec(
-            print, None, None, None, plan.retry, "key", self.explicit, group="g", ledger=None
+            print, None, "bytes", "bytes", None, plan.retry, "key", self.explicit, "g", None
         )
         return ProcessExecutor(plan, door, told, self.failed.append)
 

@@ -64,6 +64,45 @@ def test_processes_run_elsewhere() -> None:
     assert {result.returned.value for result in results}.isdisjoint({str(os.getpid())})
 
 
+@weft.decoder
+async def after_an_outage(record: weft.Record) -> str:
+    """A decoder whose registry is away at a record's first attempt."""
+    if record.attempt == 1:
+        raise ConnectionError("away")
+    return record.value.decode() + record.topic
+
+
+@pytest.mark.parametrize("batch", [None, weft.Batch(max_records=4)])
+def test_decoders_are_awaited_in_worker_processes(batch: weft.Batch | None) -> None:
+    """An outage is a failed attempt there too; keys are decoded, outputs keep their bytes."""
+    app = make_app()
+    function = decoded_pair if batch is None else decoded_pairs
+    options: dict[str, Any] = {"batch": batch, "retry": weft.Retry(delay_s=0)}
+    app.consume(
+        "orders",
+        executor="processes",
+        concurrency=1,
+        key="json",
+        value=after_an_outage,
+        **options,
+    )(function)
+    results = run(app, [("1", "a"), ("2", "b")])
+    assert [(one.outcome, one.attempts) for one in results] == [("done", 2)] * 2
+    sent = {output.key for result in results for output in result.outputs}
+    assert sent == ({b"1", b"2"} if batch is None else {b"1"})
+
+
+def decoded_pair(record: weft.Record) -> weft.Produce:
+    """A handler that another process can import."""
+    assert (type(record.key), record.value[1:]) == (int, "orders")
+    return weft.Produce(record.value, topic="out")
+
+
+def decoded_pairs(batch: weft.RecordBatch) -> list[weft.Produce]:
+    """The same of batches."""
+    return [decoded_pair(record) for record in batch][:1]
+
+
 def test_a_ledger_recognises_repeats(tmp_path: Path) -> None:
     """A second group of runs on the same database handles nothing twice."""
     sqlalchemy = pytest.importorskip("sqlalchemy")

@@ -24,7 +24,7 @@ from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.runtime.calls import stacks
-from weft.runtime.calls.invoke import decoded, ending, failed
+from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan, call_of
 from weft.types import Record
@@ -96,9 +96,13 @@ class AsyncExecutor:
         #: past their time by the engine's clock, and not begun yet
         self._looked_for: set[Work] = set()
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
+        decoding = plan.decoding
+        waits = decoding is not None and decoding.waits
+        self._function = decoding.around(plan.function) if decoding and waits else plan.function
+        self._decode = decoding.here if decoding and not waits else None
         #: calling it gives Python's own coroutines, nobody else's (Cython's, say)
-        self._native = isinstance(plan.function, types.FunctionType | types.MethodType) and bool(
-            plan.function.__code__.co_flags & inspect.CO_COROUTINE
+        self._native = isinstance(self._function, types.FunctionType | types.MethodType) and bool(
+            self._function.__code__.co_flags & inspect.CO_COROUTINE
         )
 
     # -- from any thread ---------------------------------------------------------------------------
@@ -223,7 +227,7 @@ class AsyncExecutor:
     async def _burst(self, worker: _Worker) -> None:
         """Call the handler for what is ready, until nothing is or the loop should breathe."""
         plan, ready, done = self._plan, self._ready, self._door.done
-        function, decode, suspend = plan.function, plan.decode, self._on_suspend
+        function, decode, suspend = self._function, self._decode, self._on_suspend
         clock, trusted = time.perf_counter, self._door.trusted
         began = slice_ends = clock()
         slice_ends += SLICE_S
@@ -241,7 +245,7 @@ class AsyncExecutor:
                 self._door.ended.append(GivenBack(work))
                 continue
             try:
-                record = work.record if decode is None else run(decoded, work.record, decode)
+                record = work.record if decode is None else run(decode, work.record)
                 call = function(record)
                 try:  # its first step here: most handlers that do not wait never need more
                     waits_for = run(send, call, None)

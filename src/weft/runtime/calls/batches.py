@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,17 @@ from weft.core.endings import Ended, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.states import RUNNING
+from weft.decoding import all_decoded
 from weft.runtime.calls import stacks
 from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.aio import AttemptTimeout
-from weft.runtime.calls.invoke import BadReturn, all_decoded, failed, outputs_of
+from weft.runtime.calls.invoke import BadReturn, failed, outputs_of
 from weft.runtime.calls.record_batch import Nacked, RecordBatch
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan, call_of, may_call
 from weft.runtime.shared import SharedOutputs
+from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.kafka.ports import OutMessage
@@ -39,6 +41,7 @@ class BatchCall:
         self.works = list(works)
         self.explicit = plan.spec.batch is not None and plan.spec.batch.ack == "explicit"
         self.batch: RecordBatch
+        self._warned = threading.Event()
         self.began = time.perf_counter()
         #: what the call sets (contextvars) is nobody else's
         self.context = Context()
@@ -58,17 +61,20 @@ class BatchCall:
 
     # -- before the call ---------------------------------------------------------------------------
 
-    def prepare(self) -> RecordBatch | None:
+    def prepare(self, decode: Callable[[Record], Record] | None) -> RecordBatch | None:
         """The batch to call with; None where there is no call, which has then been reported."""
         if not self.may_begin():
             self.give_back()
             return None
         records = [work.record for work in self.works]
-        records, bad = self.context.run(all_decoded, records, self.plan.decode)
+        return self.made(*self.context.run(all_decoded, records, decode))
+
+    def made(self, records: list[Record], bad: dict[int, BaseException]) -> RecordBatch | None:
+        """The same of what is decoded by now."""
         if bad:
             self._undecodable(bad)
             return None
-        self.batch = RecordBatch(self, records)
+        self.batch = RecordBatch(self, records, self._warned)
         return self.batch
 
     def may_begin(self) -> bool:
@@ -241,8 +247,12 @@ class _Calls:
 class BatchThreads(WorkerThreads["list[Work]"]):
     """Calls a plain batch handler on worker threads."""
 
-    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+    def __init__(
+        self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """`loop`: where an async decoder is awaited."""
         super().__init__(plan, door)
+        self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
         self._calls = _Calls()
 
     def start_batch(self, works: list[Work]) -> None:
@@ -269,7 +279,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
 
     def _call(self, item: list[Work]) -> None:
         call = BatchCall(self._plan, self._door, item)
-        batch = call.prepare()
+        batch = call.prepare(self._decode)
         if batch is None:
             return
         self._calls.add(call)
@@ -293,6 +303,11 @@ class BatchTasks:
         self._calls = _Calls()
         self._closed = False
         self._loop_thread = 0
+        decoding = plan.decoding
+        waits = decoding is not None and decoding.waits
+        self._decode = decoding.here if decoding and not waits else None
+        #: decodes within the call, because that may wait
+        self._waiting = decoding if waits else None
 
     def start(self, works: Sequence[Work]) -> None:
         """Batch handlers are only given batches."""
@@ -308,7 +323,7 @@ class BatchTasks:
         if self._closed:
             call.give_back()
             return
-        batch = call.prepare()
+        batch = call.prepare(self._decode)
         if batch is None:
             return
         self._calls.add(call)
@@ -322,6 +337,11 @@ class BatchTasks:
                 call.give_back()
                 return
             call.began = time.perf_counter()
+            if self._waiting is not None:
+                decoded = await self._waiting.all_awaited(batch)
+                if (found := call.made(*decoded)) is None:
+                    return
+                batch = found
             value = await self._plan.function(batch)
         except BaseException as error:
             timed_out = AttemptTimeout(f"no answer within timeout_s={self._plan.spec.timeout_s}")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.options import HandlerOptions, is_async
+from weft.decoding import decoding_of, is_async
+from weft.options import HandlerOptions
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.batches import BatchTasks, BatchThreads
 from weft.runtime.calls.prefetch import Prefetcher
@@ -26,8 +27,14 @@ def needs_loop(handlers: Sequence[HandlerOptions]) -> bool:
         handler.kind == "async"
         or is_async(handler.prefetch)
         or inspect.isasyncgenfunction(handler.prefetch)
+        or _awaits_decoding(handler)
         for handler in handlers
     )
+
+
+def _awaits_decoding(handler: HandlerOptions) -> bool:
+    decoding = decoding_of(handler.key, handler.value)
+    return handler.kind != "processes" and decoding is not None and decoding.is_async
 
 
 @dataclass(slots=True)
@@ -37,7 +44,7 @@ class Executors:
     door: Door
     #: the run ends for this reason
     fail: Callable[[str], None]
-    #: of the async handlers and prefetches; None where there are none
+    #: of what is async: handlers, prefetches, decoders; None where there are none
     loop: asyncio.AbstractEventLoop | None
     group: str
     #: opened again in each worker process
@@ -56,8 +63,8 @@ class Executors:
             return self._processes(handler, plan)
         if handler.kind == "threads":
             if plan.spec.batch is not None:
-                return BatchThreads(plan, self.door)
-            return ThreadExecutor(plan, self.door)
+                return BatchThreads(plan, self.door, self.loop)
+            return ThreadExecutor(plan, self.door, self.loop)
         assert self.loop is not None, "an async handler needs the loop that was opened for it"
         if plan.spec.batch is not None:
             return BatchTasks(plan, self.door, self.loop)
@@ -70,6 +77,7 @@ class Executors:
         spec = WorkerSpec(
             function=handler.function,
             lifespan=self.lifespan,
+            key=handler.key,
             value=handler.value,
             output=handler.output,
             retry=handler.retry,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import CoroutineType, GeneratorType
 from typing import Any
 
 from weft.core.endings import Ended, Failed, Returned
 from weft.core.partition import Work
+from weft.decoding import Undecodable, message_of
 from weft.errors import Reject, RetryAfter
 from weft.kafka.ports import OutMessage
 from weft.policies import Retry
@@ -22,17 +22,12 @@ from weft.types import ErrorInfo, Headers, Produce, Record, _SameKey
 TRACEBACK_CHARS_MAX = 2_000  # its end: kept for each failing record
 MESSAGE_CHARS_MAX = 2_000
 OUTPUTS_MAX = 100_000
-QUOTED_CHARS = 12  # so much of a value in a message is no accident
 PARTITION_MAX = 2**31 - 1
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class BadReturn(Exception):
     """The handler returned something Weft cannot send; the message names the fix."""
-
-
-class Undecodable(Exception):
-    """The record's value is not what `value=` says."""
 
 
 def error_info(error: BaseException) -> ErrorInfo:
@@ -82,67 +77,6 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
     except BaseException:
         return None  # the engine falls back to one second: a broken policy must not lose a record
     return None if math.isnan(delay_s) else delay_s
-
-
-def decoder(kind: Any) -> Callable[[bytes], Any] | None:
-    """The function behind the option `value=`; None for bytes as they are."""
-    if kind == "bytes":
-        return None
-    if kind == "str":
-        return bytes.decode
-    if kind == "json":
-        return json.loads
-    validate = getattr(kind, "model_validate_json", None)
-    return validate if validate is not None else kind  # type: ignore[no-any-return] # checked when decorated
-
-
-def decoded(record: Record, decode: Callable[[bytes], Any]) -> Record:
-    """The record with its value decoded; a tombstone stays None."""
-    if record.value is None:
-        return record
-    try:
-        return record._replace(value=decode(record.value))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise
-    except BaseException as error:  # a decoder that calls sys.exit ends its record, not a thread
-        said = f"value cannot be decoded: {ErrorInfo(type(error).__name__, message_of(error)).line}"
-        if _quotes(said, record.value):
-            said = f"value cannot be decoded: {type(error).__name__} (its message quotes the value)"
-        # Without the cause: its traceback would end with what was just taken out.
-        raise Undecodable(said) from None
-
-
-def message_of(error: BaseException) -> str:
-    """What an error says; pydantic's without the values it complains about."""
-    errors = getattr(error, "errors", None)
-    if type(error).__module__.startswith("pydantic") and callable(errors):
-        found = errors(include_input=False, include_url=False, include_context=False)
-        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
-    return str(error)
-
-
-def _quotes(said: str, value: Any) -> bool:
-    """Part of the value stands in the message."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    pieces = [text[at : at + QUOTED_CHARS] for at in range(0, min(len(text), 4_096), QUOTED_CHARS)]
-    short = bool(text.strip()) and text.strip() in said  # a PIN is shorter than any piece
-    return short or any(piece in said for piece in pieces if len(piece) == QUOTED_CHARS)
-
-
-def all_decoded(
-    records: Sequence[Record], decode: Callable[[bytes], Any] | None
-) -> tuple[list[Record], dict[int, BaseException]]:
-    """A batch's records decoded; and by place what was raised for those that cannot be."""
-    if decode is None:
-        return list(records), {}
-    good: list[Record] = []
-    bad: dict[int, BaseException] = {}
-    for index, record in enumerate(records):
-        try:
-            good.append(decoded(record, decode))
-        except BaseException as error:  # a decoder of the user's may do anything
-            bad[index] = error
-    return good, bad
 
 
 def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage]:

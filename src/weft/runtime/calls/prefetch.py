@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from weft.core.endings import Ended, GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.states import RUNNING
+from weft.decoding import is_async
 from weft.kafka import guard
-from weft.options import is_async
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import failed

@@ -7,6 +7,7 @@ that return at once are done by one thread before the second has even got the in
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from weft.core.states import RUNNING
 from weft.kafka import guard
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
-from weft.runtime.calls.invoke import decoded, ending, failed
+from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan, call_of, may_call
 from weft.runtime.logs import event
@@ -153,8 +154,12 @@ class WorkerThreads(ABC, Generic[T]):
 class ThreadExecutor(WorkerThreads[Work]):
     """Runs one plain handler, a record at a time in each thread."""
 
-    def __init__(self, plan: HandlerPlan, door: Door) -> None:
+    def __init__(
+        self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """`loop`: where an async decoder is awaited."""
         super().__init__(plan, door)
+        self._decode = None if plan.decoding is None else plan.decoding.on_threads(loop)
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         self._expired: set[Work] = set()
         self._trusted_at = -1.0
@@ -189,8 +194,8 @@ class ThreadExecutor(WorkerThreads[Work]):
         returned = None
         try:
             record = work.record
-            if plan.decode is not None:
-                record = context.run(decoded, record, plan.decode)
+            if self._decode is not None:
+                record = context.run(self._decode, record)
             returned = context.run(plan.function, record)
         except BaseException as error:
             self._expired.discard(work)

@@ -159,8 +159,11 @@ class Tracing:
             "messaging.kafka.offset": record.offset,
             "weft.attempt": record.attempt,
         }
-        if record.key is not None:
-            told["messaging.kafka.message.key"] = shown_key(record.key)
+        key: object = record.key  # as `key=` has decoded it
+        if key is not None:
+            told["messaging.kafka.message.key"] = (
+                shown_key(key) if isinstance(key, bytes) else str(key)[:200]
+            )
         if record.value is None:
             told["messaging.kafka.message.tombstone"] = True
         return told

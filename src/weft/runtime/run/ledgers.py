@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weft.decoding import is_async
 from weft.kafka.connect import AdminPort
 from weft.ledger.handling import LedgerRun
-from weft.options import HandlerOptions, is_async
+from weft.options import HandlerOptions
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
 from weft.types import Committed

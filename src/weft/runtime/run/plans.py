@@ -9,10 +9,10 @@ from typing import Any
 
 from weft.app_options import AppOptions
 from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
+from weft.decoding import decoding_of
 from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
 from weft.policies import Commit
-from weft.runtime.calls.invoke import decoder
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
 from weft.types import RunReport
@@ -62,7 +62,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
             rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
         ),
         function=handler.function,
-        decode=decoder(handler.value),
+        decoding=decoding_of(handler.key, handler.value),
         output=handler.output,
         prefetch=handler.prefetch,
         kind=handler.kind,

@@ -21,9 +21,9 @@ from weft.core.epochs import Assignment
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE
+from weft.decoding import is_async
 from weft.errors import FatalError
 from weft.kafka.ports import OutMessage
-from weft.options import is_async
 from weft.policies import Commit
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.prefetch import Prefetcher
@@ -233,7 +233,7 @@ def _executor(plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | N
         assert loop is not None, "an async handler needs the loop that was opened for it"
         executor = AsyncExecutor(plan, door, loop)
     else:
-        executor = ThreadExecutor(plan, door)
+        executor = ThreadExecutor(plan, door, loop)
     if plan.prefetch is None:
         return executor
     prefetcher = Prefetcher(plan, door, loop)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
 
 from weft.app import App, app_of
 from weft.core.partition import Work
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
-from weft.options import is_async
-from weft.runtime.calls.invoke import decoder
+from weft.decoding import decoding_of, is_async
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import Latency
@@ -69,11 +67,13 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
     loop = None
     gc_pace.slow_down()
     try:
-        if settings.lifespan is not None or is_async(function) or is_async(prefetch):
+        plan = plan_of(settings)
+        awaits = plan.decoding is not None and plan.decoding.is_async
+        if settings.lifespan is not None or awaits or is_async(function) or is_async(prefetch):
             loop = HandlerLoop()
             _enter(loop, settings, app)
         group = "" if app is None else app.options.group
-        lanes = Lanes(plan_of(settings), loop.loop if loop is not None else None, group)
+        lanes = Lanes(plan, loop.loop if loop is not None else None, group)
         try:
             yield lanes
         finally:
@@ -105,9 +105,9 @@ def plan_of(settings: TaskSettings) -> HandlerPlan:
         timeout_s=options.timeout_s,
         rate_limit_per_s=ALL_STARTS_PER_S if rate is None else rate,
     )
-    read = fields_decoder if settings.typed else decoder
-    decode: Callable[[Any], Any] | None = read(options.value)
-    plan = HandlerPlan(spec, options.function, decode, options.output, options.prefetch)
+    value = fields_decoder(options.value) if settings.typed else options.value
+    decoding = decoding_of(options.key, value)
+    plan = HandlerPlan(spec, options.function, decoding, options.output, options.prefetch)
     if settings.timed:
         plan.latency = Latency(BOUNDS)
     return plan

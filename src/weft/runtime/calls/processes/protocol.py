@@ -32,6 +32,7 @@ class WorkerSpec:
 
     function: Callable[..., Any]
     lifespan: Callable[..., Any] | None
+    key: Any
     value: Any
     output: str | None
     retry: Retry

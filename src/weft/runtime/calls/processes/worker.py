@@ -8,24 +8,21 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
 from contextvars import Context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from weft.decoding import all_decoded, decoding_of, is_async
 from weft.kafka import guard
 from weft.kafka.ports import OutMessage
-from weft.options import is_async
 from weft.runtime.calls import stacks
 from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.invoke import (
     BadReturn,
-    all_decoded,
     asked_delay,
-    decoded,
-    decoder,
     error_info,
     is_final,
     messages_of,
@@ -84,7 +81,7 @@ class Worker:
         self.spec = spec
         self._function = spec.function
         self._async = is_async(spec.function)
-        self.decode = decoder(spec.value)
+        self._decoding = decoding_of(spec.key, spec.value)
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         #: given and not begun: whoever takes a number out, begins the record or gives it back
         self._waiting: set[int] = set()
@@ -253,9 +250,9 @@ class Worker:
         self.begin(number)
         context = Context()  # what the call sets (contextvars) is nobody else's
         try:
-            if self.decode is not None:
-                record = context.run(decoded, record, self.decode)
-            value = self.call_handler(context, record)
+            decode = self.decode(context)
+            given = record if decode is None else decode(record)
+            value = self.call_handler(context, given)
             # A generator's body runs only now.
             outputs = None if value is None else context.run(self.outputs, record, value)
         except BaseException as error:
@@ -282,6 +279,15 @@ class Worker:
     def repeats(self) -> int:
         """Records that the ledger knew, so far."""
         return 0 if self._ledger is None else int(self._ledger.repeats)
+
+    def decode(self, context: Context) -> Callable[[Record], Record] | None:
+        """How this call's records are decoded, in its context; None where they are as they came."""
+        decoding = self._decoding
+        if decoding is None:
+            return None
+        if decoding.is_async:
+            return lambda record: self._on_loop(decoding.awaited(record), context)
+        return lambda record: context.run(decoding.here, record)
 
     def call_handler(self, context: Context, argument: Any) -> Any:
         """Call the handler with a record or a batch, in this context."""
@@ -325,7 +331,7 @@ class BatchOfWorker:
 
     def _called(self) -> BatchReply:
         worker, context = self._worker, Context()  # what the call sets is nobody else's
-        records, bad = context.run(all_decoded, self._records, worker.decode)
+        records, bad = all_decoded(self._records, worker.decode(context))
         if bad:
             return self._undecodable(bad)
         try:

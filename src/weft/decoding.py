@@ -1,0 +1,298 @@
+"""From a record as Kafka has it to what the handler sees: its key and its value decoded.
+
+Decoding ends in one of three ways. A value. A permanent failure, which ends the record as `Reject`
+does: `Undecodable`. Or a transient one, a failed attempt like a handler's: `RetryAfter` and
+`OSError`, so that a schema registry that is away empties no topic.
+
+`"str"`, `"json"`, models and plain callables of bytes only compute: they run where the handler is
+called. A function with `@weft.decoder` may wait: for an `async def` handler a plain one runs in a
+thread of the loop's pool, and an async one is awaited as part of the call, within its `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+from weft.errors import ConfigError, RetryAfter
+from weft.types import ErrorInfo, Record
+
+QUOTED_CHARS = 12  # so much of a value in a message is no accident
+#: out of a decoder these are failed attempts; whatever else it raises is final
+TRANSIENT = (RetryAfter, OSError)
+NAMES = ("bytes", "str", "json")
+_MARK = "__weft_decoder__"
+
+D = TypeVar("D", bound=Callable[..., Any])
+
+
+class Undecodable(Exception):
+    """The record's key or value is not what `key=` or `value=` says."""
+
+
+def decoder(function: D) -> D:
+    """Mark a function `(record) -> value`, plain or `async def`, for use as `value=` or `key=`.
+
+    It gets the record as Kafka has it, with topic and headers; a null key or value never comes to
+    it. `RetryAfter` and `OSError` are failed attempts; whatever else it raises ends the record.
+    """
+    where = f"@weft.decoder on {getattr(function, '__name__', repr(function)[:80])}"
+    if not callable(function) or inspect.isclass(function):  # type: ignore[redundant-expr]  # what users pass
+        raise ConfigError(f"{where}: decorate a function that takes the record")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{where}: a generator is no decoder: return the value")
+    try:
+        inspect.signature(function).bind("record")
+    except TypeError as error:
+        raise ConfigError(f"{where}: it is called with the record alone ({error})") from None
+    except ValueError:
+        pass  # a builtin without a signature: its first call will tell
+    try:
+        setattr(function, _MARK, True)
+    except AttributeError:
+        raise ConfigError(f"{where}: put it above a function of your own") from None
+    return function
+
+
+def is_async(function: Any) -> bool:
+    """True for `async def` functions and objects whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # the method itself is looked at, not whether it exists
+    )
+
+
+def check_kind(where: str, name: str, kind: Any) -> None:
+    """ConfigError unless `key=` or `value=` (`name`) can be this."""
+    if isinstance(kind, str):
+        if kind not in NAMES:
+            choices = ", ".join(f'"{choice}"' for choice in NAMES)
+            raise ConfigError(f"{where}: {name}={kind!r} is not known: choose one of {choices}")
+    elif not callable(kind):
+        raise ConfigError(
+            f'{where}: {name}={kind!r}: give "bytes", "str", "json", a pydantic model, a '
+            "dataclass, a msgspec.Struct, a callable that takes bytes, or a @weft.decoder"
+        )
+    elif is_async(kind) and not _is_marked(kind):
+        raise ConfigError(
+            f"{where}: {name}={getattr(kind, '__name__', kind)!s:.80} is an `async def`: put "
+            "@weft.decoder above it; it then takes the record"
+        )
+    else:
+        try:
+            _codec(kind)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {name}={kind.__name__}: {error}") from None
+
+
+def decoding_of(key: Any, value: Any) -> Decoding | None:
+    """What these options make of a record; None where both are bytes as they are."""
+    parts = [_part(name, kind) for name, kind in (("key", key), ("value", value))]
+    return decoding_with([part for part in parts if part is not None])
+
+
+def decoding_with(parts: Sequence[Part]) -> Decoding | None:
+    """The same of parts that are made already; None where there is none."""
+    return Decoding(parts) if parts else None
+
+
+class Part(NamedTuple):
+    """How one field of a record is decoded."""
+
+    #: "key" or "value"
+    name: str
+    #: of what the field holds; of the record where it is a decoder
+    function: Callable[[Any], Any]
+    is_decoder: bool = False
+    is_async: bool = False
+
+
+def _part(name: str, kind: Any) -> Part | None:
+    if _is_marked(kind):
+        return Part(name, kind, True, is_async(kind))
+    codec = _codec(kind)
+    return None if codec is None else Part(name, codec)
+
+
+def _is_marked(kind: Any) -> bool:
+    return getattr(kind, _MARK, False) is True
+
+
+def _codec(kind: Any) -> Callable[[bytes], Any] | None:
+    """The function of bytes behind one option; None for bytes as they are."""
+    match kind:
+        case "bytes":
+            return None
+        case "str":
+            return bytes.decode
+        case "json":
+            return json.loads
+    validate = getattr(kind, "model_validate_json", None)
+    if validate is not None:
+        return validate  # type: ignore[no-any-return] # checked when decorated
+    if not isinstance(kind, type):
+        return kind  # type: ignore[no-any-return] # checked when decorated
+    if hasattr(kind, "__pydantic_validator__"):  # a dataclass of pydantic's
+        return importlib.import_module("pydantic").TypeAdapter(kind).validate_json  # type: ignore[no-any-return] # pydantic's
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"):
+        return _msgspec(kind)
+    return kind
+
+
+def _msgspec(kind: type) -> Callable[[bytes], Any]:
+    try:
+        msgspec = importlib.import_module("msgspec")
+    except ImportError:
+        raise ConfigError("dataclasses are read by msgspec: pip install msgspec") from None
+    try:
+        return msgspec.json.Decoder(kind).decode  # type: ignore[no-any-return] # msgspec's
+    except (TypeError, NameError) as error:
+        raise ConfigError(f"msgspec cannot read it: {error}") from None
+
+
+class Decoding:
+    """What the options `key=` and `value=` of one handler make of its records."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+        #: some of it is to be awaited
+        self.is_async = any(part.is_async for part in parts)
+        #: some of it may wait: not for the handlers' loop
+        self.waits = any(part.is_decoder for part in parts)
+        alone = len(self._parts) == 1 and not self.waits and self._parts[0].name == "value"
+        #: a record decoded on this thread; for what is not async
+        self.here: Callable[[Record], Record] = (
+            _of_value(self._parts[0].function) if alone else self._here
+        )
+
+    def _here(self, record: Record) -> Record:
+        found: dict[str, Any] = {}
+        for name, function, is_decoder, _ in self._parts:
+            held = getattr(record, name)
+            if held is not None:
+                try:
+                    found[name] = function(record if is_decoder else held)
+                except BaseException as error:
+                    raise judged(error, name, held) from None
+        return record._replace(**found)
+
+    async def awaited(self, record: Record) -> Record:
+        """The same on a loop, which nothing of it holds up."""
+        found: dict[str, Any] = {}
+        for name, function, is_decoder, asynchronous in self._parts:
+            held = getattr(record, name)
+            if held is None:
+                continue
+            try:
+                if asynchronous:
+                    found[name] = await function(record)
+                elif is_decoder:
+                    found[name] = await _in_a_thread(function, record)
+                else:
+                    found[name] = function(held)
+            except BaseException as error:
+                raise judged(error, name, held) from None
+        return record._replace(**found)
+
+    def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """An async handler whose call begins with decoding."""
+
+        @wraps(handler)
+        async def called(record: Record) -> Any:
+            return await handler(await self.awaited(record))
+
+        return called
+
+    def on_threads(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[Record], Record]:
+        """For a thread that may wait: what is async is awaited on this loop."""
+        if not self.is_async:
+            return self.here
+        assert loop is not None, "an async decoder needs the loop that was opened for it"
+
+        def waited(record: Record) -> Record:
+            return asyncio.run_coroutine_threadsafe(self.awaited(record), loop).result()
+
+        return waited
+
+    async def all_awaited(self, records: Sequence[Record]) -> Decoded:
+        """As `all_decoded`, together."""
+        made = await asyncio.gather(*map(self.awaited, records), return_exceptions=True)
+        good = [one for one in made if not isinstance(one, BaseException)]
+        return good, {i: one for i, one in enumerate(made) if isinstance(one, BaseException)}
+
+
+#: a batch's records decoded, and by place what was raised for those that cannot be
+Decoded = tuple[list[Record], dict[int, BaseException]]
+
+
+def all_decoded(records: Sequence[Record], decode: Callable[[Record], Record] | None) -> Decoded:
+    """A batch's records decoded; and by place what was raised for those that cannot be."""
+    if decode is None:
+        return list(records), {}
+    good: list[Record] = []
+    bad: dict[int, BaseException] = {}
+    for index, record in enumerate(records):
+        try:
+            good.append(decode(record))
+        except BaseException as error:  # a decoder of the user's may do anything
+            bad[index] = error
+    return good, bad
+
+
+def _of_value(function: Callable[[Any], Any]) -> Callable[[Record], Record]:
+    """Most decode the value alone, with no more than bytes: this is the hot path."""
+
+    def decoded(record: Record) -> Record:
+        if record.value is None:
+            return record
+        try:
+            return record._replace(value=function(record.value))
+        except BaseException as error:  # a decoder that calls sys.exit ends its record, no thread
+            raise judged(error, "value", record.value) from None
+
+    return decoded
+
+
+async def _in_a_thread(function: Callable[[Any], Any], record: Record) -> Any:
+    """A plain decoder in the loop's pool, in the context of the call."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    return await loop.run_in_executor(None, context.run, function, record)
+
+
+def judged(error: BaseException, name: str, held: Any) -> BaseException:
+    """What to raise for an error out of a decoder: itself where it passes, or Undecodable.
+
+    Undecodable comes without the cause: its traceback would end with what was just taken out.
+    """
+    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        return error
+    if isinstance(error, TRANSIENT):
+        error.add_note(f"(raised while the {name} was decoded)")
+        return error
+    said = f"{name} cannot be decoded: {ErrorInfo(type(error).__name__, message_of(error)).line}"
+    if _quotes(said, held):
+        said = f"{name} cannot be decoded: {type(error).__name__} (its message quotes the {name})"
+    return Undecodable(said)
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; pydantic's without the values it complains about."""
+    errors = getattr(error, "errors", None)
+    if type(error).__module__.startswith("pydantic") and callable(errors):
+        found = errors(include_input=False, include_url=False, include_context=False)
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+    return str(error)
+
+
+def _quotes(said: str, value: Any) -> bool:
+    """Part of the value stands in the message."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    pieces = [text[at : at + QUOTED_CHARS] for at in range(0, min(len(text), 4_096), QUOTED_CHARS)]
+    short = bool(text.strip()) and text.strip() in said  # a PIN is shorter than any piece
+    return short or any(piece in said for piece in pieces if len(piece) == QUOTED_CHARS)
