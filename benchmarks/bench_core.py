@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -85,6 +86,11 @@ class Bench:
         ]
         self.engine.polled(self.now, [(partition, records, [612] * count)])
         self.perform()
+
+    def take(self) -> list[Work]:
+        """What was started since the last time."""
+        works, self.started = self.started, []
+        return works
 
     def finish(self, batch: int) -> int:
         """One turn: up to `batch` calls end."""
@@ -240,6 +246,38 @@ def _odd(work: Work) -> bool:
     return work.record.key is not None and int(work.record.key) % 2 == 1
 
 
+def recovery_seconds(lanes: int) -> float:
+    """Of a record after an outage: all lanes stood at failed heads, half of the records far past.
+
+    The map is full then, so every start is counted; blocks of keys in no order, 50 records each.
+    """
+    keys = [b"%d" % lane for lane in range(lanes) for _ in range(50)]
+    random.Random(8).shuffle(keys)
+    bench = Bench(concurrency=2_000, retry=Retry(attempts=None, delay_s=60.0, jitter=0.0))
+    partition, records = bench.partitions[0], 100 * lanes
+    for first in range(0, records, 400):
+        block = [*keys[first // 2 : first // 2 + 200], *[None] * 200]
+        polled = [Record("t", 0, first + o, 0, key, VALUE) for o, key in enumerate(block)]
+        bench.engine.polled(bench.now, [(partition, polled, [100] * len(polled))])
+        bench.perform()
+        while works := bench.take():
+            failed = [Failed(work, ERROR) for work in works if work.record.key]
+            done = [work for work in works if not work.record.key]
+            bench.engine.calls_ended(bench.now, done, failed)
+            bench.perform()
+    bench.now += 61.0
+    left, begun = partition.buffered, time.process_time()
+    bench.engine.tick(bench.now)
+    bench.perform()
+    while works := bench.take():
+        bench.engine.calls_ended(bench.now, works)
+        bench.perform()
+        bench.engine.tick(bench.now)
+        bench.perform()
+    assert not partition.buffered, "something still waits for room in the map"
+    return (time.process_time() - begun) / left
+
+
 def account_seconds(partitions: int, held: int) -> tuple[float, float]:
     """Of a snapshot: the most seconds at a time inside the engine's door, and those outside."""
     bench = Bench(partitions)
@@ -300,6 +338,11 @@ def rows(*, quick: bool) -> list[Row]:
     found.append(Row("one completion a turn", f"{single * 1e6:.2f} µs", single * 1e6, 2.5))
     healthy = healthy_share(1_000, 140, poison=False)
     beside = healthy_share(1_000, 140, poison=True)
+    sizes = (250, 1_000) if quick else (250, 500, 1_000, 10_000)
+    for lanes in sizes:
+        took = recovery_seconds(lanes) * 1e6
+        title = f"recovery past the map, {100 * lanes:,} records"
+        found.append(Row(title, f"{took:.2f} µs a record", took, 12.0))
     figure = f"{healthy:.1f} to {beside:.1f} healthy records a round"
     found.append(Row("half of 1,000 keys fail for ever", figure, healthy / beside, 1.0))
     return found + account_rows(quick=quick)

@@ -102,7 +102,7 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
 
 def _check_lanes(partition: Partition, works: list[Work]) -> None:
     """Each lane is one chain, and only its head may be anywhere but in the chain."""
-    heads = list(partition.lanes.ready) + [work for _, work in partition.lanes.far]
+    heads = list(partition.lanes.ready) + list(partition.lanes.far.values())
     heads += [work for work in partition.lanes.held.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
@@ -123,9 +123,7 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
 def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
     exact = partition.handler.spec.delivery == EXACTLY_ONCE
     lanes: Counter[LaneKey] = Counter()
-    waiting = {
-        id(work) for work in (*partition.lanes.ready, *(far for _, far in partition.lanes.far))
-    }
+    waiting = {id(work) for work in (*partition.lanes.ready, *partition.lanes.far.values())}
     waiting |= {id(work) for work in partition.lanes.held.values()}
     for work in works:
         if work.state == states.QUEUED:

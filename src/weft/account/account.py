@@ -281,6 +281,6 @@ def place_of(work: Work, gathered: set[Work]) -> str:
         return "gathering"
     if work in partition.lanes.ready:
         return "ready"
-    if any(far is work for _, far in partition.lanes.far):
+    if partition.lanes.far.get(work.record.offset) is work:
         return "past_map"
     return "held" if any(head is work for head in partition.lanes.held.values()) else "behind"

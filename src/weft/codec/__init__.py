@@ -6,7 +6,7 @@ progress moves between the two in both directions.
 
 from weft.codec.errors import MapTooLarge, UnreadableMap
 from weft.codec.reader import OffsetMap, decode
-from weft.codec.writer import encode, encode_fitting, measure, measure_runs
+from weft.codec.writer import encode, encode_fitting, measure
 
 __all__ = [
     "MapTooLarge",
@@ -16,5 +16,4 @@ __all__ = [
     "encode",
     "encode_fitting",
     "measure",
-    "measure_runs",
 ]

@@ -87,12 +87,6 @@ def measure(frontier: int, top: int, not_done: Sequence[int]) -> int:
     return wire.text_chars(min(_plain_sizes(length, len(runs), max(runs)).values()))
 
 
-def measure_runs(frontier: int, top: int, not_done: Sequence[int]) -> int:
-    """Characters of the map as runs of 32 bits, without compression. O(len(not_done))."""
-    not_done, length = _clip(frontier, top, not_done)
-    return wire.text_chars(len(runlength.runs(frontier, length, not_done)) * 4)
-
-
 def _clip(frontier: int, top: int, not_done: Sequence[int]) -> tuple[Sequence[int], int]:
     """The not-done offsets up to top, and the number of offsets the map covers."""
     assert not not_done or not_done[0] >= frontier, "a not-done offset lies below the frontier"

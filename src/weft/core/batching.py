@@ -212,7 +212,7 @@ class Batching:
         works: list[Work] = []
         returned: set[Lane] = set()
         started: set[Lane] = set()
-        measured: dict[Partition, None] = {}
+        looked: dict[Partition, None] = {}
         for work in chosen:
             partition = work.partition
             if work.state != states.QUEUED:
@@ -221,7 +221,7 @@ class Batching:
             if (
                 partition.startable
                 and lane not in returned
-                and partition.may_start(work, measured, works)
+                and partition.may_start(work, looked, works)
             ):
                 works.append(work)
                 started.add(lane)

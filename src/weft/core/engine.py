@@ -331,8 +331,7 @@ class Engine:
     def _look_again(self, handler: Handler) -> None:
         """Records past the reach of the map: so much was done that there may be room."""
         for partition in list(handler.short_of_room):
-            if partition.worth_measuring():
-                partition.reopen()
+            partition.reopen()
 
     def _fill(self, handler: Handler) -> None:
         state = self.state

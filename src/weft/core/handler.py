@@ -30,15 +30,12 @@ class InTurn(Protocol):
     def may_start(
         self,
         work: AnyWork,
-        measured: dict[Any, None],
+        looked: dict[Any, None],
         taken: Iterable[Any] = (),
         *,
         count: bool = True,
     ) -> bool:
         """Whether the map has room for the record."""
-
-    def worth_measuring(self) -> bool:
-        """Whether there may be more room by now."""
 
     def reopen(self) -> None:
         """Look again at the records that wait for room."""
@@ -128,21 +125,21 @@ class Handler:
         if self.limited:
             most = self._affordable(now, most)
         works: list[AnyWork] = []
-        measured: dict[InTurn, None] = {}
+        looked: dict[InTurn, None] = {}
         rotation = self.rotation
         while rotation and len(works) < most:
             # An equal share of the free slots each, so that no partition waits for another's
             # backlog; what a short one leaves goes round again.
             left, standing = most - len(works), len(rotation)
             if left < 2 * standing:
-                self._take_one_each(min(left, standing), works, measured)
+                self._take_one_each(min(left, standing), works, looked)
             else:
-                self._take_share(left // standing, works, measured)
+                self._take_share(left // standing, works, looked)
         if self.limited:
             self.tokens -= len(works)
         return works
 
-    def _take_one_each(self, most: int, works: list[AnyWork], measured: dict[InTurn, None]) -> None:
+    def _take_one_each(self, most: int, works: list[AnyWork], looked: dict[InTurn, None]) -> None:
         """One record of each of the first `most` partitions."""
         rotation = self.rotation
         for _ in range(most):
@@ -154,7 +151,7 @@ class Handler:
                 continue
             work = lanes.take_one()
             if work.record[2] < partition.reach.limit or partition.may_start(
-                work, measured, works, count=not self.batched
+                work, looked, works, count=not self.batched
             ):
                 works.append(work)
             else:
@@ -164,7 +161,7 @@ class Handler:
             else:
                 partition.listed = False
 
-    def _take_share(self, share: int, works: list[AnyWork], measured: dict[InTurn, None]) -> None:
+    def _take_share(self, share: int, works: list[AnyWork], looked: dict[InTurn, None]) -> None:
         """Up to `share` records of the next partition."""
         partition = self.rotation.popleft()
         if not partition.startable:
@@ -173,7 +170,7 @@ class Handler:
         lanes, limit = partition.lanes, partition.reach.limit
         for work in lanes.take(share):
             if work.record[2] >= limit:
-                if not partition.may_start(work, measured, works, count=not self.batched):
+                if not partition.may_start(work, looked, works, count=not self.batched):
                     self.put_far(work)
                     continue
                 limit = partition.reach.limit

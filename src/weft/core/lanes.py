@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from weft.core import states
 from weft.core.spec import KEY, UNORDERED
@@ -37,8 +37,10 @@ class Lanes:
     ready: deque[AnyWork] = field(default_factory=deque)
     #: takes the oldest of them; the deque's own, for it is called once a record
     take_one: Callable[[], AnyWork] = field(init=False)
-    #: ready, but past what the map has room for: a heap by offset
-    far: list[tuple[int, AnyWork]] = field(default_factory=list)
+    #: ready, but past what the map has room for, by offset; and a heap of these offsets, in which
+    #: some may stand that wait no longer
+    far: dict[int, AnyWork] = field(default_factory=dict)
+    _far_order: list[int] = field(default_factory=list)
     #: what lanes with a failing record hold
     blocked_records: int = 0
     blocked_bytes: int = 0
@@ -170,6 +172,7 @@ class Lanes:
         self.tails.clear()
         self.ready.clear()
         self.far.clear()
+        self._far_order.clear()
         self.held.clear()
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
@@ -184,27 +187,22 @@ class Lanes:
 
     def put_far(self, work: AnyWork) -> None:
         """It waits until the map has room for its offset."""
-        heappush(self.far, (work.record[2], work))
+        self.far[work.record[2]] = work
+        heappush(self._far_order, work.record[2])
 
     @property
     def nearest_far(self) -> int:
         """The lowest offset that waits for room; -1: none does."""
-        return self.far[0][0] if self.far else -1
+        far, order = self.far, self._far_order
+        while order and order[0] not in far:
+            heappop(order)
+        return order[0] if order else -1
 
-    def reopen(self, limit: int, room: int = 0, reach: int = 0) -> None:
-        """The map has room below `limit`, and for `room` records more below `reach`."""
-        far = self.far
-        while far and (far[0][0] < limit or (room > 0 and far[0][0] < reach)):
-            room -= far[0][0] >= limit
-            self.ready.append(heappop(far)[1])
-
-    def reopen_those(self, may: Callable[[int], bool]) -> None:
-        """The map has room for those that wait at such offsets."""
-        free = {entry[0] for entry in self.far if may(entry[0])}
-        if free:
-            self.ready.extend(work for offset, work in sorted(self.far) if offset in free)
-            self.far = [entry for entry in self.far if entry[0] not in free]
-            heapify(self.far)
+    def reopen(self, offset: int) -> None:
+        """The map has room for the head at this offset, if one waits there."""
+        work = self.far.pop(offset, None)
+        if work is not None:
+            self.ready.append(work)
 
     # -- several of a lane in one batch ------------------------------------------------------------
 

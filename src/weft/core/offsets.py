@@ -126,6 +126,10 @@ class Offsets:
         """A commit with all of this is on the way."""
         self.changed = False
 
+    def replace(self, incomplete: dict[int, AnyWork | None]) -> None:
+        """The same entries in a dictionary that counts their runs, or that no longer does."""
+        self.incomplete = incomplete
+
     def clear(self) -> None:
         """The epoch ended."""
         self.incomplete.clear()

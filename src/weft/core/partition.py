@@ -57,7 +57,7 @@ class Partition:
 
     def __post_init__(self, held: Iterable[LaneKey]) -> None:
         self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(held))
-        self.reach = Reach(self.offsets, self.commit)
+        self.reach = Reach(self.offsets, self.commit, self.lanes.far)
 
     # -- the epoch -------------------------------------------------------------------------------
 
@@ -151,41 +151,43 @@ class Partition:
     def may_start(
         self,
         work: Work,
-        measured: dict[Any, None],
+        looked: dict[Any, None],
         taken: Iterable[Work] = (),
         *,
         count: bool = True,
     ) -> bool:
-        """Whether the map has room for the record; measures when it must and it is worth it.
+        """Whether the map has room for the record; looks again when it must and it is worth it.
 
-        Once a turn (`measured`) is enough: nothing is done within one. `taken`: those that start
+        Once a turn (`looked`) is enough: nothing is done within one. `taken`: those that start
         in this turn as well, in front of it. `count`: it starts now.
         """
         offset = work.record[2]
         if self.reach.has_room(offset, count=count):
             return True
-        if self in measured or not self.reach.worth_measuring(self._under_way(), offset):
+        if self in looked:
             return False
-        measured[self] = None
+        looked[self] = None
         under_way = self._under_way() + sum(other.partition is self for other in taken)
-        if not self.reach.worth_measuring(under_way, offset):
+        if not self.reach.worth_a_look(under_way):
             return False
-        self.reach.measure(self.snapshot(), under_way, offset)
+        self.reach.look(under_way, offset)
         return self.reach.has_room(offset, count=count)
 
-    def worth_measuring(self) -> bool:
-        """So much was done since the last time that there may be more room."""
-        return self.reach.worth_measuring(self._under_way(), self.lanes.nearest_far)
-
     def reopen(self) -> None:
-        """Records that waited for room are looked at again, the nearest first."""
-        reach, lanes = self.reach, self.lanes
+        """Records that waited for room are looked at again: what is free, then the nearest."""
+        reach, lanes, under_way = self.reach, self.lanes, self._under_way()
         if lanes.far:
-            reach.measure(self.snapshot(), self._under_way(), lanes.nearest_far)
-            if reach.budget or not reach.counted:
-                lanes.reopen(reach.limit, reach.budget, reach.end)
-            else:  # no room: of those that wait only such may start as make the map no longer
-                lanes.reopen_those(reach.may_always)
+            if not reach.worth_a_look(under_way):
+                return
+            reach.look(under_way, lanes.nearest_far)
+            for offset in reach.freed():
+                lanes.reopen(offset)
+            room = reach.budget
+            while lanes.far and (price := reach.price(lanes.nearest_far)) is not None:
+                room -= price
+                if room < 0 < price:
+                    break
+                lanes.reopen(lanes.nearest_far)
             self.handler.enlist(self)
         if not lanes.far:
             self.handler.has_room(self)

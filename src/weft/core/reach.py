@@ -1,30 +1,48 @@
 """Which records may start, so that the offset map keeps fitting whatever of them is done.
 
-The broker stores 4,096 characters of metadata. A map over a range of offsets never takes more
-than one bit for each of them (a bit set), so while nothing past `always_fits` offsets from the
-frontier has started, nothing needs to be measured or counted.
+Theory of operation. The broker stores 4,096 characters of metadata. A map has two shapes:
 
-After that, or once a record asks that lies behind so many, every start is counted, also of holes
-far below the top. A record that is done between two that are not splits a run in two: eight bytes,
-which base64 writes as `CHARS_PER_DONE` characters. What has started may end in any order, so each
-start takes that much of the room that was measured. One beside a record that is done makes no run
-more: it may always start. A run of what is not done is four bytes, however long.
+- as a bit set it takes one bit for each offset from the frontier to the top, however they end;
+- as runs it takes eight bytes for each run of offsets that are not done, however long they are.
+
+So a record may start for one of two reasons. **Near**: it lies less than three quarters of a bit
+set from the frontier. Nothing is measured or counted. **Counted**: once a record asks from further
+out, every start is counted, also of holes far below the top, and what counts is runs::
+
+    frontier                        top         end       position
+    |  a run   done   a run   done   |  not started  |   beyond    |
+    |<-------------- window ------------------------>|
+
+The *window* holds what may start: all that is not done below `end`, as though the top were there
+already. `Window.runs` is kept exact by each record that is done. Three rules follow:
+
+1. A record between two that are not done splits a run in two. Records end in any order, so each one
+   under way may cost a run: `runs + under way + budget <= most` holds at every moment.
+2. A record beside one that is done (or beside a gap of the log) splits nothing. It is *free*: it
+   may start however little room there is. The frontier is always free: something can always start.
+3. The window grows only when a record past it asks. Each gap of the log in there is a run more, and
+   takes at most half of the room that is left; and a map names at most `NOT_DONE_MAX` offsets.
+
+All of it costs O(1) a record. Only the change from near to counted walks over what is not done, and
+the way back is a quarter of the near distance long, so that it does not happen at every step.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import repeat
+from operator import ne, sub
 
-from weft.codec import measure_runs
 from weft.codec.limits import NOT_DONE_MAX
 from weft.core.commit_state import CommitState
-from weft.core.offsets import Offsets, Snapshot
+from weft.core.offsets import Offsets
+from weft.core.work import AnyWork
 
 PRESSURE = 0.75  # of the limit: past it nothing further out starts (as in the Java library)
-CHARS_PER_DONE = 11
+LOOK_EVERY = 1_024  # records done, between two looks whether starts are counted for nothing
+BYTES_PER_RUN = 8  # 32 bits for what is not done, 32 for what is done behind it
 
 
 def always_fits(limit_chars: int) -> int:
@@ -33,143 +51,237 @@ def always_fits(limit_chars: int) -> int:
     return max(0, (body_bytes - 6) * 8)  # magic byte, 32-bit length, trailing zero byte
 
 
+def runs_fit(limit_chars: int) -> int:
+    """Runs of offsets not done that a map of at most `limit_chars` characters can tell."""
+    body_bytes = limit_chars // 4 * 3
+    return max(0, (body_bytes - 1) // BYTES_PER_RUN)  # magic byte
+
+
+class Window(dict[int, AnyWork | None]):
+    """`Offsets.incomplete` while its runs are counted: all that is received and not done.
+
+    A dictionary of another kind, so that a log whose starts are not counted pays nothing.
+    """
+
+    __slots__ = ("beyond", "end", "freed", "named", "removed", "runs", "waiting")
+
+    def __init__(
+        self, undone: dict[int, AnyWork | None], end: int, waiting: Collection[int]
+    ) -> None:
+        super().__init__(undone)
+        offsets = list(undone)
+        #: what may start lies below it
+        self.end = end
+        #: offsets not done below `end`, and how many runs they are
+        self.named = sum(offset < end for offset in offsets)
+        gaps = map(ne, map(sub, offsets[1 : self.named], offsets), repeat(1))
+        self.runs: int = sum(gaps) + (self.named > 0)
+        #: offsets received at and past `end`, ascending
+        self.beyond = deque(offsets[self.named :])
+        #: heads of lanes that wait for room; those of them that became free
+        self.waiting = waiting
+        self.freed = [offset for offset in waiting if self.free(offset)]
+        #: entries that left since the last search for the frontier, which steps over each
+        self.removed = 0
+
+    def __setitem__(self, offset: int, work: AnyWork | None) -> None:
+        """A record was received, or one that the restored map names was fetched."""
+        if offset not in self:
+            self.beyond.append(offset)
+        super().__setitem__(offset, work)
+
+    def __delitem__(self, offset: int) -> None:
+        """A record is done, or the log does not have it any more."""
+        super().__delitem__(offset)
+        self.removed += 1
+        if offset >= self.end:  # started when the broker still stored longer maps
+            return
+        before, after = offset - 1 in self, offset + 1 in self and offset + 1 < self.end
+        self.runs += before + after - 1
+        self.named -= 1
+        for beside in (offset - 1, offset + 1):
+            if beside in self.waiting and beside < self.end:
+                self.freed.append(beside)
+
+    def free(self, offset: int) -> bool:
+        """Done, it makes no run more: it has a neighbour in the window that is done."""
+        if offset >= self.end:
+            return False
+        return offset - 1 not in self or (offset + 1 not in self and offset + 1 < self.end)
+
+    def grow(self, offset: int, room: int) -> int:
+        """Reach as far as `offset`, over at most `room` new runs; returns how many there were."""
+        beyond, left = self.beyond, room
+        while beyond and beyond[0] <= offset and self.named <= NOT_DONE_MAX:
+            following = beyond[0]
+            if following not in self:
+                beyond.popleft()
+                continue
+            if following - 1 not in self:
+                if left <= 0 and self.named:
+                    break
+                left -= 1
+                self.runs += 1
+                beside = (self.end - 1, following)
+                self.freed += [offset for offset in beside if offset in self.waiting]
+            beyond.popleft()
+            self.named += 1
+            self.end = following + 1
+        return room - left
+
+    def runs_without(self, claims: Collection[int]) -> int:
+        """Runs, if these of them were done: as a commit will say."""
+        before = sum(offset - 1 in self for offset in claims)
+        after = sum(offset + 1 in self and offset + 1 < self.end for offset in claims)
+        both = sum(offset + 1 in claims for offset in claims)
+        return self.runs - len(claims) + before + after - both
+
+
 @dataclass(slots=True, eq=False)
 class Reach:
     """How far out records of one epoch may start. Nothing outside this file changes any field."""
 
     _offsets: Offsets
     _commit: CommitState
-    #: before this offset records start without a question
+    #: heads of lanes that wait for room, by offset
+    _waiting: Collection[int] = ()
+    #: near: before this offset records start without a count; counted: -1
     limit: int = -1
-    #: past it every start is counted; else none may start there
-    counted: bool = False
-    #: so many more may start with a count, unless they make the map no longer
+    #: counted: so many more may start that are not free
     budget: int = 0
-    #: nothing at or past it starts with a count
-    end: int = -1
     #: the furthest offset that was started with a count
     farthest: int = -1
-    #: characters of the map at the last measurement, as runs; 0 where nothing had to be measured
-    taken: int = 0
-    #: records under way at the last measurement, and started with a count since
-    opened: int = 0
-    #: gaps of the log were counted up to here; what lies behind is looked at when it asks
-    looked: int = -1
-    #: something past the limit may start, with a count, once fewer than these are under way;
-    #: or, where too much lies before it, once the frontier is there
-    fewer: int = 0
-    again: int = -1
-    # when measuring again is worth while: once the frontier or the position of the last time is
-    # passed; the top is here; or, where starts are counted, so many have ended
+    #: the frontier when the limit was set
     frontier: int = -1
-    position: int = -1
-    at_top: int = -1
-    after: int = 1
+    #: near, and no room to count: how much was not done then, and how few under way would do
+    size: int = 0
+    fewer: int = 0
+
+    @property
+    def window(self) -> Window | None:
+        """What may start where starts are counted; None where they are not."""
+        undone = self._offsets.incomplete
+        return undone if isinstance(undone, Window) else None
+
+    @property
+    def taken(self) -> int:
+        """Characters of a map that tells the window as runs; 0 where nothing is counted."""
+        window = self.window
+        return 0 if window is None else -(-(window.runs * BYTES_PER_RUN + 1) // 3) * 4
 
     # -- may it start ----------------------------------------------------------------------------
+
+    def price(self, offset: int) -> int | None:
+        """What starting it takes of the budget: 0 or 1; None: the map has no room for it."""
+        if offset < self.limit:
+            return 0
+        window = self.window
+        if window is None:
+            return None
+        if offset >= window.end:
+            room = self._under_pressure - window.runs + 1
+            self.budget -= window.grow(offset, room // 2)
+            if offset >= window.end:
+                return None
+        if window.free(offset):
+            return 0
+        return 1 if self.budget > 0 else None
 
     def has_room(self, offset: int, *, count: bool) -> bool:
         """The map still fits if this record is done, in whatever company.
 
         `count`: it starts now, and takes its part of the room.
         """
-        if offset < self.limit:
-            return True
-        if not self.counted:
+        price = self.price(offset)
+        if price is None:
             return False
-        free = self._is_free(offset)
-        if not free and (self.budget <= 0 or offset >= self.end):
-            return False
-        if count:
-            self.opened += 1
-            self.budget -= not free
+        if count and offset >= self.limit:
+            self.budget -= price
             self.farthest = max(self.farthest, offset)
         return True
 
-    def may_always(self, offset: int) -> bool:
-        """It may start however little room there is."""
-        return offset < self.limit or self._is_free(offset)
+    # -- looking again ---------------------------------------------------------------------------
 
-    def _is_free(self, offset: int) -> bool:
-        """Beside a record that is done, below the top: done itself, it makes no run more."""
+    def worth_a_look(self, under_way: int) -> bool:
+        """So much has changed since the last look that there may be room."""
         undone = self._offsets.incomplete
-        below = offset < self._offsets.top
-        return below and (offset - 1 not in undone or offset + 1 not in undone)
-
-    # -- measuring -------------------------------------------------------------------------------
-
-    def worth_measuring(self, under_way: int, wanted: int) -> bool:
-        """So much was done since the last time that there may be room, for `wanted` or others."""
-        offsets = self._offsets
-        if self.frontier not in offsets.incomplete or self.position != offsets.position:
+        if self.frontier not in undone or isinstance(undone, Window):
             return True
-        if wanted >= self.looked and (self.budget > 0 or not self.counted):
-            return True
-        if not self.counted:
-            return offsets.top >= self.at_top or under_way < self.fewer
-        ended = self.opened - under_way
-        return ended >= self.after or (ended > 0 and not under_way)
+        changed = abs(len(undone) - self.size)
+        return under_way < self.fewer or changed * 64 >= self.size or (changed > 0 == under_way)
 
-    def measure(self, shot: Snapshot, under_way: int, wanted: int) -> None:
-        """Say anew what may start, from the map as it is now; `wanted` asks first."""
-        limit = self._commit.map_limit
-        self.frontier, self.position = shot.frontier, self._offsets.position
+    def look(self, under_way: int, wanted: int) -> None:
+        """Take in what is done by now: `wanted` asks, and so many have started before it."""
+        window = self.window
+        if window is not None:
+            if not self._near_again(window):
+                self.budget = self._allowed(window) - under_way
+                return
+            self._offsets.replace(dict(window))
+        if self.frontier not in self._offsets.incomplete:
+            self.frontier = self._offsets.frontier
         # The frontier itself may always start: only its end makes room again.
-        near = shot.frontier + max(1, int(always_fits(limit) * PRESSURE))
-        # Early enough that the room does not run out before it is measured.
-        needless = near - 1 - (near - shot.frontier) // 4
-        self.limit = self.looked = near
-        self.at_top, self.budget, self.opened, self.fewer, self.taken = needless, 0, 0, 0, 0
-        self.counted = max(shot.top, self.farthest) >= needless
-        if self.counted or (wanted >= near and shot.frontier >= self.again):
-            self._count_starts(shot, under_way, wanted)
+        self.limit = self.frontier + max(1, self._near)
+        far = max(self._offsets.top, self.farthest)
+        if far >= self.limit:  # it is done already, or may be at any time
+            self._count(max(far + 1, min(self.limit, self._offsets.position)), under_way)
+        elif wanted >= self.limit and self.worth_a_look(under_way):
+            self.size = len(self._offsets.incomplete)
+            self.fewer = self._room(self._runs_to(wanted))
+            if under_way < self.fewer:
+                self.farthest = wanted
+                self._count(wanted + 1, under_way)
 
-    def _count_starts(self, shot: Snapshot, under_way: int, wanted: int) -> None:
-        limit = self._commit.map_limit
-        # As runs of 32 bits, which it takes once a run is long, whatever is shorter now.
-        self.taken = taken = measure_runs(shot.frontier, shot.top, shot.not_done)
-        allowed = (limit - taken) // CHARS_PER_DONE if taken <= limit * PRESSURE else 0
-        end, gaps = self._end(shot, allowed, wanted)
-        if not self.counted and (end <= wanted or under_way >= allowed - gaps):
-            # The near ones go on without a count; when is it worth while to look again?
-            self.looked, self.fewer = self.position, allowed - gaps if end > wanted else 0
-            self.again = shot.frontier + (wanted - shot.frontier) // 64 if end <= wanted else -1
-            return
-        self.counted, self.limit, self.end = True, shot.frontier + 1, end
-        self.budget = max(0, allowed - under_way - gaps)
-        self.opened = under_way
-        # Not at every step: a measurement walks over what is not done.
-        self.after = max(1, allowed // 8)
+    def _runs_to(self, wanted: int) -> int:
+        """Runs of what is not done up to here; more than there may be, where a map cannot tell."""
+        most, runs, before = self._under_pressure, 0, -2
+        for named, offset in enumerate(self._offsets.incomplete):
+            if offset > wanted:
+                break
+            runs += offset - before != 1
+            before = offset
+            if runs > most or named > NOT_DONE_MAX:
+                return most + 1
+        return runs
 
-    def _end(self, shot: Snapshot, allowed: int, wanted: int) -> tuple[int, int]:
-        """Where starts end for now, and how many gaps of the log lie between the top and there.
+    def _count(self, end: int, under_way: int) -> None:
+        """Count starts from now on."""
+        window = Window(self._offsets.incomplete, end, self._waiting)
+        self._offsets.replace(window)
+        self.limit, self.budget = -1, self._allowed(window) - under_way
 
-        What the log does not have counts as done. Once something past such gaps is done the map has
-        to tell each of them, so they take room like records. And it names only so many as not done:
-        nothing behind more of them may be done.
-        """
-        undone = self._offsets.incomplete
-        known = len(shot.not_done) + len(self._commit.claims)
-        most = NOT_DONE_MAX + 1
-        # Not the whole of a long backlog each time: further only where something may start there.
-        offsets = list(islice(undone, min(known + allowed + 2, most)))
-        if offsets and offsets[-1] < max(self.farthest, wanted + allowed):
-            offsets = list(islice(undone, most))
-        whole = len(offsets) in (most, len(undone))
-        self.looked = self.position if whole else offsets[-1] + 1
-        last = offsets[-1] if offsets and len(offsets) < len(undone) else self.position - 1
-        past = offsets[bisect_right(offsets, shot.top) :]
-        end, gaps = self._gaps(past, allowed // 2)
-        return (max(last, shot.top) + 1 if end is None else end), gaps
+    def _near_again(self, window: Window) -> bool:
+        """Starts are counted for nothing: all that is done or started is near the frontier."""
+        if self._offsets.top >= window.end:
+            return True  # or the window is not all that may be done: it is made again
+        if window.removed < LOOK_EVERY or self.frontier in window:
+            return False
+        window.removed, self.frontier = 0, self._offsets.frontier
+        far = max(self._offsets.top, self.farthest)
+        return far < self.frontier + self._near * 3 // 4
 
-    def _gaps(self, offsets: Sequence[int], most: int) -> tuple[int | None, int]:
-        """The record behind one gap too many, if there is one, and how many lie before it."""
-        gaps = 0
-        if not offsets or offsets[-1] - offsets[0] == len(offsets) - 1:
-            return None, gaps
-        for before, after in pairwise(offsets):
-            if after - before > 1:
-                if gaps >= most and after > self.farthest:
-                    return after, gaps
-                gaps += 1
-        return None, gaps
+    def freed(self) -> list[int]:
+        """Heads of lanes that wait for room and have become free since the last time."""
+        window = self.window
+        if window is None:
+            return []
+        freed, window.freed = window.freed, []
+        return freed
+
+    # -- how much the map has room for -----------------------------------------------------------
+
+    @property
+    def _near(self) -> int:
+        return int(always_fits(self._commit.map_limit) * PRESSURE)
+
+    @property
+    def _under_pressure(self) -> int:
+        return int(runs_fit(self._commit.map_limit) * PRESSURE)
+
+    def _allowed(self, window: Window) -> int:
+        """Runs more that the map has room for; records that wait for a commit count as done."""
+        claims = {work.record[2] for work in self._commit.claims}
+        return self._room(window.runs_without(claims) if claims else window.runs)
+
+    def _room(self, runs: int) -> int:
+        return runs_fit(self._commit.map_limit) - runs if runs <= self._under_pressure else 0

@@ -1,9 +1,7 @@
 """Writing maps: the smallest that holds, in time that follows what is not done."""
 
-import math
 import random
 import time
-from collections.abc import Sequence
 from itertools import accumulate, combinations
 
 import pytest
@@ -15,7 +13,6 @@ from weft.codec import (
     encode_fitting,
     limits,
     measure,
-    measure_runs,
     writer,
 )
 
@@ -74,15 +71,6 @@ def test_measure_is_never_too_small(share: float, length: int):
         assert len(text) <= bound
     else:
         assert len(text) == bound
-
-
-@pytest.mark.parametrize(
-    ("not_done", "runs"), [([], 2), ([0], 2), ([1], 4), ([0, 2, 4], 6), (range(1, 9), 4)]
-)
-def test_a_map_of_long_runs_takes_four_bytes_for_each(not_done: Sequence[int], runs: int):
-    """What is not done comes first, also where that is nothing; the magic byte is one more."""
-    chars = measure_runs(7, 16, [offset + 7 for offset in not_done])
-    assert chars == math.ceil((1 + 4 * runs) / 3) * 4
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])

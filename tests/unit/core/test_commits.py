@@ -197,24 +197,6 @@ def test_map_is_not_cut_below_what_the_broker_has_stored(stored, refused, limit)
     assert commit.map_limit == limit
 
 
-def test_stored_commit_opens_what_waited_for_room(make_desk):
-    """Records past the reach of the map are looked at with the answer, not with the next tick."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", concurrency=2))
-    (part,) = desk.assign(0)
-    desk.do("pause", "t", on=True)
-    desk.poll(part, 0, 1, 2)
-    part.handler.put_far(part.lanes.ready.pop())
-    part.reach.counted, part.reach.after, part.reach.frontier = True, 1_000, 0
-    part.reach.position, part.reach.limit = 3, 2
-    desk.do("pause", "t", on=False)
-    desk.do("calls_ended", desk.started()[1:])
-    desk.do("commit_soon")
-    (sent,) = desk.take(fx.CommitOffsets)
-    assert len(part.lanes.far) == 1
-    desk.answer(sent)
-    assert offsets(desk.started()) == [2]
-
-
 def test_late_answer_of_an_ended_epoch_is_dropped(make_desk):
     """The answer that comes after the epoch changes nothing."""
     desk = make_desk(HandlerSpec("h", commit_each=True))

@@ -200,45 +200,21 @@ def far(part, *places: int) -> None:
         part.lanes.put_far(part.offsets.incomplete[offset])
 
 
-@pytest.mark.parametrize(
-    ("limit", "room", "reach", "ready"),
-    [
-        (0, 0, 0, []),
-        (3, 0, 0, [1, 2]),
-        (2, 1, 9, [1, 2]),
-        (2, 2, 3, [1, 2]),
-        (0, 2, 9, [1, 2]),
-        (0, 9, 9, [1, 2, 3]),
-        (0, 9, 2, [1]),
-    ],
-)
-def test_what_waits_for_room_comes_back_the_nearest_first(make_desk, limit, room, reach, ready):
-    """All below the limit, and so many more below the reach."""
+@pytest.mark.parametrize("opened", [[], [2], [1, 3], [3, 1, 2]])
+def test_what_waits_for_room_comes_back_by_its_offset(make_desk, opened):
+    """In the order in which room is found; the others still wait, the nearest first."""
     desk = make_desk(HandlerSpec("h", ordering="unordered", concurrency=1))
     (part,) = desk.assign(0)
     desk.do("pause", "t", on=True)
     desk.engine.polled(0.0, [(part, [Record("t", 0, o, 0, None, b"") for o in range(4)], [1] * 4)])
     part.lanes.ready.clear()
     far(part, 3, 1, 2)
-    part.lanes.reopen(limit, room, reach)
-    assert offsets(part.lanes.ready) == ready
-    assert sorted(offset for offset, _ in part.lanes.far) == [
-        o for o in (1, 2, 3) if o not in ready
-    ]
-
-
-@pytest.mark.parametrize("free", [[], [2], [1, 3], [1, 2, 3]])
-def test_of_what_waits_for_room_those_come_back_that_need_none(make_desk, free):
-    """In the order of their offsets; the others still wait."""
-    desk = make_desk(HandlerSpec("h", ordering="unordered", concurrency=1))
-    (part,) = desk.assign(0)
-    desk.do("pause", "t", on=True)
-    desk.engine.polled(0.0, [(part, [Record("t", 0, o, 0, None, b"") for o in range(4)], [1] * 4)])
-    part.lanes.ready.clear()
-    far(part, 3, 1, 2)
-    part.lanes.reopen_those(lambda offset: offset in free)
-    assert offsets(part.lanes.ready) == free
-    assert sorted(offset for offset, _ in part.lanes.far) == [o for o in (1, 2, 3) if o not in free]
+    for offset in [*opened, 9]:  # nothing waits at 9
+        part.lanes.reopen(offset)
+    assert offsets(part.lanes.ready) == opened
+    waiting = [offset for offset in (1, 2, 3) if offset not in opened]
+    assert sorted(part.lanes.far) == waiting
+    assert part.lanes.nearest_far == (waiting[0] if waiting else -1)
 
 
 @pytest.mark.parametrize("committed", [True, False])

@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import pytest
 
+from weft.codec.limits import NOT_DONE_MAX
 from weft.core.commit_state import CommitState
 from weft.core.offsets import Offsets
-from weft.core.reach import PRESSURE, Reach, always_fits
+from weft.core.reach import LOOK_EVERY, PRESSURE, Reach, Window, always_fits, runs_fit
 from weft.types import Record
+
+CHARS, NEAR = 200, 864  # what such a map tells without a count: 3/4 of 1,152 offsets
+MOST, PRESSED = 18, 13  # runs that it tells, and three quarters of them
 
 
 class Log:
     """Offsets 0 to so many received (or these), and some of them done."""
 
     def __init__(
-        self, received: int | Sequence[int], done: Iterable[int], chars: int = 4096
+        self, received: int | Sequence[int], done: Iterable[int] = (), chars: int = CHARS
     ) -> None:
         self.offsets = Offsets(0)
         self.commit = CommitState(self.offsets, map_limit=chars)
-        self.reach = Reach(self.offsets, self.commit)
+        self.waiting: set[int] = set()
+        self.reach = Reach(self.offsets, self.commit, self.waiting)
         places = range(received) if isinstance(received, int) else received
+        self.receive(*places)
+        self.done(*done)
+
+    def receive(self, *places: int) -> None:
+        """Records come in."""
         records = [Record("t", 0, offset, 0, None, b"") for offset in places]
         self.offsets.receive(records, [1] * len(records), None)
-        for offset in done:
+
+    def done(self, *places: int) -> None:
+        """Records are done."""
+        for offset in places:
             self.offsets.done(offset)
 
-    def measure(self, under_way: int = 0, wanted: int = 0) -> Reach:
-        """Measured as things are."""
-        self.reach.measure(self.offsets.snapshot(), under_way, wanted)
+    def look(self, under_way: int = 0, wanted: int = 0) -> Reach:
+        """Looked at as things are."""
+        self.reach.look(under_way, wanted)
         return self.reach
 
+    def counted(self, under_way: int = 0, wanted: int = NEAR) -> Window:
+        """The window once something asks from far out."""
+        window = self.look(under_way, wanted).window
+        assert window is not None
+        return window
 
-def test_before_the_first_measurement_nothing_past_the_start_may_start():
+
+def runs_of(offsets: Iterable[int]) -> int:
+    """Counted the slow way."""
+    ordered = sorted(offsets)
+    return sum(b - a > 1 for a, b in pairwise(ordered)) + bool(ordered)
+
+
+def test_before_the_first_look_nothing_may_start():
     """And nothing is counted."""
-    reach = Log(10, ()).reach
+    reach = Log(10).reach
     assert not reach.has_room(0, count=True)
-    assert reach.opened == 0
+    assert reach.farthest == -1
 
 
 @pytest.mark.parametrize(("chars", "fits"), [(4096, 24_528), (64, 336), (8, 0), (3, 0)])
@@ -46,203 +73,247 @@ def test_offsets_that_a_bit_set_always_tells(chars, fits):
     assert always_fits(chars) == fits
 
 
+@pytest.mark.parametrize(("chars", "fits"), [(4096, 383), (200, 18), (12, 1), (8, 0), (0, 0)])
+def test_runs_that_a_map_tells(chars, fits):
+    """Eight bytes each, and one for the kind of map."""
+    assert runs_fit(chars) == fits
+
+
 def test_what_is_near_starts_without_a_count():
-    """Up to three quarters of what a bit set tells; past that nothing."""
-    reach = Log(400, (), chars=64).measure(wanted=0)
+    """Up to three quarters of what a bit set tells."""
+    reach = Log(400, chars=64).look()
     near = int(336 * PRESSURE)
     assert reach.has_room(near - 1, count=True)
+    assert reach.farthest == -1
     assert not reach.has_room(near, count=True)
-    assert reach.may_always(near - 1)
-    assert not reach.may_always(near)
+
+
+def test_the_limit_follows_the_frontier():
+    """Nothing is counted while no record asks from further out."""
+    log = Log(2_000)
+    log.look()
+    log.done(0, 1)
+    assert log.reach.worth_a_look(50)
+    log.look()
+    assert (log.reach.limit, log.reach.window) == (NEAR + 2, None)
+
+
+# -- counted ---------------------------------------------------------------------------------------
+
+
+def test_what_asks_from_further_out_has_starts_counted():
+    """The window reaches as far as the record that asks."""
+    log = Log(2_000)
+    assert log.look(wanted=NEAR - 1).window is None
+    window = log.counted()
+    assert (window.end, window.runs, log.reach.budget) == (NEAR + 1, 1, MOST - 1)
+    assert log.reach.limit == -1
 
 
 @pytest.mark.parametrize(
-    ("offset", "free"), [(1, True), (2, False), (3, True), (5, True), (7, True), (9, False)]
+    ("offset", "free"),
+    [(0, True), (1, True), (2, False), (3, True), (5, True), (9, False), (NEAR, False)],
 )
 def test_beside_a_record_that_is_done_one_is_free(offset, free):
-    """Below the top, with a neighbour that is done: before it or behind it."""
-    log = Log(12, (0, 4, 8))
-    assert log.offsets.top == 8
-    assert log.reach.may_always(offset) == free
+    """Before it or behind it; the frontier always; the end of the window is no neighbour."""
+    log = Log(2_000, (4,))
+    window = log.counted()
+    log.done(2) if offset == 3 else None
+    log.done(0) if offset == 1 else None
+    assert window.free(offset) == free
 
 
 def test_what_is_counted_takes_its_part_of_the_room():
     """One that is free takes none, and one that only asks takes nothing at all."""
-    log = Log(400, range(300, 301), chars=64)
-    reach = log.measure()
-    assert reach.counted
-    assert reach.budget > 1
-    before = reach.budget
+    log = Log(2_000, (300,))
+    log.counted()
+    reach, before = log.reach, log.reach.budget
     assert reach.has_room(302, count=False)
     assert reach.budget == before
     assert reach.has_room(302, count=True)
-    assert (reach.budget, reach.opened, reach.farthest) == (before - 1, 1, 302)
+    assert reach.budget == before - 1
     assert reach.has_room(299, count=True)
-    assert (reach.budget, reach.opened, reach.farthest) == (before - 1, 2, 302)
+    assert (reach.budget, reach.farthest) == (before - 1, NEAR)
 
 
-def test_nothing_starts_past_the_end_of_what_was_looked_at():
-    """However much room there is."""
-    reach = Log(400, range(300, 301), chars=64).measure()
-    assert reach.has_room(reach.end - 1, count=False)
-    assert not reach.has_room(reach.end, count=False)
+def test_without_room_only_what_is_free_may_start():
+    """However far below the top the others lie."""
+    log = Log(2_000, (300,))
+    log.counted()
+    log.reach.budget = 0
+    assert not log.reach.has_room(200, count=True)
+    assert log.reach.has_room(301, count=True)
+    assert log.reach.has_room(0, count=True)  # the frontier: something can always start
 
 
 def test_those_under_way_have_their_room_already():
-    """What has started may end, in any order: it is taken off."""
-    free = Log(400, range(300, 301), chars=64).measure().budget
-    assert Log(400, range(300, 301), chars=64).measure(under_way=2).budget == free - 2
+    """They end in any order, so each may be a run more."""
+    log = Log(2_000)
+    log.counted(under_way=2)
+    assert log.reach.budget == MOST - 1 - 2
+    assert log.look(under_way=5).budget == MOST - 1 - 5
 
 
-def test_a_map_near_its_limit_lets_nothing_more_start():
-    """Past three quarters of it only what makes it no longer."""
-    reach = Log(400, tuple(range(1, 305, 2)), chars=64).measure()
-    assert reach.counted
-    assert reach.budget == 0
+@pytest.mark.parametrize(("runs", "budget"), [(PRESSED, MOST - PRESSED), (PRESSED + 1, 0)])
+def test_a_map_near_its_limit_lets_nothing_more_start(runs, budget):
+    """Past three quarters of it only what is free."""
+    log = Log(2_000)
+    log.counted()
+    log.done(*range(10, 10 + 2 * (runs - 1), 2))
+    assert log.look().budget == budget
 
 
-def test_it_is_worth_measuring_once_the_frontier_has_moved():
-    """Or the position; and not for nothing."""
-    log = Log(400, (), chars=64)
-    reach = log.measure()
-    assert not reach.worth_measuring(50, 0)
-    log.offsets.done(0)
-    assert reach.worth_measuring(50, 0)
-    log.measure()
-    assert not reach.worth_measuring(50, 0)
-    log.offsets.advance(500)
-    assert reach.worth_measuring(50, 0)
+def test_a_claim_counts_as_done():
+    """As the next commit will say: two side by side split a run once, one at its edge not at all."""
+    log = Log(2_000)
+    log.counted()
+    for offset in (0, 10, 11, 20):
+        work = log.offsets.incomplete[offset]
+        assert work is not None
+        log.commit.claim(work)
+    assert log.look().budget == MOST - 3
 
 
-def test_it_is_worth_measuring_once_enough_have_ended():
-    """Where starts are counted: so many of those that were under way."""
-    reach = Log(400, range(300, 301), chars=64).measure(under_way=2)
-    assert reach.after == 1
-    assert not reach.worth_measuring(2, 0)
-    assert reach.worth_measuring(1, 0)
+def test_runs_are_exact_whatever_is_done():
+    """Counted as they change, beside a count of all."""
+    dice = random.Random(20)
+    log = Log(sorted(dice.sample(range(3_000), 1_500)), chars=100_000)
+    window = Window(log.offsets.incomplete, 900, set())
+    log.offsets.replace(window)
+    for step in range(400):
+        below = [offset for offset in window if offset < window.end]
+        offset = dice.choice(below)
+        free, before = window.free(offset), window.runs
+        log.done(offset)
+        assert not (free and window.runs > before)
+        if step % 3 == 0:
+            window.grow(window.end + dice.randrange(10), 5)
+        below = [offset for offset in window if offset < window.end]
+        assert (window.runs, window.named) == (runs_of(below), len(below))
+        claims = set(dice.sample(below, min(9, len(below))))
+        assert window.runs_without(claims) == runs_of(set(below) - claims)
 
 
-CHARS, NEAR = 200, 864  # what such a map tells without a count: 3/4 of 1,152 offsets
+# -- the end of the window -------------------------------------------------------------------------
 
 
-def with_gaps(gaps: int, chars: int = CHARS) -> Log:
-    """One record is done far from the frontier, and past it are so many gaps."""
-    past = [901 + 2 * number for number in range(gaps + 1)]
-    return Log([*range(901), *past, *range(past[-1] + 1, past[-1] + 40)], [900], chars)
+def test_the_window_grows_where_a_record_asks():
+    """A log without gaps costs nothing; what comes in later is past the end."""
+    log = Log(1_000)
+    window = log.counted()
+    before = log.reach.budget
+    log.receive(*range(1_000, 1_100))
+    assert window.end == NEAR + 1
+    assert log.reach.has_room(1_050, count=False)
+    assert (window.end, window.runs, log.reach.budget) == (1_051, 1, before)
 
 
-@pytest.mark.parametrize("gaps", [1, 2, 5])
-def test_a_gap_past_the_top_takes_the_room_of_a_record(gaps):
-    """Once something past it is done the map has to tell it."""
-    assert with_gaps(gaps).measure().budget == with_gaps(0).measure().budget - gaps
+def test_gaps_take_half_of_the_room_that_is_left():
+    """Once something past them is done a map has to tell each of them."""
+    log = Log([*range(900), *range(901, 1_000, 2)])
+    window = log.counted(wanted=899)
+    assert not log.reach.has_room(999, count=False)
+    assert window.runs == 1 + (PRESSED - 1 + 1) // 2
+    assert log.reach.budget == MOST - window.runs
 
 
-def test_starts_end_at_one_gap_too_many():
-    """Half of the room is for gaps; what stands behind more of them waits."""
-    most = with_gaps(0).measure().budget // 2
-    few, many = with_gaps(most), with_gaps(most + 3)
-    assert few.measure(wanted=990).end == few.offsets.position
-    assert many.measure(wanted=990).end == 901 + 2 * (most + 1)
-    many.reach.farthest = 901 + 2 * (most + 1)  # behind one more of them something has started
-    assert many.measure(wanted=990).end == 901 + 2 * (most + 2)
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_no_more_is_left_behind_than_a_map_names(surplus):
+    """The record that asks, and so many not done below it."""
+    waiting = NOT_DONE_MAX + surplus
+    log = Log(waiting + 1, chars=4096)
+    log.look(wanted=waiting)
+    assert log.reach.has_room(waiting, count=True) == (surplus <= 0)
 
 
-def test_a_gap_at_the_end_of_the_log_is_no_end():
-    """What comes next may start, up to where the log was read."""
-    log = Log(1_000, [900], CHARS)
-    log.offsets.advance(1_010)
-    assert log.measure(wanted=999).end == 1_010
-    assert log.reach.looked == 1_010
+def test_a_window_in_which_all_is_done_takes_the_next():
+    """However small the map: the frontier may always start."""
+    log = Log(20, chars=12)
+    log.look()
+    window = Window(log.offsets.incomplete, 2, set())
+    log.offsets.replace(window)
+    log.reach.limit = -1
+    log.done(0, 1)
+    assert log.reach.has_room(2, count=True)
 
 
-def test_of_a_long_backlog_no_more_is_looked_at_than_may_start():
-    """What lies behind is looked at when it asks."""
-    log = Log(3_000, [900], CHARS)
-    reach = log.measure()
-    assert 901 + reach.budget <= reach.end == reach.looked < 950
-    assert reach.worth_measuring(0, reach.looked)
-    assert log.measure(wanted=2_900).end == 3_000
+def test_what_started_before_the_map_shrank_may_end_past_the_window():
+    """The broker stores less than it did: the window is made again around what is done."""
+    log = Log(2_000)
+    log.counted()
+    log.done(1_500)
+    window = log.look(wanted=1_600).window
+    assert window is not None
+    assert window.end > 1_500
+    assert window.runs == runs_of(offset for offset in window if offset < window.end)
 
 
-@pytest.mark.parametrize(("top", "counted"), [(646, False), (647, True), (648, True)])
-def test_starts_are_counted_once_the_top_is_three_quarters_there(top, counted):
-    """Early enough that the room does not run out before it is measured."""
-    reach = Log(1_000, [top], CHARS).measure()
-    assert reach.counted == counted
-    assert reach.limit == (1 if counted else NEAR)
-    assert reach.at_top == 647
+# -- there and back --------------------------------------------------------------------------------
 
 
-def test_what_has_started_counts_as_the_top():
-    """It may be done at any time."""
-    log = Log(1_000, [], CHARS)
-    log.reach.farthest = 700
-    assert log.measure().counted
-
-
-def test_it_is_worth_measuring_where_the_top_says_so():
-    """Not counted so far: once something that far out is done."""
-    log = Log(1_000, [], CHARS)
-    reach = log.measure()
-    log.offsets.done(646)
-    assert not reach.worth_measuring(5, 0)
-    log.offsets.done(647)
-    assert reach.worth_measuring(5, 0)
-
-
-def test_what_asks_from_behind_a_long_lane_is_counted():
-    """Nothing far out is done; the record that asks lies past what starts without a count."""
-    reach = Log(2_000, [], CHARS).measure(wanted=NEAR)
-    assert (reach.counted, reach.limit, reach.end) == (True, 1, 2_000)
-    assert Log(2_000, [], CHARS).measure(wanted=NEAR - 1).counted is False
+def test_what_asks_waits_while_the_near_ones_are_too_many_runs():
+    """They go on without a count, and it asks again once enough of them are done."""
+    log = Log(2_000, range(1, 2 * PRESSED + 3, 2))
+    reach = log.look(wanted=NEAR)
+    assert (reach.window, reach.limit) == (None, NEAR)
+    assert not reach.worth_a_look(5)
+    log.done(2)
+    assert not reach.worth_a_look(5)
+    assert reach.worth_a_look(0)  # nothing is under way: nothing else would ask again
+    log.done(*range(4, 70, 2))
+    assert reach.worth_a_look(5)
 
 
 def test_what_asks_waits_while_too_many_near_ones_are_under_way():
     """Each of them may be a run of its own; fewer of them, and it is looked at again."""
-    free = Log(2_000, [], CHARS).measure(wanted=NEAR).budget
-    reach = Log(2_000, [], CHARS).measure(under_way=free - 1, wanted=NEAR)
-    assert (reach.counted, reach.budget) == (True, 1)
-    reach = Log(2_000, [], CHARS).measure(under_way=free, wanted=NEAR)
-    assert (reach.counted, reach.fewer, reach.looked) == (False, free, 2_000)
-    assert not reach.worth_measuring(free, NEAR)
-    assert reach.worth_measuring(free - 1, NEAR)
+    log = Log(2_000)
+    reach = log.look(under_way=MOST - 1, wanted=NEAR)
+    assert (reach.window, reach.fewer) == (None, MOST - 1)
+    assert not reach.worth_a_look(MOST - 1)
+    assert reach.worth_a_look(MOST - 2)
+    assert log.look(MOST - 2, NEAR).window is not None
 
 
-def test_what_asks_from_behind_too_many_gaps_is_looked_at_again_further_on():
-    """Once a part of what lies before it is done, and not with each record of that."""
-    log = Log([*range(0, 1_000, 2), *range(1_000, 1_100)], [], CHARS)
-    reach = log.measure(wanted=1_090)
-    assert (reach.counted, reach.again, reach.fewer) == (False, 1_090 // 64, 0)
-    assert reach.limit == NEAR
-    log.offsets.done(0)
-    reach = log.measure(wanted=1_090)
-    assert (reach.frontier, reach.again) == (2, 17)
-    log.offsets.done(2)
-    reach = log.measure(wanted=1_090)
-    assert (reach.frontier, reach.again, reach.looked) == (4, 17, NEAR + 4)  # not looked for
+@pytest.mark.parametrize(("top", "counted"), [(NEAR - 1, False), (NEAR, True)])
+def test_a_map_that_reaches_far_has_starts_counted_from_the_beginning(top, counted):
+    """A restored one, with holes far below its top."""
+    log = Log(2_000, (top,))
+    assert (log.look().window is not None) == counted
 
 
-def test_claims_are_among_what_is_looked_at():
-    """They are held still, and count as done: as many more are looked through."""
-    log = Log(3_000, [900], CHARS)
-    for offset in range(1, 500):
-        work = log.offsets.incomplete[offset]
-        assert work is not None
-        log.commit.claim(work)
-    claimed = {work.record.offset for work in log.commit.claims}
-    log.reach.measure(log.offsets.snapshot(claimed), 0, 0)
-    assert 901 + log.reach.budget <= log.reach.end < 950
+def test_counting_ends_once_all_is_near_again():
+    """What is done or started lies within three quarters of the near distance."""
+    log = Log(4_000)
+    log.counted()
+    log.done(*range(NEAR - NEAR * 3 // 4))  # 216 and too few to look
+    assert log.look().window is not None
+    log.done(*range(NEAR - NEAR * 3 // 4, NEAR))
+    log.reach.has_room(NEAR + LOOK_EVERY, count=False)
+    log.done(*range(NEAR, LOOK_EVERY))
+    reach = log.look()
+    assert (reach.window, reach.limit) == (None, LOOK_EVERY + NEAR)
+    assert type(log.offsets.incomplete) is dict
 
 
-def test_measuring_again_waits_for_an_eighth_of_the_room():
-    """A measurement walks over what is not done: not for each record that ends."""
-    reach = Log(6_000, [5_000], 1_000).measure()
-    under_way, after = reach.opened + 50, reach.after
-    assert after == (reach.budget + 0) // 8 > 5
-    reach.opened = under_way
-    assert not reach.worth_measuring(under_way - after + 1, 0)
-    assert reach.worth_measuring(under_way - after, 0)
-    reach.opened = 1
-    assert reach.worth_measuring(0, 0)
-    reach.opened = 0
-    assert not reach.worth_measuring(0, 0)
+# -- heads of lanes that wait ----------------------------------------------------------------------
+
+
+def test_a_head_that_became_free_is_found():
+    """By the record beside it that is done, or by the gap that came into the window."""
+    log = Log([*range(900), 905, 906])
+    log.waiting |= {10, 20, 905}
+    log.counted(wanted=899)
+    assert log.reach.freed() == []
+    log.done(9, 300)
+    assert log.reach.freed() == [10]
+    log.reach.has_room(906, count=False)
+    assert log.reach.freed() == [905]
+    assert log.reach.freed() == []
+
+
+def test_heads_that_are_free_when_counting_starts_are_found():
+    """They waited while nothing was counted."""
+    log = Log(2_000, (300,))
+    log.waiting |= {299, 500}
+    log.counted()
+    assert log.reach.freed() == [299]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.core.conftest import Desk
-from tests.unit.core.test_reach import Log
 
 from weft.core import effects as fx
 from weft.core import states
@@ -40,13 +39,6 @@ def test_a_mark_that_is_taken_back_lowers_the_top_to_what_is_done():
     assert offsets.top == 5
     offsets.undone(5, works[5])
     assert (offsets.top, list(offsets.incomplete)) == (4, [1, 2, 3, 5])
-
-
-def test_what_was_not_looked_at_is_worth_measuring():
-    """A record behind all that was measured asks: nobody has looked there yet."""
-    reach = Log(400, (), chars=64).measure()
-    assert reach.worth_measuring(50, reach.looked)
-    assert not reach.worth_measuring(50, reach.looked - 1)
 
 
 def test_what_is_read_of_a_commit_that_is_not_in_doubt_says_nothing():
