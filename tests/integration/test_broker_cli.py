@@ -68,6 +68,7 @@ def test_up_prints_the_address_of_a_broker_that_answers(weft):
         socket.create_connection((host, int(port)), timeout=5)
 
 
+@pytest.mark.long
 def test_a_data_folder_keeps_its_records_and_survives_a_stale_pid(weft, tmp_path):
     """After kill -9 the pid in the folder is stale, maybe somebody else's: `up` starts it again."""
     data = ["--data", str(tmp_path / "data")]

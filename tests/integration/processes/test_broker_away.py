@@ -62,7 +62,8 @@ def test_a_broker_killed_and_restarted_loses_and_stalls_nothing(
         assert (verdict.repeated, verdict.restarts) == (0, 0)
 
 
-@pytest.mark.parametrize("seconds", [7.0, pytest.param(20.0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [7.0, 20.0])
 def test_all_brokers_gone_for_long(
     mortal_broker: LocalBroker, tmp_path: Path, seconds: float
 ) -> None:

@@ -52,7 +52,8 @@ def test_a_zombie_commits_nothing_and_starts_nothing(
         assert verdict.bounds[excuse]
 
 
-@pytest.mark.parametrize("kind", ["async", pytest.param("threads", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["async", "threads"])
 def test_at_most_once_begins_nothing_behind_its_successor(
     chaos: Callable[..., Chaos], kind: str
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+import pytest
 from tests.support.chaos import Chaos, Child
 
 SESSION_S = 60.0  # so that a busy machine cannot take for "at once" what waited for it
@@ -48,6 +49,7 @@ def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> 
         assert run.verdict().bounds[run.excuses[0]]
 
 
+@pytest.mark.long
 def test_a_static_member_that_ends_leaves_no_ghost(chaos: Callable[..., Chaos]) -> None:
     """After SIGTERM another member has all partitions long before the session would be over."""
     with chaos(seed=502, session_s=SESSION_S, concurrency=16, work_s=0.01) as run:

@@ -32,6 +32,7 @@ def test_sigterm_and_a_restart_repeat_nothing(chaos: Callable[..., Chaos], kind:
         assert run.committed()
 
 
+@pytest.mark.long
 def test_a_stop_waits_for_what_runs(chaos: Callable[..., Chaos]) -> None:
     """Handlers that run at SIGTERM are finished, not cut off; no others begin."""
     with chaos(seed=202, concurrency=8) as run:
@@ -51,7 +52,8 @@ def test_a_stop_waits_for_what_runs(chaos: Callable[..., Chaos]) -> None:
         assert not [entry for entry in run.entries if entry.kind == "F"]
 
 
-@pytest.mark.parametrize("kind", ["threads", pytest.param("async", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["async", "threads"])
 def test_a_second_signal_ends_at_once(chaos: Callable[..., Chaos], kind: str) -> None:
     """SIGINT twice: exit 130 at once though a handler never ends.
 

@@ -48,7 +48,7 @@ def test_partitions_wait_until_their_offsets_are_read(
 ROUNDS, PARTITIONS, START = 8, 6, 5
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", ONE_ON_A_PUSH)
 def test_a_partition_begins_exactly_where_it_is_told(
     chaos_broker: LocalBroker, protocol: str
 ) -> None:

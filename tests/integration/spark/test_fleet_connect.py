@@ -112,10 +112,10 @@ def test_connect_need_not_be_named(server, folder) -> None:
         assert begun == fleet.done()
 
 
-def test_a_master_beside_connect_is_refused(server, folder) -> None:
+def test_a_master_beside_connect_is_refused(folder) -> None:
     """One process cannot have both; the line says which to leave out."""
     arguments = ("--members", "1", "--master", "local[1]")
-    with running(folder, *arguments, env={"SPARK_REMOTE": server}) as fleet:
+    with running(folder, *arguments, env={"SPARK_REMOTE": "sc://127.0.0.1:1"}) as fleet:
         assert fleet.wait() == 2
         assert "leave master= out to run the fleet there" in fleet.text.splitlines()[-1]
 

@@ -252,6 +252,7 @@ def test_a_driver_killed_in_a_rebalance_leaves_nobody(group, folder) -> None:
         assert time.monotonic() - began < 90  # the session is 120 s
 
 
+@pytest.mark.long
 def test_a_killed_member_that_nobody_replaces_is_pushed_out_at_the_end(group, folder) -> None:
     """A member that is killed as the fleet stops is no ghost: the driver sees it off."""
     with running(folder, "--members", "2") as fleet:

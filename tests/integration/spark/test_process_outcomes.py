@@ -249,6 +249,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_job_finds_weft_and_its_helpers_on_the_executors(tmp_path):
     """`.venv/bin/python job.py` as it is: no PYSPARK_PYTHON, no addPyFile, another python3 first."""
     (tmp_path / "lazily").mkdir()
