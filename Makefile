@@ -16,10 +16,10 @@ NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 
-.PHONY: help mutate setup demo test test-fast test-page test-all lint types bench docs lock need-broker
+.PHONY: help mutate setup demo test test-fast test-page chaos-short test-all lint types bench docs lock need-broker
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with every extra, from the lock file
 
@@ -47,6 +47,9 @@ test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minut
 # apt-get install chromium chromium-driver (Debian); screenshots land in test-out/page/
 test-page: need-broker ## The page in a real Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest tests/integration/page
+
+chaos-short: need-broker ## Faults of three brokers: is every partition read again at once?
+	$(BIN)/python -m pytest -rA tests/integration/processes/test_three_brokers.py
 
 test-all: need-broker ## All tests: kills, churn, many seeds, all on the real broker (hours)
 	$(PYTEST)

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -90,6 +91,12 @@ def dead_threads(said: str) -> list[str]:
     return [line for line in said.splitlines() if "thread weft-" in line and " died" in line]
 
 
+def longest_pause(times: Iterable[float], began: float, ended: float) -> float:
+    """The longest time without one of these in a span."""
+    inside = sorted(at for at in times if began <= at <= ended)
+    return max(after - before for before, after in pairwise([began, *inside, ended]))
+
+
 class Child:
     """One app in a process of its own."""
 
@@ -148,6 +155,8 @@ class Chaos:
             set_session(broker.bootstrap, self.plan.group, session_s)
         self.children: list[Child] = []
         self.produced: dict[tuple[int, int], str] = {}
+        #: partition -> when records of it were acknowledged
+        self.acknowledged: dict[int, list[float]] = {n: [] for n in range(partitions)}
         self.entries: list[Entry] = []
         self.excuses: list[Excuse] = []
         self.ended: dict[int, float] = {}
@@ -201,6 +210,7 @@ class Chaos:
         def acknowledged(error: Any, message: Any) -> None:
             if error is None:  # else it was not acknowledged: nothing is promised for it
                 self.produced[message.partition(), message.offset()] = key
+                self.acknowledged[message.partition()].append(time.monotonic())
 
         return acknowledged
 
@@ -354,6 +364,19 @@ class Chaos:
             file.write(
                 f"{time.monotonic():.3f} {time.time():.3f} {what} child {number} pid {pid}\n"
             )
+
+    def standstills(self, began: float, ended: float) -> tuple[list[float], list[float]]:
+        """The longest pause of each partition between two acknowledged records, and two starts."""
+        self.look()
+        starts: dict[int, list[float]] = {number: [] for number in self.acknowledged}
+        for entry in self.entries:
+            if entry.kind == "S":
+                starts[entry.partition].append(entry.at)
+        produced, started = (
+            [longest_pause(times[number], began, ended) for number in sorted(times)]
+            for times in (self.acknowledged, starts)
+        )
+        return produced, started
 
     # -- waiting -----------------------------------------------------------------------------------
 
