@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 MUTANTS ?= 60
+# Where it is set, each process of a test compiles all of Weft anew: a second of processor time.
+unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
 # Two workers, with brokers of their own; tests are dealt out one by one, in their order.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
@@ -27,8 +29,8 @@ $(STAMP): pyproject.toml requirements.lock
 	@[ -x $(BIN)/python ] || [ -n "$(PYTHON)" ] || { echo "Weft needs Python 3.11 or newer: apt install python3 python3-venv (Debian 12, Ubuntu 24.04), brew install python (macOS), or pyenv install 3.12" >&2; exit 2; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "This Python cannot make virtual environments: apt install python3-venv" >&2; exit 2; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python .ci/install.py
+	@$(BIN)/python -m compileall -q src tests simulators benchmarks demo
 	@touch $@
 
 need-broker: $(STAMP)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
+import time
+from collections.abc import Callable, Iterable
+
 import pytest
 from tests.simulation.conftest import regressions
 
+from simulators.runtime.patches import installed
 from simulators.runtime.runner import digest, run_seed, run_seeds
+from simulators.runtime.scheduler import Scheduler, Task
+from simulators.runtime.world import World
 from simulators.seeds import Totals
+from weft.runtime.member.telling import Telling
 
 SEEN = ("calls", "commits", "epochs", "killed", "loaded", "lost", "released", "workers killed")
 
@@ -48,3 +57,59 @@ def test_what_the_environment_asks_for_reaches_no_seed(monkeypatch):
     plain = digest(1)
     monkeypatch.setenv("WEFT_SOCKET", "1")
     assert digest(1) == plain
+
+
+#: what no seed may ask of the machine
+REAL = {
+    *(time.monotonic, time.perf_counter, time.time, time.thread_time, time.process_time),
+    *(time.monotonic_ns, time.perf_counter_ns, time.time_ns, time.sleep),
+    _thread.start_new_thread,
+}
+
+
+@pytest.fixture
+def real_calls(monkeypatch) -> Callable[[Iterable[int]], set[str]]:
+    """Of these seeds: which real clocks and threads the runtime has called, and from where."""
+    found: set[str] = set()
+    body = Scheduler._body
+
+    def seen(frame, event, called) -> None:
+        if event == "c_call" and getattr(called, "__hash__", None) and called in REAL:
+            found.add(f"{called.__name__} in {frame.f_code.co_filename}:{frame.f_lineno}")
+
+    def watched(self: Scheduler, task: Task) -> None:
+        sys.setprofile(seen)
+        try:
+            body(self, task)
+        finally:
+            sys.setprofile(None)
+
+    def of(seeds: Iterable[int]) -> set[str]:
+        for seed in seeds:
+            run_seed(seed)
+        return found
+
+    monkeypatch.setattr(Scheduler, "_body", watched)
+    return of
+
+
+def test_no_seed_sees_a_real_clock(real_calls):
+    """Whatever a seed does is decided by the seed, not by how busy the machine is."""
+    assert real_calls(range(6)) == set()
+
+
+def test_a_real_clock_is_seen(real_calls, monkeypatch):
+    """One that was bound at import, as a default: it went past the patches, 27 of 37 seeds took other turns."""
+    monkeypatch.setattr(Telling.__init__, "__defaults__", (time.monotonic,))
+    assert any("telling.py" in call for call in real_calls(range(6)))
+
+
+def test_a_module_that_a_seed_imports_is_refused(monkeypatch):
+    """It would come in with the real clocks."""
+    world = World(0)
+    monkeypatch.delitem(sys.modules, "weft.spark.openings", raising=False)
+    with (
+        installed(world.sim, world.machine, shuffle=False),
+        pytest.raises(AssertionError, match="AT_RUN"),
+    ):
+        __import__("weft.spark.openings")

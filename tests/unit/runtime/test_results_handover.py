@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 import weft
-import weft.app
 from weft.core.effects import Finished
 from weft.core.spec import HandlerSpec
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.run import run as local
 from weft.runtime.run.reports import RESULTS_MAX, ResultStream
 from weft.runtime.run.results import Results
 from weft.testing import MemoryKafka
@@ -72,14 +72,14 @@ def test_a_reader_who_came_before_the_start(app):
 
 def test_a_reader_who_comes_while_the_run_is_made(app, monkeypatch):
     """The run has been made without his stream: he must get one of it, not one of nobody."""
-    reader, made = Reader(app), weft.app.Run
+    reader, made = Reader(app), local.Run
 
     def make(*arguments, **options):
         run = made(*arguments, **options)
         reader.knock()
         return run
 
-    monkeypatch.setattr(weft.app, "Run", make)
+    monkeypatch.setattr(local, "Run", make)
     app.run(until="drained")
     assert set(reader.outcomes()) <= {"done"}
 

@@ -56,7 +56,8 @@ class HandlerLoop:
 
     def _end_tasks(self) -> None:
         """Cancel what still runs; what does not end then is left behind."""
-        left = asyncio.all_tasks(self.loop)
+        # As they were made: the order of a set follows addresses, which no seed replays.
+        left = sorted(asyncio.all_tasks(self.loop), key=_in_order)
         for task in left:
             task.cancel()
         if left:
@@ -129,3 +130,8 @@ def takes_argument(function: Callable[..., Any]) -> bool:
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _in_order(task: asyncio.Task[Any]) -> tuple[int, str]:
+    """Of "Task-9" and "Task-10" the first."""
+    return len(task.get_name()), task.get_name()

@@ -61,8 +61,9 @@ class Alike:
 class Telling:
     """Collects what is to be told of one run."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        # Not as the default: that would be bound at import, and real in the simulator, too.
+        self._clock = clock = clock or time.monotonic
         #: since when no broker has answered; None while one does, as far as is known
         self.broker_lost_at: float | None = None
         self.broker_seen_at = clock()
