@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,15 +12,18 @@ from weft.app_options import AppOptions, checked_app
 from weft.errors import ConfigError, NotStarted
 from weft.handler_types import ExecutorName, RunOptions, Topics, as_consume
 from weft.ledger.policy import SqlLedger
-from weft.options import COMMIT, PARK, RETRY, HandlerOptions, checked, topics_of
+from weft.options import COMMIT, CONCURRENCY, PARK, RETRY, HandlerOptions, checked, topics_of
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
 from weft.runtime.hosted import belongs, owner_of
+from weft.runtime.logs import event
 from weft.types import DeliveryName, OnLost, Ordering, RunReport, StopMode
 
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
     from weft.runtime.run.handle import RunHandle
     from weft.runtime.run.reports import ResultStream
+
+_log = logging.getLogger("weft")
 
 
 class App:
@@ -47,6 +51,7 @@ class App:
         http: str | None = None,
         http_token_file: str | None = None,
         reports: str | None = None,
+        start_timeout_s: float | None = 15.0,
     ) -> None:
         self._options = checked_app(
             AppOptions(
@@ -66,6 +71,7 @@ class App:
                 http=http,
                 http_token_file=http_token_file,
                 reports=reports,
+                start_timeout_s=start_timeout_s,
             )
         )
         self._handlers: list[HandlerOptions] = []
@@ -90,7 +96,7 @@ class App:
         topics: Topics,
         *,
         ordering: Ordering = "key",
-        concurrency: int = 100,
+        concurrency: int = CONCURRENCY,
         executor: ExecutorName = "auto",
         retry: Retry = RETRY,
         timeout_s: float | None = None,
@@ -133,6 +139,11 @@ class App:
                     rate_limit_per_s=rate_limit_per_s,
                 )
             )
+            if self._run is not None and not self._run.over:
+                raise ConfigError(
+                    f"@app.consume on {options.name}: the app is running and would never call it: "
+                    "decorate before the app starts, or make a second App"
+                )
             Routes([*self._handlers, options])  # refuses a topic that has a handler already
             self._handlers.append(options)
             belongs(function, self)
@@ -150,9 +161,9 @@ class App:
         """What the app was made with."""
         return self._options
 
-    def serve_at(self, **served: str) -> None:
-        """`http`, `http_token_file` as the command line has them, before the app runs."""
-        self._options = checked_app(replace(self._options, **served))  # type: ignore[arg-type]  # all of them are text
+    def serve_at(self, **served: Any) -> None:
+        """Options as the command line has them, before the app runs."""
+        self._options = checked_app(replace(self._options, **served))
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -198,13 +209,18 @@ class App:
 
     async def serve(self, *, until: Literal["drained"] | None = None) -> RunReport:
         """Run on the caller's event loop, without signal handlers; cancelling it drains."""
-        with self._handing_over:
-            self._check_startable(until)
-            from weft.runtime.run.run import Run
+        try:
+            with self._handing_over:
+                self._check_startable(until)
+                from weft.runtime.run.run import Run
 
-            run = Run(self, until=until, stream=self._stream)
-            self._taken_over(run)
-        return await run.serve()
+                run = Run(self, until=until, stream=self._stream)
+                self._taken_over(run)
+            return await run.serve()
+        except Exception as error:  # a task that nobody awaits would end in silence
+            text = f"{type(error).__name__}: {error}"
+            event(_log, "error", "app.serve() failed", group=self._options.group, error=text)
+            raise
 
     def _prepare(
         self,

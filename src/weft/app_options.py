@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.numeric import is_seconds, is_whole
+from weft.numeric import is_positive, is_seconds, is_whole
 
 BUFFER_BYTES_MIN = 2**20
 GROUP_CHARS_MAX = 249
@@ -36,6 +36,7 @@ class AppOptions:
     http: str | None = None
     http_token_file: str | None = None
     reports: str | None = None
+    start_timeout_s: float | None = 15.0
 
     def shown(self) -> dict[str, Any]:
         """The options as a log line may show them."""
@@ -60,6 +61,12 @@ def checked_app(options: AppOptions) -> AppOptions:
             )
     for name in ("drain_timeout_s", "revoke_timeout_s"):
         _check_seconds(name, getattr(options, name))
+    patience = options.start_timeout_s
+    if patience is not None and not is_positive(patience):
+        raise ConfigError(
+            f"App(start_timeout_s={patience!r}): give a number of seconds above 0, or None to wait "
+            "for brokers for ever"
+        )
     _check_count("buffer_records", options.buffer_records, 1)
     _check_count("buffer_bytes", options.buffer_bytes, BUFFER_BYTES_MIN)
     if options.on_offset_lost not in ("stop", "earliest", "latest"):

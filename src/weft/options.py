@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from weft.decoding import check_kind, is_async
 from weft.errors import ConfigError
 from weft.ledger.policy import SqlLedger
 from weft.numeric import is_positive, is_whole
-from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
+from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop, is_topic
 from weft.signatures import Returns, check_signature
 from weft.types import DeliveryName, Ordering
 
@@ -25,6 +26,11 @@ EXECUTORS = ("auto", "async", "threads", "processes")
 DELIVERIES = ("at_least_once", "at_most_once", "exactly_once")
 
 
+class _Default(int):
+    """A number that stands for "not given"."""
+
+
+CONCURRENCY = _Default(100)
 #: stand for "not given": at_most_once has other defaults
 RETRY = Retry()
 PARK = Park()
@@ -38,7 +44,7 @@ class HandlerOptions:
     function: Callable[..., Any]
     topics: tuple[str, ...]
     ordering: Ordering = "key"
-    concurrency: int = 100
+    concurrency: int = CONCURRENCY
     executor: str = "auto"
     retry: Retry = RETRY
     timeout_s: float | None = None
@@ -71,9 +77,20 @@ class HandlerOptions:
         return tuple(topic for topic in self.topics if topic.startswith("^"))
 
 
+def default_concurrency(executor: object) -> int:
+    """Calls at once where the user gives no number: of worker processes, one for each core."""
+    if executor != "processes":
+        return int(CONCURRENCY)
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    cores = os.cpu_count() or 1 if allowed is None else len(allowed(0))
+    return min(cores, PROCESSES_MAX)
+
+
 def checked(options: HandlerOptions) -> HandlerOptions:
     """The same options, or a ConfigError that names what is wrong and what to write instead."""
     where = f"@app.consume on {options.name}"
+    if options.concurrency is CONCURRENCY:
+        options = replace(options, concurrency=default_concurrency(options.executor))
     _check_function(where, options)
     _check_topics(where, options.topics)
     _one_of(where, "ordering", options.ordering, ORDERINGS)
@@ -95,7 +112,8 @@ def _check_function(where: str, options: HandlerOptions) -> None:
     function = options.function
     if not callable(function):
         raise ConfigError(f"{where}: the handler is not callable: decorate a function")
-    if inspect.isasyncgenfunction(function):
+    call = getattr(function, "__call__", None)  # noqa: B004  # the method itself is looked at
+    if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(call):
         raise ConfigError(
             f"{where}: an async generator cannot be a handler: return a list of weft.Produce, or "
             "use a plain generator"
@@ -103,7 +121,7 @@ def _check_function(where: str, options: HandlerOptions) -> None:
     wanted: tuple[str, ...] = ("batch",) if options.batch is not None else ("record",)
     if options.ledger is not None:
         wanted = (*wanted, "tx")
-    check_signature(where, function, wanted, _returns(options))
+    check_signature(where, function, wanted, _returns(options), options.value)
 
 
 def _returns(options: HandlerOptions) -> Returns:
@@ -132,7 +150,7 @@ def _check_topics(where: str, topics: Sequence[str]) -> None:
                     f"{where}: pattern {topic!r} is not for librdkafka: write [0-9] for \\d and "
                     "plain groups instead of (?...)"
                 )
-        elif not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
+        elif not is_topic(topic):
             raise ConfigError(
                 f"{where}: {topic!r} cannot be a topic: Kafka allows letters, digits, '.', '_' and "
                 "'-', at most 249; patterns start with ^"
@@ -226,6 +244,11 @@ def _check_output(where: str, options: HandlerOptions) -> None:
         return
     if not isinstance(output, str) or not output:  # type: ignore[redundant-expr]  # what users pass
         raise ConfigError(f"{where}: output={output!r}: give the name of a topic, or None")
+    if not is_topic(output):
+        raise ConfigError(
+            f"{where}: output={output!r:.80} cannot be a topic: letters, digits, '.', '_' and '-', "
+            "at most 249"
+        )
     if output in options.topics:
         raise ConfigError(f"{where}: output={output!r} is a topic it reads: that would never end")
 

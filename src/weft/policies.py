@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,11 @@ def _is_exception_type(value: object) -> bool:
 
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
+
+
+def is_topic(name: str) -> bool:
+    """Whether Kafka allows a topic of this name."""
+    return bool(re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name)) and name not in (".", "..")
 
 
 def _is_name(value: object) -> bool:
@@ -91,6 +97,11 @@ class DeadLetter:
     def __post_init__(self) -> None:
         if not _is_name(self.topic):
             raise ConfigError(f"DeadLetter({self.topic!r}): give the name of a topic")
+        if not is_topic(self.topic_for("t")):
+            raise ConfigError(
+                f"DeadLetter({self.topic!r:.80}) cannot be a topic: letters, digits, '.', '_' and "
+                "'-', at most 249; {topic} is the only thing that is replaced"
+            )
         if self.on_missing not in ("error", "create"):
             raise ConfigError(
                 f'DeadLetter(on_missing={self.on_missing!r}): give "error" or "create"'

@@ -26,11 +26,16 @@ _MANY = (list, tuple, abc.Iterable)
 
 
 def check_signature(
-    where: str, function: Callable[..., Any], wanted: tuple[str, ...], returns: Returns
+    where: str,
+    function: Callable[..., Any],
+    wanted: tuple[str, ...],
+    returns: Returns,
+    value: Any = None,
 ) -> None:
     """ConfigError where the parameters or their annotations do not fit `wanted`, or the return.
 
-    `wanted`: what it is called with: "record" or "batch", and "tx" with a ledger.
+    `wanted`: what it is called with: "record" or "batch", and "tx" with a ledger. `value`: the
+    option of that name.
     """
     try:
         signature = inspect.signature(function)
@@ -47,6 +52,7 @@ def check_signature(
     first = next(iter(bound.arguments), "")
     if first in hints and signature.parameters[first].kind is not inspect.Parameter.VAR_POSITIONAL:
         _check_first(where, first, hints[first], wanted[0])
+        _check_values(where, hints[first], {"bytes": bytes, "str": str}.get(str(value), value))
     if "return" in hints:
         _check_return(where, hints["return"], returns)
 
@@ -87,6 +93,22 @@ def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
     )
 
 
+def _check_values(where: str, hint: Any, value: Any) -> None:
+    """`Record[M]` with a `value=` that gives something else; a union or a protocol may be it."""
+    said = typing.get_args(hint)[0] if typing.get_origin(hint) is Record else Any
+    kinds = _members(said)
+    if not isinstance(value, type) or not all(map(_is_class, kinds)):
+        return
+    if not any(issubclass(value, typing.get_origin(kind) or kind) for kind in kinds):
+        wanted = next((kind for kind in kinds if kind is not type(None)), said)
+        name = getattr(wanted, "__name__", str(wanted))
+        cure = f'"{name}"' if wanted in (bytes, str) else name
+        raise ConfigError(
+            f"{where}: {_shown(hint)} is not what value= gives, {value.__name__}: give "
+            f"value={cure}, or annotate it weft.Record[{value.__name__}]"
+        )
+
+
 def _is_batch(hint: Any) -> bool:
     plain = typing.get_origin(hint) or hint
     return getattr(plain, "__name__", "") == "RecordBatch"
@@ -111,6 +133,11 @@ def _is_class(hint: Any) -> bool:
 
 def _check_return(where: str, hint: Any, returns: Returns) -> None:
     for one in _members(hint):
+        if returns == "values" and _is_several_values(one):
+            raise ConfigError(
+                f"{where}: it returns {_shown(one)}: a list is of weft.Produce only; one value "
+                "that is a list is weft.Produce([...])"
+            )
         if returns != "values" and _is_value(one):
             cure = (
                 "give @app.consume(output=TOPIC) for plain values, or return weft.Produce(...)"
@@ -132,8 +159,14 @@ def _is_value(hint: Any) -> bool:
     plain = typing.get_origin(hint) or hint
     if issubclass(plain, _PLAIN) or hasattr(plain, "model_dump_json"):
         return True
-    several = typing.get_args(hint)
-    return issubclass(plain, _MANY) and bool(several) and all(map(_is_value, _members(several[0])))
+    return _is_several_values(hint)
+
+
+def _is_several_values(hint: Any) -> bool:
+    plain, several = typing.get_origin(hint), typing.get_args(hint)
+    if not (isinstance(plain, type) and issubclass(plain, _MANY) and several):
+        return False
+    return not issubclass(plain, _PLAIN) and all(map(_is_value, _members(several[0])))
 
 
 def _shown(hint: Any) -> str:

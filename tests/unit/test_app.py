@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import subprocess
 import sys
@@ -48,6 +49,9 @@ WRONG = {
     "bytes 1.5": ({"buffer_bytes": 1e9}, "buffer_bytes=1000000000.0", "whole number"),
     "lost": ({"on_offset_lost": "begin"}, "on_offset_lost='begin'", '"stop", "earliest", "latest"'),
     "lifespan": ({"lifespan": 7}, "App(lifespan=7)", "give a function, or None"),
+    "start": ({"start_timeout_s": 0}, "start_timeout_s=0", "or None"),
+    "start text": ({"start_timeout_s": "15"}, "start_timeout_s='15'", "seconds above 0"),
+    "start nan": ({"start_timeout_s": math.nan}, "start_timeout_s=nan", "or None"),
     "callback": ({"on_commit": "f"}, "App(on_commit='f')", "give a function, or None"),
 }  # fmt: skip
 
@@ -71,6 +75,8 @@ def test_a_wrong_option_of_the_app_is_named_with_its_cure(name):
         {"buffer_records": 1},
         {"buffer_bytes": 2**20},
         {"drain_timeout_s": 0, "revoke_timeout_s": 0},
+        {"start_timeout_s": None},
+        {"start_timeout_s": 0.001},
     ],
 )
 def test_the_limits_themselves_are_allowed(options):
@@ -207,3 +213,31 @@ def test_what_is_not_imported():
         [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[1] == "[[], [], []]", done.stdout
+
+
+def test_a_handler_that_comes_too_late_is_refused():
+    """Decorated while the app runs it would never be called."""
+    app = handled()
+    app._run = type("Run", (), {"over": False})()
+    with pytest.raises(weft.ConfigError, match="say: the app is running and would never call it"):
+        app.consume("u")(say)
+    app._run.over = True
+    app.consume("u")(say)
+
+
+def say(record):
+    """A handler."""
+
+
+def test_a_served_app_that_fails_is_logged(caplog):
+    """`asyncio.create_task(app.serve())` that nobody awaits would end in silence."""
+
+    async def main():
+        task = asyncio.create_task(handled(kafka={"bootstrap.servers": "memory://none"}).serve())
+        await asyncio.wait([task])
+        return task.exception()
+
+    error = asyncio.run(main())
+    (line,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert line.startswith("app.serve() failed")
+    assert type(error).__name__ in line

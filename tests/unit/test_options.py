@@ -61,6 +61,9 @@ WRONG = {
     "value": ({"value": "xml"}, "value='xml'", '"bytes", "str", "json"'),
     "value 7": ({"value": 7}, "value=7", "a callable that takes bytes"),
     "output": ({"output": 7}, "output=7", "name of a topic"),
+    "output with a blank": ({"output": "a b"}, "output='a b'", "cannot be a topic"),
+    "output with a name": ({"output": "{topic}.out"}, "output='{topic}.out'", "cannot be a topic"),
+    "output of dots": ({"output": ".."}, "output='..'", "cannot be a topic"),
     "output is the source": ({"output": "t"}, "output='t'", "would never end"),
     "letters to the source": (
         {"on_exhausted": weft.DeadLetter("t")}, "dead-letter topic 't' is the topic it reads", ".dlq",
@@ -166,6 +169,9 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
         (lambda: weft.Commit(max_records=0), "max_records=0.*1 or more, or None"),
         (lambda: weft.Commit(each="yes"), "each='yes'.*True or False"),
         (lambda: weft.DeadLetter(""), "give the name of a topic"),
+        (lambda: weft.DeadLetter("a b"), "cannot be a topic: letters"),
+        (lambda: weft.DeadLetter("{group}.dlq"), "{topic} is the only thing that is replaced"),
+        (lambda: weft.DeadLetter("x" * 250), "at most 249"),
         (lambda: weft.DeadLetter("t", on_missing="make"), '"error" or "create"'),
         (lambda: weft.RetryAfter(-1), "delay_s=-1"),
         (lambda: weft.RetryAfter(math.nan), "delay_s=nan"),
@@ -182,3 +188,28 @@ def test_policies_take_their_limits(attempts, jitter):
     """The least and the most that is allowed."""
     retry = weft.Retry(attempts=attempts, delay_s=0, multiplier=1, jitter=jitter, final=ValueError)
     assert retry.final == (ValueError,)
+
+
+def test_worker_processes_are_as_many_as_cores_unless_said(monkeypatch):
+    """`executor="processes"` alone was refused for the default of the other executors."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)), raising=False)
+    made = app()
+    made.consume("t", executor="processes")(plain)
+    made.consume("u")(plain)
+    assert [handler.concurrency for handler in made.handlers] == [6, 100]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(200)), raising=False)
+    made.consume("v", executor="processes")(plain)
+    assert made.handlers[2].concurrency == 64
+    with pytest.raises(weft.ConfigError, match="concurrency=100"):
+        made.consume("w", executor="processes", concurrency=100)(plain)
+
+
+def test_an_object_that_is_an_async_generator_is_refused():
+    """Its `__call__` is what would be called."""
+
+    class Yields:
+        async def __call__(self, record):
+            yield
+
+    with pytest.raises(weft.ConfigError, match="async generator"):
+        app().consume("t")(Yields())

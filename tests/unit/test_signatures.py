@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -89,7 +90,7 @@ def test_a_first_parameter_that_is_no_batch(app, function):
 @pytest.mark.parametrize(
     "function",
     [
-        a_record, a_record_of, anything, some_object, a_protocol, a_variable, unresolved, a_union,
+        a_record, anything, some_object, a_protocol, a_variable, unresolved, a_union,
         everything, bare, Callable_(), functools.partial(a_record), print, lambda record: None,
     ],
     ids=lambda function: getattr(function, "__name__", type(function).__name__),
@@ -98,6 +99,37 @@ def test_what_may_be_a_record_passes(app, function):
     """Only what is surely wrong is refused."""
     app.consume("t")(function)
     assert len(app.handlers) == 1
+
+
+class Other:
+    """A class that is no model."""
+
+
+def of_bytes(record: weft.Record[bytes]) -> None: ...
+def of_any(record: weft.Record[Any]) -> None: ...
+def of_either(record: weft.Record[Model | None]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [(a_record_of, Model), (of_either, Model), (of_bytes, "bytes"), (of_any, Other),
+     (a_record_of, "json"), (a_record_of, lambda data: data), (a_record, Other)],
+)  # fmt: skip
+def test_what_a_value_may_be_passes(app, function, value):
+    """The kind of the value is what `value=` gives, or is not known here."""
+    app.consume("t", value=value)(function)
+    assert len(app.handlers) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "fix"),
+    [(a_record_of, Other, "give value=Model"), (a_record_of, "bytes", "give value=Model"),
+     (of_bytes, "str", "weft.Record[str]"), (of_either, Other, "give value=Model")],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused(app, function, value, fix):
+    """`Record[M]` with value=N: every call would find something else than it says."""
+    with pytest.raises(weft.ConfigError, match=re.escape(fix)):
+        app.consume("t", value=value)(function)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +152,10 @@ def yields(record: weft.Record) -> Iterator[str]:
     yield "x"
 
 
-VALUES = [text, maybe_dict, later, model, texts, count, mixed]
+VALUES = [text, maybe_dict, later, model, count, mixed]
 
 
-@pytest.mark.parametrize("function", [*VALUES, yields], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [*VALUES, texts, yields], ids=lambda f: f.__name__)
 def test_a_plain_value_without_an_output(app, function):
     """It would fail on every record; the two ways out are named."""
     said = refused(app, function)

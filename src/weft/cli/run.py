@@ -12,6 +12,7 @@ from rich.console import Console
 from weft.cli.load import load_app
 from weft.cli.logs import check, set_up
 from weft.errors import ConfigError
+from weft.numeric import is_positive
 from weft.runtime.run.outside import SOCKET_VARIABLE
 from weft.runtime.run.progress import ProgressLine
 
@@ -67,6 +68,10 @@ def run(
     http_token_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="A token for --http beyond this machine.")
     ] = None,
+    start_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="How long to wait for brokers; none: for ever."),
+    ] = None,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="No progress line, also not one a minute.")
     ] = False,
@@ -80,7 +85,10 @@ def run(
 
     Example: weft run geofence:app --until drained
     """
-    served = {"http": http, "http_token_file": http_token_file}
+    given = {"http": http, "http_token_file": http_token_file}
+    served: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
+    if start_timeout is not None:
+        served["start_timeout_s"] = patience_of(start_timeout)
     how: dict[str, Any] = {"engine": engine, "until": until, "members": members, "master": master}
     return run_app(
         target,
@@ -92,6 +100,19 @@ def run(
         conf=properties_of(conf),
         sink=table_of(sink, sink_schema),
     )
+
+
+def patience_of(given: str) -> float | None:
+    """`--start-timeout`: seconds, or None for "none"."""
+    if given == "none":
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not is_positive(seconds):
+        raise ConfigError(f"--start-timeout {given!r:.40}: give seconds above 0, or none")
+    return seconds
 
 
 def properties_of(given: list[str] | None) -> dict[str, str] | None:
@@ -135,7 +156,7 @@ def run_app(
     target: str,
     log_format: str,
     log_level: str | None,
-    served: dict[str, str | None],
+    served: dict[str, Any],
     *,
     progress: bool = True,
     **how: Any,
@@ -147,7 +168,7 @@ def run_app(
     application = load_app(target)
     set_up(console, log_format, log_level)
     os.environ.setdefault(SOCKET_VARIABLE, "1")
-    application.serve_at(**{name: value for name, value in served.items() if value is not None})
+    application.serve_at(**served)
     shown = ProgressLine(application.snapshot, console) if log_format == "text" else None
     with shown if shown is not None and progress else nullcontext():
         report = application.run(**how)

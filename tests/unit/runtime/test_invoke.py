@@ -37,7 +37,6 @@ def messages(returned, output="out"):
         (False, [("out", b"k", b"false")]),
         ([], []),
         ((), []),
-        ([1], [("out", b"k", b"[1]")]),
         (weft.Produce(None, key=None, topic="u"), [("u", None, None)]),
         ([weft.Produce(b"1"), weft.Produce(b"2", topic="u")],
          [("out", b"k", b"1"), ("u", b"k", b"2")]),
@@ -52,7 +51,9 @@ def test_what_is_returned_becomes_messages(returned, expected):
     ("returned", "output", "fix"),
     [
         (b"x", None, "give @app.consume"),
-        ([weft.Produce(b"1"), b"2"], None, "return None or weft.Produce"),
+        ([weft.Produce(b"1"), b"2"], None, "several, with bytes"),
+        ([{"a": 1}], "out", r"weft.Produce\(\[...\]\)"),
+        ((n for n in [1]), "out", "yielded int"),
         (weft.Produce(b"1"), None, "give topic="),
         (object(), "out", "what JSON can hold"),
         (float("nan"), "out", "what JSON can hold"),
@@ -167,3 +168,27 @@ def test_a_models_error_in_a_handler_is_without_its_input():
     assert info.message.startswith("speed: Input should be a valid integer")
     assert "SECRET" not in str(info)
     assert "in test_a_models_error" in info.traceback
+
+
+def test_what_a_generator_returns_is_not_lost():
+    """It yields its outputs; a value that it returns besides went nowhere, in silence."""
+
+    def handler():
+        yield weft.Produce(b"1")
+        return 7
+
+    with pytest.raises(invoke.BadReturn, match="yields and returns int"):
+        messages(handler())
+
+
+def test_a_delay_that_cannot_be_had_is_logged_once(caplog):
+    """The record waits for a second, as ever; in silence nobody would find out why."""
+    retry = weft.Retry(delay_s=lambda attempt, error: 1 / 0)
+    for _ in range(3):
+        assert invoke.asked_delay(1, ValueError("x"), retry) is None
+    nan = weft.Retry(delay_s=lambda attempt, error: float("nan"))
+    assert invoke.asked_delay(1, ValueError("x"), nan) is None
+    told = [line.getMessage() for line in caplog.records]
+    assert len(told) == 2
+    assert "ZeroDivisionError" in told[0]
+    assert "NaN" in told[1]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 
+from weft.errors import ConfigError
 from weft.runtime.member.callbacks import Callbacks
 from weft.runtime.run.reports import RESULTS_MAX, ResultStream
 
@@ -45,6 +47,31 @@ def test_leaving_the_loop_closes_the_stream():
     assert closed.is_set()
     stream.put([4])
     assert stream.take(0) == []
+
+
+def test_a_stream_that_was_left_is_not_read_again():
+    """It waited until the app ended, and what came since was gone."""
+    stream = ResultStream()
+    stream.put([1, 2, 3])
+    for _ in stream:
+        break
+    with pytest.raises(ConfigError, match=r"Call app.results\(\) again"):
+        next(iter(stream))
+
+    async def read():
+        async for _ in stream:
+            pass
+
+    with pytest.raises(ConfigError, match="left before the app ended"):
+        asyncio.run(read())
+
+
+def test_a_stream_that_was_read_to_its_end_is_empty():
+    """Reading it again finds nothing, and nothing was lost."""
+    stream = ResultStream()
+    stream.put([1])
+    stream.end()
+    assert (list(stream), list(stream)) == ([1], [])
 
 
 def test_callbacks_run_in_order_and_what_they_raise_is_counted():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import CoroutineType, GeneratorType
 from typing import Any
 
@@ -17,7 +18,12 @@ from weft.errors import Reject, RetryAfter
 from weft.kafka.ports import OutMessage
 from weft.policies import Retry
 from weft.runtime.calls.carrying import carried
+from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Produce, Record, _SameKey
+
+_log = logging.getLogger("weft")
+#: callables of Retry(delay_s=...) that failed, and were logged
+_TOLD: list[Callable[..., float]] = []
 
 TRACEBACK_CHARS_MAX = 2_000  # its end: kept for each failing record
 MESSAGE_CHARS_MAX = 2_000
@@ -74,9 +80,15 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
         return None
     try:
         delay_s = float(retry.delay_s(attempt, error))
-    except BaseException:
-        return None  # the engine falls back to one second: a broken policy must not lose a record
-    return None if math.isnan(delay_s) else delay_s
+        if math.isnan(delay_s):
+            raise ValueError("it returned NaN")  # as what it may raise itself
+    except BaseException as why:  # a broken policy must not lose a record
+        if retry.delay_s not in _TOLD:
+            _TOLD.append(retry.delay_s)
+            text = f"{type(why).__name__}: {why}"
+            event(_log, "error", "Retry(delay_s=...) failed: 1 s is waited instead", error=text)
+        return None
+    return delay_s
 
 
 def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage]:
@@ -89,13 +101,15 @@ def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMe
     if isinstance(returned, Produce):
         return [_message(record, returned, output)]
     if isinstance(returned, list | tuple | GeneratorType):
-        items = list(_bounded(returned))
-        if all(isinstance(item, Produce) for item in items):
-            return [_message(record, item, output) for item in items]
-        if isinstance(returned, GeneratorType):
+        items = list(_bounded(_yielded(returned)))
+        wrong = [item for item in items if not isinstance(item, Produce)]
+        if wrong:
+            did = "yielded" if isinstance(returned, GeneratorType) else "returned several, with"
             raise BadReturn(
-                "the handler yielded something that is not weft.Produce: yield Produce(...)"
+                f"the handler {did} {type(wrong[0]).__name__}: each is a "
+                "weft.Produce(...); one value that is a list is weft.Produce([...])"
             )
+        return [_message(record, item, output) for item in items]
     if isinstance(returned, CoroutineType):
         returned.close()
         raise BadReturn("the handler returned a coroutine: make it an `async def`, or await it")
@@ -105,6 +119,15 @@ def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMe
             "give @app.consume(output=TOPIC) for plain values"
         )
     return [_message(record, Produce(returned), output)]
+
+
+def _yielded(several: Iterable[Any]) -> Generator[Any, None, None]:
+    """The items; what a generator returns in the end would be lost, so it is refused."""
+    returned: object = yield from several  # type: ignore[func-returns-value]  # a generator's may
+    if returned is not None:
+        raise BadReturn(
+            f"the handler yields and returns {type(returned).__name__}: yield it as Produce(...)"
+        )
 
 
 def _bounded(items: Iterable[Any]) -> Iterable[Any]:

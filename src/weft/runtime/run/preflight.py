@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 
+from weft.app_options import AppOptions
 from weft.errors import ConfigError, FatalError
 from weft.kafka.connect import AdminPort, Connection
 from weft.kafka.ports import KafkaUnavailable
@@ -11,9 +14,16 @@ from weft.observe.reports import TOPIC_CONFIG
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter
 from weft.routing import Routes
+from weft.runtime.logs import event
 from weft.runtime.run.drain import Drain
 
+_log = logging.getLogger("weft")
+
 ANSWER_S = 15.0
+#: the first request at a start gets so long, each later one twice as much, up to ANSWER_S
+FIRST_ASK_S = 5.0
+PAUSE_S = 0.5
+TELL_EVERY_S = 60.0
 #: of a dead-letter topic that Weft makes: every letter is kept for 30 days
 DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 #: where `weft topics create` looks without being told
@@ -25,40 +35,79 @@ def check_cluster(
     admin: AdminPort,
     routes: Routes,
     handlers: Sequence[HandlerOptions],
-    reports: str | None = None,
+    options: AppOptions,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """Every topic that is subscribed to now, by name.
 
     Raises ConfigError for what is missing, with the command that makes all of it, and FatalError
-    when no broker answers: that is nobody's typo.
+    when no broker answers within `start_timeout_s`: that is nobody's typo.
     """
-    try:
-        matching = admin.matching(routes.patterns, ANSWER_S) if routes.patterns else []
-        topics = sorted({*routes.literal, *matching})
-        for topic in topics:
-            routes.handler_of(topic)  # refuses a topic that two patterns want
-        wanted, create = _targets(routes, handlers, topics)
-        wanted |= dict.fromkeys(routes.literal, "")
-        sources = {one for target in create.values() for one in target}
-        found = admin.describe(sorted({*wanted, *sources}), ANSWER_S) if wanted else {}
-        missing = {topic: wanted[topic] for topic in sorted(wanted) if topic not in found}
-        made = create.keys() - {*routes.literal}
-        if left := {topic: what for topic, what in missing.items() if topic not in made}:
-            raise ConfigError(_missing(left, connection.described()))
-        for topic in missing:
-            counts = [found[source].partitions for source in create[topic] if source in found]
-            admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
-        if reports is not None and not admin.describe([reports], ANSWER_S):
-            admin.create_topic(reports, 1, config=TOPIC_CONFIG)
-    except KafkaUnavailable as error:
-        raise unanswered(connection, error) from error
+    patience, began = options.start_timeout_s, time.monotonic()
+    ask_s, tell_at = FIRST_ASK_S, FIRST_ASK_S
+    while True:
+        waited_s = time.monotonic() - began
+        left_s = ANSWER_S if patience is None else max(0.1, patience - waited_s)
+        try:
+            return _looked(connection, admin, routes, handlers, options, min(ask_s, left_s))
+        except KafkaUnavailable as error:
+            waited_s = time.monotonic() - began
+            if stopped() or (patience is not None and waited_s >= patience - 0.1):
+                raise unanswered(connection, error, waited_s) from error
+            if waited_s >= tell_at:
+                tell_at = waited_s + TELL_EVERY_S
+                _tell(connection, error, waited_s, patience)
+        # A request that is refused at once is not repeated at once; a slow broker gets more time.
+        time.sleep(min(PAUSE_S, left_s))
+        ask_s = min(2 * ask_s, ANSWER_S)
+
+
+def _looked(
+    connection: Connection,
+    admin: AdminPort,
+    routes: Routes,
+    handlers: Sequence[HandlerOptions],
+    options: AppOptions,
+    ask_s: float,
+) -> list[str]:
+    matching = admin.matching(routes.patterns, ask_s) if routes.patterns else []
+    topics = sorted({*routes.literal, *matching})
+    for topic in topics:
+        routes.handler_of(topic)  # refuses a topic that two patterns want
+    wanted, create = _targets(routes, handlers, topics)
+    wanted |= dict.fromkeys(routes.literal, "")
+    sources = {one for target in create.values() for one in target}
+    found = admin.describe(sorted({*wanted, *sources}), ask_s) if wanted else {}
+    missing = {topic: wanted[topic] for topic in sorted(wanted) if topic not in found}
+    made = create.keys() - {*routes.literal}
+    if left := {topic: what for topic, what in missing.items() if topic not in made}:
+        raise ConfigError(_missing(left, connection.described()))
+    for topic in missing:
+        counts = [found[source].partitions for source in create[topic] if source in found]
+        admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
+    if options.reports is not None and not admin.describe([options.reports], ask_s):
+        admin.create_topic(options.reports, 1, config=TOPIC_CONFIG)
     return topics
 
 
-def unanswered(connection: Connection, error: Exception) -> FatalError:
+def _tell(
+    connection: Connection, error: Exception, waited_s: float, patience: float | None
+) -> None:
+    event(
+        _log,
+        "warning",
+        "no broker answers yet",
+        brokers=connection.described(),
+        seconds=round(waited_s),
+        start_timeout_s="none" if patience is None else patience,
+        error=str(error),
+    )
+
+
+def unanswered(connection: Connection, error: Exception, waited_s: float = ANSWER_S) -> FatalError:
     """What to raise when no broker answers at the start."""
     return FatalError(
-        f"no answer from {connection.described()} within {ANSWER_S:.0f} s: is the broker up and "
+        f"no answer from {connection.described()} within {waited_s:.0f} s: is the broker up and "
         f"the address right? ({error})"
     )
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from weft.errors import ConfigError
 from weft.kafka import guard
 from weft.runtime.member.callbacks import Callbacks
 from weft.types import Result
@@ -38,6 +39,8 @@ class ResultStream:
         self._full = False
         self._ended = False
         self.closed = False
+        #: its reader went before the end: what came since is gone
+        self._left = False
 
     # -- for the app -------------------------------------------------------------------------------
 
@@ -65,6 +68,7 @@ class ResultStream:
         """Read no more; the app goes on without this reader."""
         if self.closed:
             return
+        self._left = not self.over
         self.closed = True
         with self._changed:
             self._results.clear()
@@ -88,7 +92,15 @@ class ResultStream:
         """The app has ended and everything has been read."""
         return self._ended and not self._results
 
+    def _check_readable(self) -> None:
+        if self._left:
+            raise ConfigError(
+                "these results are closed: their loop was left before the app ended. Call "
+                "app.results() again for those from now on"
+            )
+
     def __iter__(self) -> Iterator[Result]:
+        self._check_readable()
         try:
             while not self.over:
                 yield from self.take(_LOOK_S)
@@ -96,6 +108,7 @@ class ResultStream:
             self.close()  # also when the reader leaves its loop early
 
     async def __aiter__(self) -> AsyncIterator[Result]:
+        self._check_readable()
         try:
             while not self.over:
                 for result in await asyncio.to_thread(self.take, _LOOK_S):

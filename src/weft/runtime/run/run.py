@@ -162,8 +162,14 @@ class Run:
             self._over.set()
 
     def _check(self, admin: AdminPort) -> list[str]:
-        reports = self._options.reports
-        return check_cluster(self._connection, admin, self._routes, self._handlers, reports)
+        return check_cluster(
+            self._connection,
+            admin,
+            self._routes,
+            self._handlers,
+            self._options,
+            lambda: self._stop_asked is not None,
+        )
 
     def _open_ledgers(self, admin: AdminPort) -> None:
         if any(handler.ledger is not None for handler in self._handlers):

@@ -65,8 +65,7 @@ class MemberRun(Run):
             from weft.spark.table.handlers import without_table
 
             handlers = tuple(without_table(handlers))
-        reports = self._options.reports
-        return check_cluster(self._connection, admin, self._routes, handlers, reports)
+        return check_cluster(self._connection, admin, self._routes, handlers, self._options)
 
     def _member_config(self) -> MemberConfig:
         config = super()._member_config()

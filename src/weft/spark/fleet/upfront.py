@@ -68,8 +68,8 @@ class Upfront:
     def check(self) -> list[str]:
         """The topics subscribed to now; raises ConfigError for what is missing."""
         self._admin = self.connection.admin()
-        reports = self._options.reports
-        return check_cluster(self.connection, self._admin, self._routes, self._handlers, reports)
+        options = self._options
+        return check_cluster(self.connection, self._admin, self._routes, self._handlers, options)
 
     def drain(self, topics: list[str]) -> GroupDrain:
         """The way to the ends as they are now."""

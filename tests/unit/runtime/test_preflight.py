@@ -1,0 +1,83 @@
+"""What a start does while no broker answers."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.errors import FatalError
+from weft.kafka.ports import KafkaUnavailable
+from weft.routing import Routes
+from weft.runtime.run import preflight
+from weft.runtime.run.preflight import check_cluster
+
+
+class Cluster:
+    """An admin client of brokers that answer after a while; every request takes its whole time."""
+
+    def __init__(self, away_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away_s = away_s
+        self.now = 0.0
+        self.limits: list[float] = []
+        monkeypatch.setattr(preflight, "time", self)
+
+    def monotonic(self) -> float:
+        """The time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+
+    def describe(self, topics: list[str], timeout_s: float) -> list[str]:
+        """All are there, once brokers are."""
+        self.limits.append(timeout_s)
+        if self.now + timeout_s < self.away_s:
+            self.now += timeout_s
+            raise KafkaUnavailable("connection refused")
+        return topics
+
+    def described(self) -> str:
+        """Its address."""
+        return "kafka:9092"
+
+    def start(self, stopped=lambda: False, **options):
+        """Check it for an app."""
+        app = weft.App(group="g", kafka={"bootstrap.servers": "x:1"}, **options)
+        app.consume("t")(print)
+        routes = Routes(app.handlers)
+        return check_cluster(self, self, routes, app.handlers, app.options, stopped)
+
+
+@pytest.mark.parametrize(("patience", "after"), [(15.0, 15.0), (3.0, 3.0), (40.0, 40.0)])
+def test_a_start_waits_as_long_as_it_may(monkeypatch, patience, after):
+    """And says for how long it did."""
+    cluster = Cluster(1e9, monkeypatch)
+    with pytest.raises(FatalError, match=f"no answer from kafka:9092 within {after:.0f} s"):
+        cluster.start(start_timeout_s=patience)
+    assert after - 0.2 <= cluster.now <= after + 0.7
+
+
+def test_brokers_that_come_in_time_are_enough(monkeypatch):
+    """Without a line, where they come within five seconds."""
+    cluster = Cluster(30.0, monkeypatch)
+    assert cluster.start(start_timeout_s=60.0) == ["t"]
+    assert cluster.limits[0] == preflight.FIRST_ASK_S
+
+
+def test_a_start_without_a_limit_is_logged(monkeypatch, caplog):
+    """After five seconds and then each minute, while it waits for ever."""
+    cluster = Cluster(600.0, monkeypatch)
+    assert cluster.start(start_timeout_s=None) == ["t"]
+    told = [line.getMessage() for line in caplog.records]
+    assert all("no broker answers yet" in line and "kafka:9092" in line for line in told)
+    assert 8 <= len(told) <= 11
+    assert max(cluster.limits) == preflight.ANSWER_S
+
+
+def test_a_stop_ends_the_wait(monkeypatch):
+    """`app.stop()` of an app that was started for ever."""
+    cluster = Cluster(1e9, monkeypatch)
+    with pytest.raises(FatalError, match="no answer"):
+        cluster.start(lambda: cluster.now > 100, start_timeout_s=None)
+    assert cluster.now < 130
