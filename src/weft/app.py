@@ -16,7 +16,6 @@ from weft.options import COMMIT, CONCURRENCY, PARK, RETRY, HandlerOptions, check
 from weft.policies import Batch, Commit, OnExhausted, Retry
 from weft.routing import Routes
 from weft.runtime.hosted import belongs, owner_of
-from weft.runtime.logs import event
 from weft.types import DeliveryName, OnLost, Ordering, RunReport, StopMode
 
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
@@ -218,6 +217,8 @@ class App:
                 self._taken_over(run)
             return await run.serve()
         except Exception as error:  # a task that nobody awaits would end in silence
+            from weft.runtime.logs import event
+
             text = f"{type(error).__name__}: {error}"
             event(_log, "error", "app.serve() failed", group=self._options.group, error=text)
             raise
