@@ -9,7 +9,7 @@ MUTANTS ?= 60
 # Where it is set, each process of a test compiles all of Weft anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
-# Two workers, with brokers of their own; tests are dealt out one by one, in their order.
+# Two workers, with brokers of their own; tests are dealt out one by one: tests/support/dealing.py.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
 # A test that not even its time-out can end (it waits in C, or in its tear-down): its worker prints

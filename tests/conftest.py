@@ -1,7 +1,7 @@
 """What every test shares: which lane it belongs to, and when its turn comes.
 
-`make test` deals the tests out to two workers one by one in the order given here: first those
-that start processes or Spark, being the longest. Each worker has brokers of its own.
+`make test` deals the tests out to two workers one by one in the order given here, the longest
+first (tests/support/dealing.py). Each worker has brokers of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,6 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if INTEGRATION / "spark" in item.path.parents:
             item.add_marker(pytest.mark.spark)
     items.sort(key=lambda item: _turn(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist load` our own way to deal."""
+    if config.getvalue("dist") != "load":
+        return None
+    from tests.support.dealing import Dealing
+
+    return Dealing(config, log)
 
 
 def _needs_broker(item: pytest.Item) -> bool:

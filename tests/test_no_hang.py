@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tests.support.dealing import SHARING, Dealing
 
-MAKEFILE = (Path(__file__).parent.parent / "Makefile").read_text()
+ROOT = Path(__file__).parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text()
 STUCK = '''
 import threading, pytest
 
@@ -40,12 +44,47 @@ def options(name: str) -> list[str]:
 def test_a_test_without_an_end_fails_and_the_others_go_on(tmp_path):
     """Its worker prints where it stands and goes; a new one takes its place."""
     (tmp_path / "test_some.py").write_text(STUCK)
+    dealing = "from tests.conftest import pytest_xdist_make_scheduler"
+    (tmp_path / "conftest.py").write_text(dealing)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timeout: of pytest-timeout\n")
     asked = [*options("PYTEST"), *options("NO_HANG"), "-o", "faulthandler_timeout=3"]
     command = [sys.executable, "-m", "pytest", *asked, "-p", "no:cacheprovider", "."]
     ran = subprocess.run(
-        command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=90
-    )
+        command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert "1 failed, 5 passed" in ran.stdout
     assert "crashed while running 'test_some.py::test_stuck'" in ran.stdout
     assert " in test_stuck\n" in ran.stderr
+
+
+class Worker:
+    """A worker as the dealer knows it: what it was given."""
+
+    shutting_down = False
+    gateway = SimpleNamespace(id="w")
+
+    def __init__(self):
+        self.given = []
+
+    def send_runtest_some(self, tests):
+        self.given += tests
+
+    def shutdown(self):
+        self.shutting_down = True
+
+
+def test_what_shares_something_dear_stays_with_one_worker():
+    """The second takes of it only when nothing else is left, so that neither idles at the end."""
+    tests = [f"{SHARING[n % 3] if n % 2 else 'tests/unit'}::test_{n}" for n in range(12)]
+    options = {"tx": ["2*popen"], "maxschedchunk": 1}
+    dealing = Dealing(SimpleNamespace(getvalue=options.get, getoption=options.get))
+    first, second = Worker(), Worker()
+    for worker in (first, second):
+        dealing.add_node(worker)
+        dealing.add_node_collection(worker, tests)
+    dealing.schedule()
+    while dealing.pending:
+        dealing.mark_test_complete(second, second.given[len(second.given) - 2])
+    assert first.given == [1, 3]
+    assert second.given == [0, 2, 4, 6, 8, 10, 5, 7, 9, 11]
