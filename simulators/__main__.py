@@ -1,4 +1,4 @@
-"""`python -m simulators`: prove the core, or the runtime, against random faults."""
+"""`python -m simulators`: prove the core, the runtime or the sink against random faults."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ def simulate(
         bool,
         typer.Option("--runtime", help="Run whole apps: the real runtime, not the core alone."),
     ] = False,
+    sink: Annotated[
+        bool, typer.Option("--sink", help="Run the transactional sink for Spark.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Run the core through random faults and check every promise.
@@ -34,7 +37,8 @@ def simulate(
     Each seed is one life of a group on an in-memory broker: crashes, rebalances, lost and doubtful
     commits, failing handlers. The same seed is the same life. Exit code 1 when a promise breaks.
     With --runtime it is the real runtime that lives it, on threads and loops whose turns the seed
-    decides; a seed is then a whole life, and --steps has no meaning.
+    decides; a seed is then a whole life, and --steps has no meaning. With --sink it is a query with
+    transactional=true, killed and repeated with other numbers of tasks.
 
     Example: python -m simulators --seeds 10000 --jobs 2
     """
@@ -43,15 +47,21 @@ def simulate(
     _check("--steps", steps)
     if trace and seed is None:
         raise ConfigError("--trace prints one seed: add --seed with its number")
-    runner = _runner(runtime=runtime)
-    options = {} if runtime else {"steps": steps}
+    if runtime and sink:
+        raise ConfigError("--runtime and --sink are two simulators: give one")
+    runner = _runner(runtime=runtime, sink=sink)
+    options = {} if runtime or sink else {"steps": steps}
     if seed is not None:
         return _one(runner, seed, options, trace=trace, as_json=as_json)
     return _many(runner, first, seeds, jobs, options, as_json=as_json)
 
 
-def _runner(*, runtime: bool) -> ModuleType:
-    """The module that runs seeds: of the core, or of whole apps."""
+def _runner(*, runtime: bool, sink: bool) -> ModuleType:
+    """The module that runs seeds: of the core, of whole apps, or of the sink."""
+    if sink:
+        from simulators.sink import runner as of_the_sink
+
+        return of_the_sink
     if not runtime:
         from simulators.core import runner as of_the_core
 

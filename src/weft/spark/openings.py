@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructType
 
 from weft.errors import ConfigError
-from weft.spark.sink.plain import check_brokers
+from weft.spark.sink.plain import check_brokers, check_topic
 from weft.spark.sink.writers import BatchWriter, StreamWriter, checked_options, refuse_overwrite
 from weft.spark.source.arrow import spark_schema
 from weft.spark.source.batch import BatchReader
@@ -54,13 +54,16 @@ def batch_writer(raw: Mapping[str, str], schema: StructType, *, overwrite: bool)
         refuse_overwrite(overwrite=overwrite)
         options = checked_options(raw, schema)
         check_brokers(options)
+        check_topic(options)
         return BatchWriter(options)
 
 
 def stream_writer(raw: Mapping[str, str], schema: StructType) -> StreamWriter:
     """The writer of a micro-batch."""
     with one_line_errors():
-        return StreamWriter(checked_options(raw, schema))
+        options = checked_options(raw, schema)
+        check_topic(options)
+        return StreamWriter(options)
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:

@@ -16,8 +16,8 @@ from tests.integration.spark.sink_kit import values
 
 from weft.broker.process import wait_until
 from weft.spark.sink.options import sink_options
-from weft.spark.sink.plain import SinkError
-from weft.spark.sink.transactions import Place, write_transaction
+from weft.spark.sink.protocol import SinkError, Task, Written
+from weft.spark.sink.transactions import finish_batch, write_transaction
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -29,62 +29,113 @@ def rows(*numbers: int, keys: bool = True) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-class Task:
-    """One task of a query, without Spark: what `write` does, called batch by batch."""
+class Query:
+    """A query without Spark: what its tasks do, and what the driver does after them."""
 
-    def __init__(self, broker, topic):
+    def __init__(self, broker, topic, session="run-1"):
         base = {"kafka.bootstrap.servers": broker.bootstrap, "transactional": "true"}
-        self.options = sink_options({**base, "topic": topic})
-        self.id = f"weft-sink-{uuid.uuid4().hex}-0"
+        self.options = sink_options({**base, **({"topic": topic} if topic else {})})
+        self.name = f"weft-sink-{uuid.uuid4().hex}"
+        self.session = session
 
-    def write(self, batch: int, *batches: pa.RecordBatch):
-        return write_transaction(batches, self.options, Place(self.id, batch))
+    def task(self, number: int, batch: int, *batches: pa.RecordBatch) -> Written:
+        task = Task(number, batch, self.session)
+        return write_transaction(batches, self.options, self.name, task)
+
+    def write(self, batch: int, *batches: pa.RecordBatch) -> tuple[int, int]:
+        """As task 0: its rows, and how many of them were written now."""
+        written = self.task(0, batch, *batches)
+        return written.rows, written.new
+
+    def finish(self, batch: int, *tasks: Written) -> None:
+        finish_batch(self.options, self.name, batch, tasks)
 
 
 @pytest.fixture
-def task(kafka_broker, topic):
-    made = Task(kafka_broker, topic(2))
+def query(kafka_broker, topic):
+    made = Query(kafka_broker, topic(2))
     made.values = lambda: values(kafka_broker, made.options.topic)
     return made
 
 
-def test_a_repeated_batch_adds_nothing(task):
-    """The marker in the transaction says that it was committed; the next batch is written."""
-    assert task.write(0, rows(1, 2), rows(3)) == (3, True)
-    assert task.write(0, rows(1, 2), rows(3)) == (3, False)
-    assert task.write(0, rows(3), rows(2, 1)) == (3, False), "the order of rows says nothing"
-    assert task.write(1, rows(4)) == (1, True)
-    assert task.write(0, rows(9)) == (1, False), "a late attempt of an older batch"
-    assert task.write(2) == (0, False), "no rows, no transaction"
-    assert task.values() == ["1", "2", "3", "4"]
+def test_a_repeated_attempt_adds_nothing(query):
+    """The marker in the transaction shows that the batch was committed; the next one is written."""
+    assert query.write(0, rows(1, 2), rows(3)) == (3, 3)
+    assert query.write(0, rows(1, 2), rows(3)) == (3, 0)
+    assert query.write(0, rows(3), rows(2, 1)) == (3, 0), "the order of rows does not matter"
+    assert query.write(1, rows(4)) == (1, 1)
+    assert query.write(0, rows(9)) == (1, 0), "a late attempt of an older batch"
+    assert query.write(2) == (0, 0), "no rows, no transaction"
+    assert query.values() == ["1", "2", "3", "4"]
 
 
-def test_a_repeat_in_another_order_over_several_topics_adds_nothing(kafka_broker, topic):
-    """The marker stands under every topic of the batch, so whichever row comes first finds it."""
-    names = [topic(), topic()]
-    made = Task(kafka_broker, "unused")
-    options = sink_options({"kafka.bootstrap.servers": kafka_broker.bootstrap})
+def test_a_batch_half_committed_is_finished_by_another_number_of_tasks(query):
+    """Two tasks, of which one committed; then three with other rows each, and equal rows in two."""
+    query.task(0, 0, rows(*range(100), 7))
+    query.session = "run-2"
+    again = [
+        query.task(0, 0, rows(*range(7, 150))),
+        query.task(1, 0, rows(*range(150, 200), 7)),
+        query.task(2, 0, rows(*range(7))),
+    ]
+    assert [task.new for task in again] == [50, 50, 0]
+    query.finish(0, *again)
+    assert query.values() == sorted(map(str, [*range(200), 7]))
+    assert query.task(3, 0, rows(1)).new == 0, "the batch is finished"
+    query.finish(1, query.task(5, 1, rows(1, 1)))
+    assert query.values() == sorted(map(str, [*range(200), 7, 1, 1]))
+
+
+def test_copies_recognised_by_two_tasks_are_written_when_the_batch_is_finished(query):
+    """One of three equal rows is in Kafka; two tasks take it for theirs."""
+    query.task(0, 0, rows(7, 8))
+    query.session = "run-2"
+    again = [query.task(0, 0, rows(7, 7)), query.task(1, 0, rows(8, 7))]
+    assert [task.new for task in again] == [1, 0]
+    query.finish(0, *again)
+    assert query.values() == ["7", "7", "7", "8"]
+
+
+def test_a_run_that_was_superseded_writes_nothing(query):
+    """Its late tasks end with one line; also one whose number the new run does not use."""
+    query.task(0, 0, rows(1))
+    query.session = "run-2"
+    assert query.task(0, 0, rows(1, 2)).new == 1
+    query.session = "run-1"
+    with pytest.raises(SinkError, match="another run of this query has taken over"):
+        query.task(9, 0, rows(2))
+    assert query.values() == ["1", "2"]
+
+
+def test_topics_in_a_column_are_recognised_too(kafka_broker, topic):
+    """A topic that comes later in the batch is noted before its first row."""
+    names = [topic(), topic(2)]
+    query = Query(kafka_broker, None)
     both = [pa.RecordBatch.from_pydict({"value": ["v"], "topic": [name]}) for name in names]
-    assert write_transaction(both, options, Place(made.id, 0)) == (2, True)
-    assert write_transaction(both[::-1], options, Place(made.id, 0)) == (2, False)
-    assert [values(kafka_broker, name) for name in names] == [["v"], ["v"]]
+    query.task(0, 0, *both)
+    query.session = "run-2"
+    again = [query.task(0, 0, both[1]), query.task(1, 0, both[0], both[1])]
+    assert [task.new for task in again] == [0, 0]
+    query.finish(0, *again)
+    assert [values(kafka_broker, name) for name in names] == [["v"], ["v", "v"]]
 
 
-def test_an_attempt_that_fails_leaves_nothing(task):
+def test_an_attempt_that_fails_leaves_nothing(query):
     """Rows of an attempt that ended in the middle are aborted by the next one."""
 
     def broken():
         yield rows(1, 2)
         raise ZeroDivisionError
 
+    task = Task(0, 0, query.session)
     with pytest.raises(ZeroDivisionError):
-        write_transaction(broken(), task.options, Place(task.id, 0))
-    assert task.write(0, rows(1, 2)) == (2, True)
-    assert task.values() == ["1", "2"]
+        write_transaction(broken(), query.options, query.name, task)
+    assert query.write(0, rows(1, 2)) == (2, 2)
+    assert query.values() == ["1", "2"]
 
 
-def test_an_attempt_that_was_given_up_cannot_commit(task):
-    """A zombie that wakes after the second attempt has finished: Kafka refuses its transaction."""
+def test_an_attempt_that_was_given_up_cannot_commit(query):
+    """A zombie that wakes after the next run has finished: Kafka refuses its transaction."""
     began, go, outcome = threading.Event(), threading.Event(), []
 
     def slow():
@@ -94,7 +145,8 @@ def test_an_attempt_that_was_given_up_cannot_commit(task):
 
     def zombie():
         try:
-            outcome.append(write_transaction(slow(), task.options, Place(task.id, 0)))
+            task = Task(3, 0, "run-1")
+            outcome.append(write_transaction(slow(), query.options, query.name, task))
         except SinkError as error:
             outcome.append(error)
 
@@ -102,45 +154,60 @@ def test_an_attempt_that_was_given_up_cannot_commit(task):
     thread.start()
     try:
         assert began.wait(60)
-        assert task.write(0, rows(1, 2)) == (2, True)
+        query.session = "run-2"
+        assert query.write(0, rows(1, 2)) == (2, 2)
     finally:
         go.set()
         thread.join(60)
     assert isinstance(outcome[0], SinkError)
-    assert task.values() == ["1", "2"]
+    assert query.values() == ["1", "2"]
 
 
 @pytest.mark.parametrize("keys", [True, False])
-def test_a_repeat_with_other_rows_is_told(task, keys):
-    """Plans with chance in them would lose rows: the line names the batch and the cure."""
-    task.write(0, rows(1, 2, keys=keys))
+def test_an_attempt_with_other_rows_is_refused(query, keys):
+    """Plans with chance in them would lose rows: the line names the batch and the way out."""
+    query.write(0, rows(1, 2, keys=keys))
     for other in (rows(1, 3, keys=keys), rows(1, keys=keys)):
-        with pytest.raises(SinkError, match="batch 0 was written before with other rows"):
-            task.write(0, other)
-    assert task.values() == ["1", "2"]
+        with pytest.raises(SinkError, match=r"batch 0 was written before with other rows.*=false"):
+            query.write(0, other)
+    assert query.values() == ["1", "2"]
 
 
-#: Topic to topic, two tasks, of which the second one takes its time.
+def test_a_repeated_batch_with_other_rows_is_refused_before_it_is_written_twice(query):
+    """The first repeat finds out after its tasks; the ones after it write nothing."""
+    query.task(0, 0, rows(1, 2))
+    query.session = "run-2"
+    with pytest.raises(SinkError, match=r"cannot be finished: 2 rows .*transactional=false"):
+        query.finish(0, query.task(0, 0, rows(3, 4, 5)))
+    query.session = "run-3"
+    with pytest.raises(SinkError, match="batch 0 cannot be finished"):
+        query.task(0, 0, rows(6, 7))
+    query.finish(1, query.task(0, 1, rows(9)))
+    assert query.values() == ["1", "2", "3", "4", "5", "9"]
+
+
+#: Topic to topic; all tasks but the first one take their time.
 JOB = """
 import sys, time
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from weft.spark import KafkaSource
 
-bootstrap, source, target, checkpoint, slow_s = sys.argv[1:]
+bootstrap, source, target, checkpoint, slow_s, tasks = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
 spark.dataSource.register(KafkaSource)
 kafka = {"kafka.bootstrap.servers": bootstrap}
 
 def slowly(batches):
     for batch in batches:
-        if batch.num_rows and batch.column("partition")[0].as_py() == 1:
+        if batch.num_rows and TaskContext.get().partitionId():
             time.sleep(float(slow_s))
         yield batch
 
 df = (spark.readStream.format("weft").options(**kafka).option("subscribe", source)
-    .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "20").load())
-rows = df.selectExpr("key", "value", "partition").mapInArrow(
-    slowly, "key binary, value binary, partition int")
+    .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "40").load())
+rows = df.selectExpr("key", "value").repartition(int(tasks), "key").mapInArrow(
+    slowly, "key binary, value binary")
 query = (rows.writeStream.format("weft").options(**kafka).option("topic", target)
     .option("transactional", "true").option("checkpointLocation", checkpoint)
     .trigger(availableNow=True).start())
@@ -178,12 +245,16 @@ class Checkpoint:
             (self.folder / "commits" / name).unlink(missing_ok=True)
 
 
+#: how many tasks each run has: all but the last two are killed
+LAYOUTS = [[2, 3, 3], [3, 2, 4, 4, 1, 3]]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=["once", "often"])
 def test_killed_between_the_tasks_of_a_batch_every_row_is_there_once(
-    kafka_broker, topic, produce, tmp_path, kills
+    kafka_broker, topic, produce, tmp_path, layouts
 ):
-    """Kill -9 of the whole job with one of two transactions committed, then again and again."""
+    """Kill -9 with one transaction of a batch committed, repeated with other numbers of tasks."""
     source, target = topic(2), topic(2)
     for partition in (0, 1):
         values_ = [f"{partition}-{n:03}" for n in range(60)]
@@ -193,15 +264,16 @@ def test_killed_between_the_tasks_of_a_batch_every_row_is_there_once(
     script.write_text(JOB)
     checkpoint = Checkpoint(tmp_path / "c", kafka_broker, target)
     command = (str(script), kafka_broker.bootstrap, source, target, str(checkpoint.folder))
-    for _ in range(kills):
-        with example(*command, "4", log=tmp_path / "log") as process:
+    *killed, last, again = map(str, layouts)
+    for tasks in killed:
+        with example(*command, "4", tasks, log=tmp_path / "log") as process:
             assert wait_until(
                 lambda: checkpoint.half_written() or not psutil.pid_exists(process.pid), 300
             )
             assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
             kill(process)
-    for _ in range(2):
-        with example(*command, "0", log=tmp_path / "log") as process:
+    for tasks in (last, again):
+        with example(*command, "0", tasks, log=tmp_path / "log") as process:
             assert process.wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
         found = values(kafka_broker, target)
         assert found == sorted(f"{p}-{n:03}" for p in (0, 1) for n in range(60))

@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.spark.sink.columns import Rows, rows_of
 from weft.spark.sink.options import SinkOptions
+from weft.spark.sink.protocol import SinkError
 from weft.spark.source.cluster import (
     LATE_S,
     accepted,
@@ -20,16 +22,15 @@ from weft.spark.source.cluster import (
     error_text,
     request_timeout_s,
 )
-from weft.spark.source.errors import SourceError
+from weft.spark.source.codes import MISSING_TOPIC
 
 ROOM_WAIT_S = 0.01
 #: What is acknowledged is given back so often, while the memory of it is still in a cache.
 POLL_EVERY_ROWS = 1_000
 FLUSH_LOOK_S = 1.0
-
-
-class SinkError(SourceError):
-    """Rows could not be written; the message names the topic and what Kafka said."""
+#: A broker that creates topics by itself has created one within this.
+TOPIC_WAIT_S = 3.0
+TOPIC_LOOK_S = 0.2
 
 
 class Sending:
@@ -149,7 +150,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> int:
 
 
 def check_brokers(options: SinkOptions) -> None:
-    """Raise SinkError where nobody answers: a row would wait for its time-out, minutes, first.
+    """Raise SinkError where no broker answers: a row would wait for its time-out, minutes, first.
 
     Not by `list_topics`, which waits 50 ms for each connection.
     """
@@ -165,6 +166,41 @@ def check_brokers(options: SinkOptions) -> None:
             f"Kafka at {options.kafka['bootstrap.servers']} did not answer: {why}:"
             " check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"
         ) from None
+
+
+_SEEN: set[tuple[str, str]] = set()
+
+
+def check_topic(options: SinkOptions) -> None:
+    """ConfigError where the topic does not exist: its rows would wait for a minute, in a task.
+
+    Once in a process: Spark asks for a writer with every micro-batch. Asked as a producer, so that
+    a broker that creates topics by itself does so now.
+    """
+    topic, servers = options.topic, options.kafka["bootstrap.servers"]
+    if topic is None or (servers, topic) in _SEEN:
+        return
+    config = with_client_log(dict(options.producer_config()))
+    producer: Producer = accepted(Producer, config, options.kafka)
+    deadline = time.monotonic() + TOPIC_WAIT_S
+    while (error := _topic_error(producer, topic, options)) in MISSING_TOPIC:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"topic {topic!r} does not exist at {servers}: create it"
+                f" (weft topics create {topic}), or correct option topic"
+            )
+        time.sleep(TOPIC_LOOK_S)
+    if error is None:
+        _SEEN.add((servers, topic))
+
+
+def _topic_error(producer: Producer, topic: str, options: SinkOptions) -> int | None:
+    """What is wrong with the topic; brokers that do not answer are the tasks' matter."""
+    try:
+        error = producer.list_topics(topic, request_timeout_s(options.kafka)).topics[topic].error
+    except KafkaException as failed:
+        error = failed.args[0]
+    return None if error is None else error.code()
 
 
 def until(deadline: float) -> float:

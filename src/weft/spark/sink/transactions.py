@@ -1,175 +1,444 @@
-"""Each batch once: one transaction for each task and batch, with a marker inside it.
+"""Transactions in Kafka, as the steps of `protocol` ask for them.
 
-The transaction of a task holds its rows and, as the offset of a consumer group of its own, the
-number of the batch. A batch that Spark repeats, after a crash or because a task's success was not
-heard of, finds the marker and adds nothing. Group and transactional id are the same text, made of
-query and task: whoever comes later with it fences what an earlier attempt left behind, and its
-open transaction is aborted before the marker is read.
-
-What it rests on: a repeated batch gives each task the same rows. Offsets are in the checkpoint, so
-that holds for plans without chance in them; the marker carries the count of the rows and a sum of
-their keys, and a repeat that differs ends with a line instead of losing rows in silence.
+Each task has a transactional id, and a consumer group of the same name, whose offset is its
+marker: the number of the batch, and what was written. The query has one of both, too, without a
+number: its group holds the shared marker, with the place of the repeated rows in every partition.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import chain, compress
+from operator import not_
+from random import uniform
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from confluent_kafka import (
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
+from confluent_kafka.admin import AdminClient
 
+from weft.spark.sink import protocol as p
 from weft.spark.sink.columns import Rows, rows_of
 from weft.spark.sink.options import SinkOptions
-from weft.spark.sink.plain import Sending, SinkError, until
-from weft.spark.source.cluster import accepted, error_text, may_come_back
+from weft.spark.sink.plain import TOPIC_WAIT_S, Sending, until
+from weft.spark.sink.protocol import Place, SinkError
+from weft.spark.source.cluster import (
+    LATE_S,
+    LOG_END,
+    accepted,
+    admin_client,
+    error_text,
+    may_come_back,
+    request_timeout_s,
+)
+from weft.spark.source.codes import FENCED, MISSING_TOPIC
+from weft.spark.source.fetch import FetchSettings, open_fetch
+from weft.spark.source.ranges import OffsetRange
 
 log = logging.getLogger("weft.spark.sink")
 
 #: How long one task tries to reach the brokers for one step.
 STEP_S = 300.0
-PAUSE_S = 0.5
+PAUSE_S = 0.25
 #: The broker aborts a transaction that is open for longer; a task may take its time.
 TRANSACTION_TIMEOUT_MS = 300_000
-SUM_MASK = 2**63 - 1
+#: The shared marker cannot be read while a transaction with it is open.
+MARKER_TIMEOUT_MS = 20_000
+#: Where the markers are kept when the topics are in a column.
+ANY_TOPIC = "__consumer_offsets"
+#: Brokers take 4,096 characters of metadata.
+MARKER_CHARS_MAX = 4_000
+RETIRED_AT_ONCE = 8
+T = TypeVar("T")
 
 
-class Place(NamedTuple):
-    """Which task of which batch this is."""
+class Chunk:
+    """The rows of an Arrow batch, as the protocol looks at them."""
 
-    #: the transactional id, and the name of the group that holds the marker
-    id: str
-    batch: int
+    def __init__(self, rows: Rows, sums: p.Sums) -> None:
+        self.rows = rows
+        self.sums = sums
+
+    @property
+    def topics(self) -> set[str]:
+        """Where they go."""
+        return set(self.rows.topics)
+
+    def digests(self) -> list[int]:
+        """One for each row; a partition counts where the row chose it."""
+        topics, values, keys, partitions, headers = self.rows
+        count = len(topics)
+        return [
+            digest(*row)
+            for row in zip(
+                topics, values, keys, partitions or [-1] * count, headers or [None] * count,
+                strict=True,
+            )
+        ]  # fmt: skip
+
+    def without(self, known: Sequence[bool]) -> Chunk:
+        """The rows that are not known."""
+        if not any(known):
+            return self
+        left = list(map(not_, known))
+        columns = [None if c is None else list(compress(c, left)) for c in self.rows]
+        return Chunk(Rows(*columns), p.Sums(sum(left)))  # type: ignore[arg-type]  # columns in order
 
 
-class Counted:
-    """Passes the rows on and sums them up, in whatever order they come."""
+def digest(topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Any) -> int:
+    """64 bits of a row."""
+    parts = [topic.encode(), b"%d" % partition, key, value]
+    for name, content in headers or ():
+        parts += [name.encode(), content]
+    text = b"".join([b"-" if part is None else b"%d:%b" % (len(part), part) for part in parts])
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
-    def __init__(self, batches: Iterable[pa.RecordBatch], topic: str | None) -> None:
-        self._batches = iter(batches)
-        self._topic = topic
-        self.count = 0
-        self._sum = 0
-        #: where the rows go; a marker needs the name of a topic that exists
-        self.topics: set[str] = set()
 
-    def __iter__(self) -> Iterator[Rows]:
-        for batch in self._batches:
-            if batch.num_rows:
-                rows = rows_of(batch, self._topic)
-                self._add(rows, by_key="key" in batch.schema.names)
-                yield rows
+def chunks_of(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[Chunk]:
+    """The rows with their sums."""
+    for batch in batches:
+        if batch.num_rows:
+            rows = rows_of(batch, topic)
+            by_key = "key" in batch.schema.names
+            yield Chunk(rows, _sums(rows, by_key=by_key))
 
-    def fingerprint(self) -> str:
-        """What is kept with the marker; its end is marked, as confluent-kafka may read past it."""
-        return f"{self.count} {self._sum & SUM_MASK:x};"
 
-    def _add(self, rows: Rows, *, by_key: bool) -> None:
-        named = rows.keys if by_key else rows.values
-        self.count += len(named)
-        self._sum += sum(map(zlib.crc32, [name or b"" for name in named]))
-        self.topics.update(rows.topics)
+def _sums(rows: Rows, *, by_key: bool) -> p.Sums:
+    values = [value or b"" for value in rows.values]
+    if not by_key:
+        whole = sum(map(zlib.crc32, values))
+        return p.Sums(len(values), whole, whole)
+    keys = list(map(zlib.crc32, [key or b"" for key in rows.keys]))
+    return p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
 
 
 def write_transaction(
-    batches: Iterable[pa.RecordBatch], options: SinkOptions, place: Place
-) -> tuple[int, bool]:
-    """Write all rows in one transaction unless this batch was committed before.
+    batches: Iterable[pa.RecordBatch], options: SinkOptions, query: str, task: p.Task
+) -> p.Written:
+    """Write the rows of one task that are not in Kafka yet, in one transaction."""
+    chunks = chunks_of(batches, options.topic)
+    with clients(options, query, task) as client:
+        written: p.Written = client.run(p.write_steps(task, chunks))
+    if written.new < written.rows:
+        log.warning(
+            "batch %d: %d of %d rows of task %d were in Kafka before",
+            task.batch, written.rows - written.new, written.rows, task.number,
+        )  # fmt: skip
+    return written
 
-    Returns the number of rows and whether they were written now.
-    """
-    rows = Counted(batches, options.topic)
-    waiting = iter(rows)
-    first = next(waiting, None)
-    if first is None:
-        return 0, False
-    config = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **options.kafka}
-    sending = Sending(options, **config, **{"transactional.id": place.id})
-    markers = _marker_consumer(options, place)
+
+def finish_batch(options: SinkOptions, query: str, batch: int, tasks: Iterable[p.Written]) -> None:
+    """On the driver, after all tasks: the batch is in Kafka."""
+    with clients(options, query, p.Task(0, batch, "")) as client:
+        client.run(p.finish_steps(batch, tasks))
+
+
+@contextmanager
+def clients(options: SinkOptions, query: str, task: p.Task) -> Iterator[Client]:
+    """What talks to the brokers for one task or hook."""
+    client = Client(options, query, task)
     try:
-        _again(sending.producer.init_transactions, place)
-        if _is_there(markers, place, rows, first.topics[0], waiting):
-            return rows.count, False
-        sending.producer.begin_transaction()
-        sending.send(first)
-        for more in waiting:
-            sending.send(more)
-        _mark(markers, place, rows, sending)
-        sending.flush()
-        _again(sending.producer.commit_transaction, place)
+        yield client
     except BaseException:
-        sending.give_up()
+        client.close(failed=True)
         raise
-    finally:
-        markers.close()
-    return rows.count, True
+    client.close()
 
 
-def _marker_consumer(options: SinkOptions, place: Place) -> Consumer:
-    """Reads and names the group of the marker; it joins nothing.
+class Client:
+    """Answers the steps of one task, or of the end of a batch."""
 
-    Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets while
-    the coordinator is not there yet.
-    """
-    config = {**options.kafka, "group.id": place.id, "enable.auto.commit": False, "log_level": 0}
-    return accepted(Consumer, config, options.kafka)
+    def __init__(self, options: SinkOptions, query: str, task: p.Task) -> None:
+        self._options, self._query, self._task = options, query, task
+        self._marker_topic = options.topic or ANY_TOPIC
+        self._sending: Sending | None = None
+        self._has_begun = False
+        self._holder: Sending | None = None
+        self._readers: dict[str, Consumer] = {}
+        self._kept_admin: AdminClient | None = None
+        self._last_error = ""
 
+    def run(self, steps: p.Steps[T]) -> T:
+        """All of the steps."""
+        answer: Any = None
+        while True:
+            try:
+                ask = steps.send(answer)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            answer = self._answer(ask)
 
-def _is_there(
-    markers: Consumer, place: Place, rows: Counted, topic: str, waiting: Iterator[Rows]
-) -> bool:
-    """Whether the marker of this batch, or of a later one, is committed.
+    def close(self, *, failed: bool = False) -> None:
+        """Of no more use; an open transaction is left to the next attempt, or to time."""
+        for sending in (self._sending, self._holder):
+            if sending is not None and failed:
+                sending.give_up()
+        for reader in self._readers.values():
+            reader.close()
 
-    A batch has a marker under each of its topics, so any of its rows leads to one.
-    """
-    asked = [TopicPartition(topic, 0)]
-    mark = _again(lambda timeout_s: markers.committed(asked, timeout_s), place)[0]
-    if mark.offset < place.batch + 1:
-        return False
-    for _ in waiting:  # the rest is counted
-        continue
-    if mark.offset == place.batch + 1 and not (mark.metadata or "").startswith(rows.fingerprint()):
-        raise SinkError(
-            f"batch {place.batch} was written before with other rows in this task"
-            f" ({mark.metadata!r}, now {rows.fingerprint()!r}: count and sum of keys): a repeated"
-            " batch must give each task the same rows; take out what changes between tries, or"
-            " write without transactional=true"
-        )
-    log.warning("batch %d of %s is in Kafka already: nothing written", place.batch, place.id)
-    return True
+    def _answer(self, ask: Any) -> Any:  # one line for each step
+        match ask:
+            case p.Open():
+                self._sending = self._opened(self._task_id(self._task.number))
+                self._has_begun = False
+            case p.Lock():
+                self._holder = self._opened(self._query, MARKER_TIMEOUT_MS)
+            case p.ReadOwn():
+                return self._own(self._task_id(self._task.number))
+            case p.ReadShared(spans):
+                return self._shared(spans=spans)
+            case p.Save(shared, extra):
+                return self._saved(shared, extra)
+            case p.Retire(slots):
+                return self._retired(slots)
+            case p.Ends(topics):
+                return self._ends(topics)
+            case p.ReadWindow(shared):
+                found = [digests for *digests, _ in self._window(shared)]
+                return p.Window(chain.from_iterable(found), len(found))
+            case p.ReadRows(shared, copies):
+                return self._rows(shared, copies)
+            case p.Send(chunk):
+                self._send(chunk.rows)
+            case p.Commit(own):
+                self._commit(own)
+            case p.Pause():
+                time.sleep(uniform(0.5, 1.5) * PAUSE_S)
+        return None
 
+    # -- producers ---------------------------------------------------------------------------------
 
-def _mark(markers: Consumer, place: Place, rows: Counted, sending: Sending) -> None:
-    """Put the markers into the transaction."""
-    group, text = markers.consumer_group_metadata(), rows.fingerprint()
-    marks = [
-        TopicPartition(topic, 0, place.batch + 1, metadata=text) for topic in sorted(rows.topics)
-    ]
-    send = sending.producer.send_offsets_to_transaction
-    _again(lambda timeout_s: send(marks, group, timeout_s), place)
+    def _task_id(self, number: int) -> str:
+        return f"{self._query}-{number}"
 
+    def _opened(self, id_: str, timeout_ms: int | None = None) -> Sending:
+        config: dict[str, Any] = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+        config |= self._options.kafka
+        if timeout_ms is not None:
+            config |= {
+                "transaction.timeout.ms": timeout_ms,
+                "message.timeout.ms": timeout_ms,
+                "socket.timeout.ms": timeout_ms,
+            }
+        sending = Sending(self._options, **config, **{"transactional.id": id_})
+        self._again(sending.producer.init_transactions)
+        return sending
 
-def _again(step: Callable[[float], Any], place: Place) -> Any:
-    """The step's answer; tried again as long as that may help."""
-    deadline = time.monotonic() + STEP_S
-    while True:
+    def _send(self, rows: Rows) -> None:
+        assert self._sending is not None, "opened first"
+        if not self._has_begun:
+            self._sending.producer.begin_transaction()
+            self._has_begun = True
+        self._sending.send(rows)
+
+    def _commit(self, own: p.Own) -> None:
+        assert self._sending is not None, "opened first"
+        text = f"{own.era} {own.wrote} {own.sums.rows} {own.sums.keys} {own.sums.whole};"
+        mark = TopicPartition(self._marker_topic, 0, own.batch + 1, metadata=text)
+        self._end(self._sending, self._task_id(self._task.number), [mark])
+
+    def _end(self, sending: Sending, group: str, marks: list[TopicPartition]) -> None:
+        """Commit the transaction with these offsets."""
+        metadata = self._reader(group).consumer_group_metadata()
+        send = sending.producer.send_offsets_to_transaction
+        self._again(lambda timeout_s: send(marks, metadata, timeout_s))
+        sending.flush()
+        self._again(sending.producer.commit_transaction)
+
+    def _saved(self, shared: p.Shared, extra: Rows | None) -> bool:
+        assert self._holder is not None, "locked first"
+        marks = marks_of(shared, self._marker_topic)
         try:
-            return step(min(30.0, until(deadline)))
-        except (KafkaException, TimeoutError) as error:
-            if time.monotonic() > deadline or not _may_help(error):
+            self._holder.producer.begin_transaction()
+            if extra:
+                self._holder.send(extra)
+            self._end(self._holder, self._query, marks)
+        except FencedError:
+            return False
+        except KafkaException as error:
+            if error.args[0].code() in FENCED:
+                return False
+            raise self._failed(error) from None
+        return True
+
+    def _retired(self, slots: int) -> list[p.Own]:
+        def retire(number: int) -> p.Own:
+            with clients(self._options, self._query, self._task._replace(number=number)) as other:
+                other.run(_steps(p.Open()))
+                own: p.Own = other.run(_steps(p.ReadOwn()))
+                return own
+
+        with ThreadPoolExecutor(RETIRED_AT_ONCE, "weft-retire") as pool:
+            return list(pool.map(retire, range(slots)))
+
+    # -- markers -----------------------------------------------------------------------------------
+
+    def _reader(self, group: str) -> Consumer:
+        """Reads and names a group; it joins nothing.
+
+        Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets
+        while the coordinator is not there yet.
+        """
+        if group not in self._readers:
+            config = {
+                **self._options.kafka, "group.id": group, "enable.auto.commit": False,
+                "isolation.level": "read_committed", "log_level": 0,
+            }  # fmt: skip
+            self._readers[group] = accepted(Consumer, config, self._options.kafka)
+        return self._readers[group]
+
+    def _committed(self, group: str, places: Iterable[Place]) -> list[TopicPartition]:
+        """Committed offsets; waits for open transactions that have some of this group."""
+        asked = [TopicPartition(*place) for place in places]
+        reader = self._reader(group)
+        found: list[TopicPartition] = self._again(lambda timeout: reader.committed(asked, timeout))
+        return found
+
+    def _own(self, id_: str) -> p.Own:
+        return own_of(self._committed(id_, [(self._marker_topic, 0)])[0])
+
+    def _shared(self, *, spans: bool) -> p.Shared:
+        places: list[Place] = [(self._marker_topic, 0)]
+        while True:
+            found = self._committed(self._query, places)
+            shared, needed = shared_of(found, self._marker_topic)
+            if not spans or needed.issubset(places):
+                return shared
+            places = sorted({*needed, *places})
+
+    # -- logs --------------------------------------------------------------------------------------
+
+    def _admin(self) -> AdminClient:
+        if self._kept_admin is None:
+            self._kept_admin = admin_client(self._options.kafka, self._on_error)
+        return self._kept_admin
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._last_error = error.str()
+
+    def _ends(
+        self, topics: Iterable[str], isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[Place, int]:
+        places = [place for topic in sorted(topics) for place in self._partitions(topic)]
+        if not places:
+            return {}
+        timeout_s = request_timeout_s(self._options.kafka)
+
+        def asked(_: float) -> dict[Place, int]:
+            futures = self._admin().list_offsets(
+                {TopicPartition(*place): LOG_END for place in places},
+                isolation_level=isolation, request_timeout=timeout_s,
+            )  # fmt: skip
+            return {
+                (tp.topic, tp.partition): future.result(timeout_s + LATE_S).offset
+                for tp, future in futures.items()
+            }
+
+        ends: dict[Place, int] = self._again(asked)
+        return ends
+
+    def _partitions(self, topic: str) -> list[Place]:
+        """None where the topic does not exist, nor comes from being asked for."""
+        ask = self._sending.producer if self._sending else self._admin()
+
+        def asked(timeout_s: float) -> list[Place]:
+            found = ask.list_topics(topic, timeout_s).topics[topic]
+            if found.error is not None and found.error.code() not in MISSING_TOPIC:
+                raise KafkaException(found.error)
+            return [(topic, partition) for partition in found.partitions]
+
+        deadline = time.monotonic() + TOPIC_WAIT_S
+        while not (places := self._again(asked)) and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+        return list(places)
+
+    def _window(self, shared: p.Shared) -> Iterator[tuple[int, int, Message]]:
+        """The committed rows in the marker's spans; as rows that chose a partition, and not."""
+        self._wait_for_others(shared)
+        kafka = {**self._options.kafka, "isolation.level": "read_committed", "log_level": "0"}
+        settings = FetchSettings(
+            kafka, self._query, fail_on_data_loss=False, poll_timeout_s=120, poll_records=10_000
+        )
+        for (topic, partition), (start, end) in shared.spans.items():
+            if start >= end:
+                continue
+            with open_fetch(OffsetRange(topic, partition, start, end), settings) as fetch:
+                while messages := fetch.next_batch():
+                    for message in messages:
+                        row = topic, message.value(), message.key()
+                        headers = message.headers()
+                        yield digest(*row, -1, headers), digest(*row, partition, headers), message
+
+    def _wait_for_others(self, shared: p.Shared) -> None:
+        """Until no open transaction, of whatever producer, hides rows in the spans."""
+        deadline = time.monotonic() + STEP_S
+        while True:
+            ends = self._ends(shared.topics, IsolationLevel.READ_COMMITTED)
+            open_ = [
+                at for at, (start, end) in shared.spans.items() if start < end > ends.get(at, 0)
+            ]
+            if not open_:
+                return
+            if time.monotonic() > deadline:
                 raise SinkError(
-                    f"the transaction of batch {place.batch} ({place.id}) failed:"
-                    f" {error_text(error)}"
-                ) from None
-        time.sleep(PAUSE_S)
+                    f"batch {shared.batch} waits for a transaction of another producer that is open"
+                    f" in {open_[0][0]}-{open_[0][1]} for {STEP_S:g} s: end that producer"
+                )
+            time.sleep(PAUSE_S)
+
+    def _rows(self, shared: p.Shared, copies: Mapping[int, int]) -> Rows:
+        found = {d: row for *both, row in self._window(shared) for d in both if d in copies}
+        again = [found[d] for d, more in copies.items() for _ in range(more)]
+        return Rows(
+            [m.topic() or "" for m in again],
+            [m.value() for m in again],
+            [m.key() for m in again],
+            [m.partition() or 0 for m in again],
+            [m.headers() for m in again],
+        )
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    def _again(self, step: Callable[[float], Any]) -> Any:
+        """The step's answer; tried again as long as that may help."""
+        deadline = time.monotonic() + STEP_S
+        while True:
+            try:
+                return step(min(30.0, until(deadline)))
+            except (KafkaException, TimeoutError) as error:
+                if time.monotonic() > deadline or not _may_help(error):
+                    raise self._failed(error) from None
+            time.sleep(PAUSE_S)
+
+    def _failed(self, error: Exception) -> SinkError:
+        where = f"batch {self._task.batch} ({self._task_id(self._task.number)})"
+        kind = SinkError
+        if isinstance(error, KafkaException) and error.args[0].code() in FENCED:
+            kind = FencedError
+        return kind(f"the transaction of {where} failed: {error_text(error)}")
+
+
+class FencedError(SinkError):
+    """Another one has opened the transactional id."""
+
+
+def _steps(ask: Any) -> p.Steps[Any]:
+    return (yield ask)
 
 
 def _may_help(error: Exception) -> bool:
@@ -177,3 +446,61 @@ def _may_help(error: Exception) -> bool:
         return True
     inner: KafkaError = error.args[0]
     return bool(not inner.fatal() and (inner.retriable() or may_come_back(error)))
+
+
+# -- markers as offsets ----------------------------------------------------------------------------
+
+
+def marks_of(shared: p.Shared, marker_topic: str) -> list[TopicPartition]:
+    """One offset for each partition: where its span starts, with its end as metadata.
+
+    The first of the marker's topic holds the rest. The end of a text is marked, as
+    confluent-kafka may read past it.
+    """
+    sizes: dict[str, int] = {}
+    for topic, partition in shared.spans:
+        sizes[topic] = max(sizes.get(topic, 0), partition + 1)
+    main = (marker_topic, 0)
+    start, end = shared.spans.get(main, (0, 0))
+    text = json.dumps([*shared._replace(spans={})[:-1], sizes, end], separators=(",", ":"))
+    if len(text) > MARKER_CHARS_MAX:
+        raise SinkError(
+            f"one query writes to {len(sizes)} topics, more than its marker can hold: split the"
+            " query, or write without transactional=true"
+        )
+    marks = [TopicPartition(*main, start, metadata=text)]
+    for place, (first, last) in shared.spans.items():
+        if place != main:
+            marks.append(TopicPartition(*place, first, metadata=f"{last};"))
+    return marks
+
+
+def shared_of(marks: Iterable[TopicPartition], marker_topic: str) -> tuple[p.Shared, set[Place]]:
+    """The marker, with the spans that there are, and the places of all of them."""
+    by_place = {(m.topic, m.partition): m for m in marks}
+    main = by_place[marker_topic, 0]
+    text = main.metadata or ""
+    if main.offset < 0 or not text.startswith("["):
+        return p.Shared(), set()
+    *fields, sizes, end = json.JSONDecoder().raw_decode(text)[0]
+    needed = {(topic, number) for topic, size in sizes.items() for number in range(size)}
+    spans = dict.fromkeys(needed, (0, 0))
+    for place in needed & by_place.keys():
+        mark = by_place[place]
+        if place == (marker_topic, 0):
+            spans[place] = (mark.offset, end)
+        elif mark.offset >= 0:
+            spans[place] = (mark.offset, int((mark.metadata or "0").partition(";")[0]))
+    return p.Shared._make([*fields, spans])._replace(past=tuple(fields[2])), needed
+
+
+def own_of(mark: TopicPartition) -> p.Own:
+    """The marker of a task; Weft 0.4 and before wrote the count and the sum of the keys."""
+    if mark.offset < 0:
+        return p.Own()
+    fields = (mark.metadata or "").partition(";")[0].split()
+    if len(fields) == 2:
+        rows = int(fields[0])
+        return p.Own(mark.offset - 1, -1, rows, p.Sums(rows, int(fields[1], 16), -1))
+    era, wrote, *sums = map(int, fields)
+    return p.Own(mark.offset - 1, era, wrote, p.Sums(*sums))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,13 +18,18 @@ from pyspark.sql.types import StructType
 from weft.errors import ConfigError
 from weft.spark.sink.columns import check_columns
 from weft.spark.sink.options import SinkOptions, check_producer, sink_options
-from weft.spark.sink.plain import SinkError, write_rows
-from weft.spark.sink.transactions import Place, write_transaction
+from weft.spark.sink.plain import write_rows
+from weft.spark.sink.protocol import SinkError, Task
+from weft.spark.sink.protocol import Written as Done
+from weft.spark.sink.transactions import finish_batch, write_transaction
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import settle_in
 
-#: Spark's names for what a task of a stream belongs to.
+#: Spark's names for what a task of a stream belongs to: the query, its batch, and its run.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+#: of a run's id; the marker holds some of them
+SESSION_CHARS = 13
 
 
 @dataclass
@@ -32,8 +37,9 @@ class Written(WriterCommitMessage):
     """What one task did."""
 
     rows: int
-    #: False where the batch was in Kafka already
-    new: bool = True
+    #: of a transaction in a stream: what Kafka knows the query by, and what finishes the batch
+    query: str = ""
+    done: Done | None = None
 
 
 def checked_options(raw: Mapping[str, str], schema: StructType) -> SinkOptions:
@@ -60,7 +66,13 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of one task."""
-        return _written(iterator, self._options, self._id, 0)
+        settle_in()
+        with one_line_errors():
+            if not self._options.transactional:
+                return Written(write_rows(iterator, self._options))
+            query = f"{self._options.id_prefix}-{self._id}"
+            task = Task(_context().partitionId(), 0, None)
+            return Written(write_transaction(iterator, self._options, query, task).rows)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -68,28 +80,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+        #: where Spark does not name the run: each batch is one
+        self._session = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of one task."""
-        if not self._options.transactional:
-            return _written(iterator, self._options, "", 0)
-        context = _context()
-        query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
-        if query is None or batch is None:
-            with one_line_errors():
+        settle_in()
+        with one_line_errors():
+            if not self._options.transactional:
+                return Written(write_rows(iterator, self._options))
+            context = _context()
+            query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+            if query is None or batch is None:
                 raise SinkError("Spark does not say which query and batch this task belongs to")
-        return _written(iterator, self._options, query, int(batch))
+            session = context.getLocalProperty(RUN_ID) or self._session
+            task = Task(context.partitionId(), int(batch), session[:SESSION_CHARS])
+            name = f"{self._options.id_prefix}-{query}"
+            done = write_transaction(iterator, self._options, name, task)
+            return Written(done.rows, name, done)
 
-
-def _written(
-    batches: Iterable[pa.RecordBatch], options: SinkOptions, query: str, batch: int
-) -> Written:
-    settle_in()
-    with one_line_errors():
-        if not options.transactional:
-            return Written(write_rows(batches, options))
-        place = Place(f"{options.id_prefix}-{query}-{_context().partitionId()}", batch)
-        return Written(*write_transaction(batches, options, place))
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """On the driver, after all tasks."""
+        done = [m for m in messages if isinstance(m, Written) and m.done is not None]
+        if done:
+            with one_line_errors():
+                tasks = [message.done for message in done if message.done is not None]
+                finish_batch(self._options, done[0].query, batchId, tasks)
 
 
 def _context() -> TaskContext:

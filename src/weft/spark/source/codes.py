@@ -56,3 +56,8 @@ MISSING_TOPIC = frozenset({UNKNOWN_TOPIC_OR_PART, UNKNOWN_TOPIC})
 MISSING = MISSING_TOPIC | {UNKNOWN_PARTITION}
 #: The offset is not in the log.
 OUT_OF_RANGE = frozenset({AUTO_OFFSET_RESET, OFFSET_OUT_OF_RANGE})
+
+#: Another producer has opened this transactional id, or the transaction timed out.
+FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+)
