@@ -143,26 +143,23 @@ class Intake:
         self._last: dict[tuple[str, int], Record] = {}
 
     def new_rows(self, group: Group) -> Group:
-        """The group without rows that are the same record once more."""
+        """The group; ConfigError where two rows name one record: none is left out in silence."""
         where = (group.topic, group.partition)
         last = self._last.get(where)
         self._last[where] = group.records[-1]
         if group.strict and (last is None or group.records[0].offset > last.offset):
             return group
-        return _without_repeats(group, last)
+        for record in group.records:
+            if last is not None and record.offset <= last.offset:
+                raise ConfigError(_named_twice(record, same=record[:6] == last[:6]))
+            last = record
+        return group
 
 
-def _without_repeats(group: Group, last: Record | None) -> Group:
-    records: list[Record] = []
-    sizes: list[int] = []
-    for record, size in zip(group.records, group.sizes, strict=True):
-        if last is None or record.offset > last.offset:
-            records.append(record)
-            sizes.append(size)
-        elif record[:6] != last[:6]:
-            raise ConfigError(
-                f"process: two rows are {record.topic}[{record.partition}]@{record.offset} and"
-                " differ: topic, partition and offset must name one record"
-            )
-        last = record
-    return Group(group.topic, group.partition, records, sizes)
+def _named_twice(record: Record, *, same: bool) -> str:
+    cure = 'dropDuplicates(["topic", "partition", "offset"]), or give each row an offset of its own'
+    return (
+        f"process: two rows are {record.topic}[{record.partition}]@{record.offset} and"
+        f" {'are equal' if same else 'differ'}: topic, partition and offset must name one record:"
+        f" {cure}"
+    )
