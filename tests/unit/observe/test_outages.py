@@ -67,7 +67,7 @@ class Stage:
             stack = told[0]["stack"]
             if told[0]["about"] == about and (about != "hangs" or len(stack) > 1):
                 return dict(told[0])
-            time.sleep(0.02)
+            self.gate.wait(0.02)  # a look at a time
         raise AssertionError(told)
 
     def end(self) -> None:
