@@ -50,6 +50,7 @@ class App:
         http: str | None = None,
         http_token_file: str | None = None,
         reports: str | None = None,
+        on_error: Callable[..., Any] | None = None,
         start_timeout_s: float | None = 15.0,
     ) -> None:
         self._options = checked_app(
@@ -70,6 +71,7 @@ class App:
                 http=http,
                 http_token_file=http_token_file,
                 reports=reports,
+                on_error=on_error,
                 start_timeout_s=start_timeout_s,
             )
         )

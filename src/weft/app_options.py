@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ class AppOptions:
     http: str | None = None
     http_token_file: str | None = None
     reports: str | None = None
+    on_error: Callable[..., Any] | None = None
     start_timeout_s: float | None = 15.0
 
     def shown(self) -> dict[str, Any]:
@@ -75,11 +77,26 @@ def checked_app(options: AppOptions) -> AppOptions:
             '"stop", "earliest", "latest"'
         )
     _check_seen(options)
-    for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke"):
+    for name in ("lifespan", "on_result", "on_commit", "on_assign", "on_revoke", "on_error"):
         value = getattr(options, name)
         if value is not None and not callable(value):
             raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
+    if options.on_error is not None:
+        _check_on_error(options.on_error)
     return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
+
+
+def _check_on_error(function: Callable[..., Any]) -> None:
+    wanted = ("record", "error", "attempt", "outcome")
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise ConfigError(
+            f"App(on_error=...) is called with {len(wanted)} arguments: "
+            f"def failed({', '.join(wanted)}) ({error})"
+        ) from None
+    except ValueError:
+        return  # a builtin without a signature: its first call will tell
 
 
 def _check_seen(options: AppOptions) -> None:

@@ -11,7 +11,6 @@ thread of the loop's pool, and an async one is awaited as part of the call, with
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib
 import inspect
@@ -19,10 +18,13 @@ import json
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weft.errors import ConfigError, RetryAfter
 from weft.types import ErrorInfo, Record
+
+if TYPE_CHECKING:
+    import asyncio  # imported where it is used: declaring an app loads no loop
 
 QUOTED_CHARS = 12  # so much of a value in a message is no accident
 #: out of a decoder these are failed attempts; whatever else it raises is final
@@ -215,6 +217,8 @@ class Decoding:
             return self.here
         assert loop is not None, "an async decoder needs the loop that was opened for it"
 
+        import asyncio
+
         def waited(record: Record) -> Record:
             return asyncio.run_coroutine_threadsafe(self.awaited(record), loop).result()
 
@@ -222,6 +226,8 @@ class Decoding:
 
     async def all_awaited(self, records: Sequence[Record]) -> Decoded:
         """As `all_decoded`, together."""
+        import asyncio
+
         made = await asyncio.gather(*map(self.awaited, records), return_exceptions=True)
         good = [one for one in made if not isinstance(one, BaseException)]
         return good, {i: one for i, one in enumerate(made) if isinstance(one, BaseException)}
@@ -261,6 +267,8 @@ def _of_value(function: Callable[[Any], Any]) -> Callable[[Record], Record]:
 
 async def _in_a_thread(function: Callable[[Any], Any], record: Record) -> Any:
     """A plain decoder in the loop's pool, in the context of the call."""
+    import asyncio
+
     loop, context = asyncio.get_running_loop(), copy_context()
     return await loop.run_in_executor(None, context.run, function, record)
 
@@ -270,7 +278,9 @@ def judged(error: BaseException, name: str, held: Any) -> BaseException:
 
     Undecodable comes without the cause: its traceback would end with what was just taken out.
     """
-    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+    from asyncio import CancelledError
+
+    if isinstance(error, (KeyboardInterrupt, CancelledError)):
         return error
     if isinstance(error, TRANSIENT):
         error.add_note(f"(raised while the {name} was decoded)")

@@ -5,6 +5,7 @@ WeftError
 ├── FatalError           the run ended: a fatal Kafka error, or fenced by another member (exit 1)
 ├── OutOfOrder           a batch acknowledged a record before an earlier one of its lane
 ├── NotStarted           the app is not running: call run(), start() or serve() first
+├── RemoteError          stands for an error of which only the text came here; never raised
 └── HandlerSignal        raised by a handler to steer what happens to its record
     ├── Reject           final at once: the record takes the way of `on_exhausted`
     └── RetryAfter       a failed attempt whose retry comes after the given delay
@@ -31,6 +32,17 @@ class OutOfOrder(WeftError):
 
 class NotStarted(WeftError):
     """The app is not running."""
+
+
+class RemoteError(WeftError):
+    """What `App(on_error=...)` gets in place of an exception that was raised in a worker process.
+
+    `type`, `message` and `traceback` are plain strings, as in `weft.ErrorInfo`.
+    """
+
+    def __init__(self, type: str, message: str, traceback: str = "") -> None:  # noqa: A002  # as in ErrorInfo
+        super().__init__(f"{type}: {message}" if message else type)
+        self.type, self.message, self.traceback = type, message, traceback
 
 
 class HandlerSignal(WeftError):

@@ -39,6 +39,12 @@ class ErrorInfo(NamedTuple):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
+class Raised(ErrorInfo):
+    """The same with the exception itself, which no one may keep: it holds its frames."""
+
+    raised: BaseException | None = None
+
+
 class Record(NamedTuple, Generic[T]):
     """One Kafka message, as the handler sees it; `Record[Position]` says what its value is.
 

@@ -101,7 +101,7 @@ def set_up(console: Console, style: str, level: str | None) -> bool:
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """The traceback: of an exception, or the text that Weft has of one."""
-    if record.exc_info:
+    if record.exc_info and not hasattr(record, "weft"):
         return formatter.formatException(record.exc_info)
     return record.exc_text or ""
 

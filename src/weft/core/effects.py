@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from weft.core.partition import Partition, Work
-from weft.types import Committed, ErrorInfo, OutcomeName
+from weft.types import Committed, ErrorInfo, OutcomeName, Record
 
 Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
 
@@ -99,6 +99,8 @@ class Troubled(NamedTuple):
     outcome: Trouble
     attempts: int
     error: ErrorInfo
+    #: as it was then: what waits for long is shed
+    record: Record
 
 
 class CommitsStored(NamedTuple):

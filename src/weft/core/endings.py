@@ -147,7 +147,7 @@ class Endings:
         handler.failures += 1
         failure = self._count(work, failed.error)
         failure.shared += 1
-        self._state.trouble(work, "failed")
+        self._state.trouble(work, "failed", failed.error)
         failure.batch_max = count // 2
         if behind:
             self._requeue(work, failure)
@@ -246,7 +246,7 @@ class Endings:
         handler = work.partition.handler
         handler.failures += 1
         failure = self._count(work, failed.error)
-        self._state.trouble(work, "failed")
+        self._state.trouble(work, "failed", failed.error)
         retry = handler.spec.retry
         own = failure.attempts - failure.shared
         spent = retry.attempts is not None and own >= retry.attempts

@@ -88,12 +88,17 @@ class EngineState:
         if self.reporting:
             self.effects.append(fx.Finished(work, outcome, error, outputs))
 
-    def trouble(self, work: Work, outcome: fx.Trouble) -> None:
-        """An attempt failed, or the record is given up: something for the log."""
+    def trouble(self, work: Work, outcome: fx.Trouble, error: ErrorInfo | None = None) -> None:
+        """An attempt failed, or the record is given up: something for the log.
+
+        `error`: as the attempt ended with it; else what is kept of the last one.
+        """
         failure = work.failure
         assert failure is not None
         assert failure.error is not None
-        self.effects.append(fx.Troubled(work, outcome, failure.attempts, failure.error))
+        self.effects.append(
+            fx.Troubled(work, outcome, failure.attempts, error or failure.error, work.record)
+        )
 
     def closing(self, partitions: Sequence[Partition]) -> None:
         """Nothing of these that has not begun will begin in this epoch."""

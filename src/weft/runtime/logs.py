@@ -15,19 +15,27 @@ def event(log: logging.Logger, level: str, what: str, **fields: Any) -> None:
 
 
 def traced(
-    log: logging.Logger, level: str, what: str, fields: Mapping[str, Any], traceback: str
+    log: logging.Logger,
+    level: str,
+    what: str,
+    fields: Mapping[str, Any],
+    traceback: str,
+    error: BaseException | None = None,
 ) -> None:
     """The same with a traceback, as the text that an ErrorInfo has of one.
 
-    Every formatter prints it below the line, so what comes from data is escaped here.
+    Every formatter prints it below the line, so what comes from data is escaped here. `error` is
+    the record's `exc_info`, which Sentry and its like report.
     """
     number = logging.getLevelName(level.upper())
     if not log.isEnabledFor(number):
         return
-    text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+    # The same template for all of a kind: whoever groups lines goes by it.
+    template = " ".join([what.replace("%", "%%"), *(f"{name}=%s" for name in fields)])
+    shown = tuple(map(_shown, fields.values()))
     extra = {"weft": {"event": what, **fields}}
-    message = f"{what} {text}".rstrip()
-    record = log.makeRecord(log.name, number, __file__, 0, "%s", (message,), None, extra=extra)
+    info = None if error is None else (type(error), error, error.__traceback__)
+    record = log.makeRecord(log.name, number, __file__, 0, template, shown, info, extra=extra)
     if traceback:
         record.exc_text = shown_lines(traceback.rstrip("\n"))
     log.handle(record)

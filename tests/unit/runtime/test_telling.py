@@ -44,7 +44,9 @@ def told(caplog):
         def fail(self, offset=0, kind="E", at=3, outcome="failed", handler="h"):
             trace = TRACE.replace("line 3", f"line {at}")
             error = ErrorInfo(kind, "bad", trace)
-            self.telling.trouble(Troubled(Work(offset, handler), outcome, 1, error))
+            self.telling.trouble(
+                Troubled(work := Work(offset, handler), outcome, 1, error, work.record)
+            )
 
         def at(self, seconds):
             clock[0] = seconds
@@ -146,7 +148,7 @@ def test_a_run_tells_what_failed(caplog, monkeypatch):
         raise ValueError("no such customer")
 
     run(app, [(b"%d" % n, b"x") for n in range(80)])
-    lines = [record for record in caplog.records if record.levelno == logging.WARNING]
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     events = [record.weft["event"] for record in lines]
     assert events.count("attempt failed") == 1
     assert events.count("record skipped") == 1

@@ -19,7 +19,7 @@ from weft.kafka.ports import OutMessage
 from weft.policies import Retry
 from weft.runtime.calls.carrying import carried
 from weft.runtime.logs import event
-from weft.types import ErrorInfo, Headers, Produce, Record, _SameKey
+from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
 
 _log = logging.getLogger("weft")
 #: callables of Retry(delay_s=...) that failed, and were logged
@@ -64,7 +64,9 @@ def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
     """A failed attempt, with what the policy's types and callables say of this error."""
     final = is_final(error, retry)
     delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
-    return Failed(work, error_info(error), final, delay_s)
+    info = Raised(*error_info(error))
+    info.raised = error
+    return Failed(work, info, final, delay_s)
 
 
 def is_final(error: BaseException, retry: Retry) -> bool:

@@ -31,6 +31,11 @@ class Callbacks:
             self._thread.start()
         self._calls.put((function, arguments))
 
+    @property
+    def waiting(self) -> int:
+        """Calls that have not begun."""
+        return self._calls.qsize()
+
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             function, arguments = call

@@ -67,7 +67,7 @@ class Member:
         #: called inside the door; others read single fields of it, which may be old by then
         self.engine = Engine([plan.spec for plan in config.plans], config.limits, size_of)
         #: any thread says something, the watching thread writes it
-        self.telling = Telling()
+        self.telling = Telling(on_error=config.on_error, callbacks=self.callbacks)
         #: sent into inside the door; its answers come on the producer's thread. Here already, for a
         #: stop may come before the start: it makes no client before it must.
         self.outputs = Outputs(

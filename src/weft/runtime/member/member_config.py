@@ -41,6 +41,7 @@ class MemberConfig:
     on_commit: Callable[..., Any] | None = None
     on_assign: Callable[..., Any] | None = None
     on_revoke: Callable[..., Any] | None = None
+    on_error: Callable[..., Any] | None = None
     #: called with every batch of finished records, on whatever thread is inside the door
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
     #: told what is committed for the partitions that were assigned

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 from weft.account.shown import shown_text
 from weft.core import effects as fx
 from weft.core.partition import Work
+from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
+from weft.runtime.member.callbacks import Callbacks
 from weft.runtime.member.troubles import Troubles
-from weft.types import ErrorInfo, TopicPartition
+from weft.types import ErrorInfo, Raised, TopicPartition
 
 _log = logging.getLogger("weft")
 
@@ -28,6 +30,10 @@ SUMMARY_EVERY_S = 60.0
 KINDS_MAX = 200
 #: lines that wait for the watching thread; no run of Weft's own makes that many
 LINES_MAX = 1_000
+#: exceptions kept for the line of their record's end: they hold their frames
+RAISED_MAX = 100
+#: calls of `on_error` that wait; what comes beyond them is left out, and counted
+CALLS_MAX = 1_000
 DRAIN_SHOWN_MAX = 10
 
 _GIVEN_UP = {
@@ -44,6 +50,7 @@ class Line(NamedTuple):
     what: str
     fields: dict[str, Any]
     traceback: str = ""
+    error: BaseException | None = None
 
 
 class Alike:
@@ -61,9 +68,18 @@ class Alike:
 class Telling:
     """Collects what is to be told of one run."""
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] | None = None,
+        on_error: Callable[..., Any] | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         # Not as the default: that would be bound at import, and real in the simulator, too.
         self._clock = clock = clock or time.monotonic
+        self._on_error, self._callbacks = on_error, callbacks
+        self._not_called = Alike(float("-inf"), {})
+        #: what records that failed raised last, the oldest first
+        self._raised: dict[Work, BaseException] = {}
         #: since when no broker has answered; None while one does, as far as is known
         self.broker_lost_at: float | None = None
         self.broker_seen_at = clock()
@@ -114,13 +130,53 @@ class Telling:
 
     def trouble(self, effect: fx.Troubled) -> None:
         """An attempt failed, or a record was given up."""
+        error = self._error_of(effect)
+        effect = effect._replace(error=ErrorInfo(*effect.error))  # what is kept holds no frames
         self.troubles.note(effect)
         if effect.outcome == "failed":
-            self._failed(effect)
+            self._failed(effect, error)
         else:
-            self._gave_up(effect)
+            self._gave_up(effect, error)
+        if self._on_error is not None and self._callbacks is not None:
+            self._call(self._on_error, self._callbacks, effect, error)
 
-    def _failed(self, effect: fx.Troubled) -> None:
+    def _error_of(self, effect: fx.Troubled) -> BaseException:
+        """What was raised, where that is still known here; else what stands for it."""
+        known = self._raised.pop(effect.work, None)
+        raised = effect.error.raised if isinstance(effect.error, Raised) else None
+        if effect.outcome == "failed" and raised is not None:
+            while len(self._raised) >= RAISED_MAX:
+                del self._raised[next(iter(self._raised))]
+            self._raised[effect.work] = raised
+        found = raised or known
+        # A dead letter that was refused is another error than what its record raised.
+        if found is None or type(found).__name__ != effect.error.type:
+            return RemoteError(*effect.error)
+        return found
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        callbacks: Callbacks,
+        effect: fx.Troubled,
+        error: BaseException,
+    ) -> None:
+        """The user's `on_error`, on the callbacks' thread."""
+        if callbacks.waiting < CALLS_MAX:
+            callbacks.call(function, effect.record, error, effect.attempts, effect.outcome)
+            return
+        left_out, now = self._not_called, self._clock()
+        left_out.left_out += 1
+        if now - left_out.at >= ALIKE_EVERY_S:
+            left_out.at = now
+            self.say(
+                "warning",
+                "on_error is too slow, calls are left out",
+                left_out_so_far=left_out.left_out,
+                waiting=CALLS_MAX,
+            )
+
+    def _failed(self, effect: fx.Troubled, raised: BaseException) -> None:
         """A failed attempt: one in ten seconds of each handler, error type and place."""
         error, handler = effect.error, effect.work.partition.handler.name
         kind: Hashable = (handler, error.type, place_of(error.traceback))
@@ -137,9 +193,9 @@ class Telling:
         common = {"handler": handler, "error_type": error.type}
         self._failures[kind] = Alike(now, common)
         fields = {**_where(effect), "attempt": effect.attempts, "error": _text(error), **left_out}
-        self._lines.append(Line("warning", "attempt failed", fields, error.traceback))
+        self._lines.append(Line("warning", "attempt failed", fields, error.traceback, raised))
 
-    def _gave_up(self, effect: fx.Troubled) -> None:
+    def _gave_up(self, effect: fx.Troubled, raised: BaseException) -> None:
         """The first dead letter, skip or park of each handler and error type; others in sums."""
         error, handler = effect.error, effect.work.partition.handler.name
         kind: Hashable = (handler, effect.outcome, error.type)
@@ -152,7 +208,8 @@ class Telling:
         common = {"handler": handler, "outcome": effect.outcome, "error_type": error.type}
         self._given_up[kind] = Alike(self._clock(), common)
         fields = {**_where(effect), "attempts": effect.attempts, "error": _text(error)}
-        self._lines.append(Line("warning", _GIVEN_UP[effect.outcome], fields))
+        what = _GIVEN_UP[effect.outcome]
+        self._lines.append(Line("error", what, fields, error.traceback or error.line, raised))
 
     # -- on the watching thread --------------------------------------------------------------------
 
@@ -161,7 +218,7 @@ class Telling:
         self._sum_up(last=last)
         while self._lines:
             line = self._lines.popleft()
-            traced(_log, line.level, line.what, line.fields, line.traceback)
+            traced(_log, line.level, line.what, line.fields, line.traceback, line.error)
 
     def _sum_up(self, *, last: bool) -> None:
         now = self._clock()

@@ -214,6 +214,7 @@ class Run:
             on_commit=self._on_commit,
             on_assign=options.on_assign,
             on_revoke=options.on_revoke,
+            on_error=options.on_error,
             on_finished=self._results.put,
             on_found=FirstStart(options.group, options.kafka, self._handlers).tell,
             topic_ids=self._topic_ids,
