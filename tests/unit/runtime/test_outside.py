@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import weft
 from weft.runtime.run import outside
 from weft.runtime.run.outside import RunSource
+from weft.testing import run
 
 NOW = 10_000.0
 
@@ -137,3 +139,19 @@ def test_measures_leave_the_worst_records_out():
 
     made = RunSource(SimpleNamespace(member=None, watching=None, snapshot=snapshot))
     assert (made.snapshot(), made.measures()) == ({"worst": True}, {"worst": False})
+
+
+def test_records_of_a_key_that_wait_behind_one_that_runs():
+    """Each is found with the record that it waits for, where that is called, and its stack."""
+    app, seen = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"}), []
+
+    @app.consume("t", concurrency=2)
+    def handler(record):
+        if record.offset == 0:
+            seen.extend(RunSource(app._run).find_key(b"k", None))
+
+    run(app, [(b"k", b"1"), (b"k", b"2")])
+    assert [row["place"] for row in seen] == ["running", "behind"]
+    behind = seen[1]["behind"]
+    assert (behind["topic"], behind["partition"], behind["offset"]) == ("t", 0, 0)
+    assert (behind["handler"], behind["executor"]) == ("handler", "threads")

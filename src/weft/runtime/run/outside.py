@@ -104,7 +104,12 @@ class RunSource:
     def _with_calls(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """With which executor calls them and where their calls are; of what they wait for, too."""
         member = self._run.member
-        behind = [head for row in rows if (head := row.get("behind"))]
+        behind = []
+        for row in rows:
+            if head := row.get("behind"):
+                shared = {name: row[name] for name in ("topic", "partition", "handler")}
+                row["behind"] = {**shared, **head}
+                behind.append(row["behind"])
         if member is not None:
             add_calls(member, [row for row in [*rows, *behind] if "attempts" in row])
         return rows
