@@ -58,7 +58,7 @@ class Scene:
     def start(self, app):
         self._runs.append(app.start())
         self._scraped.append(lambda: exposed(app.snapshot))
-        self.until(lambda: app.snapshot()["state"] == "running")
+        self.until(lambda: app.snapshot()["partitions"])
         return self._runs[-1]
 
     def board(self, measure):
@@ -201,6 +201,17 @@ def test_the_offset_map_is_full(scene):
     scene.until(lambda: app.snapshot()["partitions"][0]["places"]["past_map"])
     scene.minutes(4)
     assert scene.fired() - {"WeftCallsHang"} == {"WeftOffsetMapNearlyFull"}
+
+
+def test_a_partition_is_not_read(scene):
+    """It is assigned, and no leader answers where it starts."""
+    app = scene.app()
+    app.consume("t")(named(lambda record: None))
+    scene.kafka.fail_next("find", times=100_000)
+    scene.start(app)
+    scene.until(lambda: app.snapshot()["partitions"][0]["place"] == "start_unknown")
+    scene.minutes(4)
+    assert scene.fired() == {"WeftPartitionNotRead"}
 
 
 def test_records_are_parked(scene):
@@ -399,7 +410,7 @@ def test_the_lag_cannot_be_measured(scene):
 
 def test_every_alert_was_fired():
     """No rule without a scene that brings it about."""
-    if len(PLAYED) < 16:
+    if len(PLAYED) < 19:
         pytest.skip("not all scenes were played in this process")
     fired = {name for _, _, found in PLAYED.values() for name in found}
     assert fired == {rule["alert"] for rule in RULES}
