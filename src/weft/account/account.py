@@ -99,6 +99,8 @@ class Part(NamedTuple):
     map_limit: int
     #: characters that the map took when room in it was measured last
     map_taken: int
+    #: nothing at or past this offset starts for now; below zero: not measured yet
+    map_edge: int
     user_paused: bool
     intake_paused: bool
     #: of every place, how many
@@ -121,7 +123,7 @@ class Part(NamedTuple):
 _plain = attrgetter(
     "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
     "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
-    "commit.map_limit", "reach.taken", "user_paused", "intake_paused",
+    "commit.map_limit", "reach.taken", "reach.edge", "user_paused", "intake_paused",
 )  # fmt: skip
 _counts = attrgetter("in_flight", "sending", "retrying", "parked")
 #: how much is copied at a time: the door is open to others between two slices

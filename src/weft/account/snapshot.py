@@ -177,11 +177,9 @@ def halts(
     found += [{"cause": hold} for hold in account.holds]
     waiting = {part.handler.name for part in parts if part.places["ready"]}
     for handler in account.handlers:
-        # What is granted beyond the concurrency waits in the pipes of worker processes.
-        in_pipes = handler.slots.taken > handler.spec.concurrency
-        if handler.name not in waiting and not in_pipes:
+        if handler.name not in waiting:
             continue
-        if handler.slots.free <= 0 or in_pipes:
+        if handler.slots.free <= 0:
             calls = _calls(handler, running.get(handler.name, ()), account.at, epoch_s)
             found.append({"cause": "slots", "handler": handler.name, **calls})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
@@ -198,16 +196,14 @@ def halts(
 
 
 def _running(parts: Sequence[Part]) -> dict[str, list[Work]]:
-    """The records whose calls have begun, of each handler."""
+    """The records that are with each handler."""
     found: dict[str, list[Work]] = {}
     for part in parts:
         if part.places["running"]:
             found.setdefault(part.handler.name, []).extend(
                 work
                 for work in (*part.works, *part.marked)
-                if work is not None
-                and work.state == states.RUNNING
-                and not part.handler.slots.waits(work)
+                if work is not None and work.state == states.RUNNING
             )
     return found
 
@@ -217,15 +213,13 @@ def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float)
 
     Records wait, so the end of a call begins another: no call has ended since the youngest began.
     """
-    batched = handler.spec.batch is not None
-    calls = len({id(work.call) for work in running} if batched else running)
-    if calls < handler.spec.concurrency:
+    if not running:
         return {}
     begun = max(work.since for work in running)
     oldest = min(running, key=lambda work: work.since)
     part = oldest.partition
     return {
-        "calls": min(calls, handler.spec.concurrency),
+        "calls": min(handler.slots.taken, handler.spec.concurrency),
         "concurrency": handler.spec.concurrency,
         "since": round(begun + epoch_s, 3),
         "for_s": round(max(0.0, at - begun), 3),

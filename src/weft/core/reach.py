@@ -169,6 +169,14 @@ class Reach:
         window = self.window
         return 0 if window is None else -(-(window.runs * BYTES_PER_RUN + 1) // 3) * 4
 
+    @property
+    def edge(self) -> int:
+        """Nothing at or past this offset starts for now, unless it is free; -1 before a look."""
+        window = self.window
+        if window is None:
+            return self.limit
+        return window.end if self.budget > 0 else max(self.farthest, self.frontier) + 1
+
     # -- may it start ----------------------------------------------------------------------------
 
     def price(self, offset: int) -> int | None:

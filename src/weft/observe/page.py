@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
+from weft.kafka import guard
 from weft.observe.feed import Feed, view_of
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ async def _told(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
     if not feed.enter():
         yield _event("refused", "Too many pages watch this run already: close one of them.")
         return
+    turns = guard.Turns("weft-http")
     try:
         yield _event("history", feed.history())
         silent_s = 0.0
@@ -90,8 +92,11 @@ async def _told(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
                     silent_s = 0.0
                     yield b": still here\n\n"
                 continue
-            seen, silent_s = feed.number, 0.0
-            yield _event("look", await asyncio.to_thread(feed.event, view))
+            seen, silent_s, told = feed.number, 0.0, None
+            with turns.turn():
+                told = _event("look", await asyncio.to_thread(feed.event, view))
+            if told is not None:
+                yield told
     finally:
         feed.leave()
 

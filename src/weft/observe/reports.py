@@ -142,12 +142,17 @@ def _word(known: Iterable[str]) -> Callable[[Any], str]:
     return check
 
 
-def _cells(value: Any) -> str:
-    if type(value) is not str:
-        raise _refuse(value, "text")
-    if len(value) > CELLS_MAX or not CELLS.keys() >= set(value):
-        raise _Strange
-    return value
+def _cells(letters: Iterable[str]) -> Callable[[Any], str]:
+    known = frozenset(letters)
+
+    def check(value: Any) -> str:
+        if type(value) is not str:
+            raise _refuse(value, "text")
+        if len(value) > CELLS_MAX or not known >= set(value):
+            raise _Strange
+        return value
+
+    return check
 
 
 def _maybe(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -269,7 +274,8 @@ _FAILURE = {
     }), _REQUIRED),
 }  # fmt: skip
 _MAP = {
-    **_WHERE, "from": _PLACE, "to": _PLACE, "per_cell": _PLACE, "cells": Field(_cells, _REQUIRED),
+    **_WHERE, "from": _PLACE, "to": _PLACE, "per_cell": _PLACE,
+    "cells": Field(_cells(CELLS), _REQUIRED), "shares": Field(_cells("0123456789"), _ABSENT),
 }  # fmt: skip
 #: A report: a field of a snapshot that is not in here does not reach the other members.
 SHAPE = {

@@ -138,7 +138,7 @@ def test_a_member_of_a_fleet_that_is_killed(browser, fleet):
     daemon.send_signal(signal.SIGSTOP)
     try:
         kill(victim["pid"])
-        browser.sees(f"Not heard of: {before}", selector="#alarm")
+        browser.sees(f"No report from: {before}", selector="#alarm")
         browser.sees("silent for", selector="main")
         assert states(browser)[before].startswith("silent for")
         browser.shoot("fleet-member-killed")

@@ -91,7 +91,7 @@ def test_the_group_is_on_the_page_of_each_member(browser, kafka, member):
     browser.open(f"http://{address}")
     names = [f"{os.uname().nodename}-{one.pid}" for one in (watched, other)]
     text = browser.sees(*names, f"{topic}[0]", f"{topic}[1]", "c0", "c1", "no customer bad")
-    assert "Not heard of" not in text
+    assert "No report from" not in text
     browser.sees(f"in member {names[1]}")  # who has the record that holds up its partition
     browser.shoot("group-of-two")
     browser.open(f"http://{address}/#/partition/{topic}/{theirs}")
@@ -104,7 +104,7 @@ def test_the_group_is_on_the_page_of_each_member(browser, kafka, member):
     browser.open(f"http://{address}")
     browser.sees(*names, "live")
     other.send_signal(signal.SIGKILL)
-    browser.sees(f"Not heard of: {names[1]}", selector="#alarm")
+    browser.sees(f"No report from: {names[1]}", selector="#alarm")
     browser.sees("silent for", selector="main")
     browser.sees("Its member is silent")
     browser.shoot("member-killed")

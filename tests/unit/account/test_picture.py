@@ -52,8 +52,22 @@ def test_a_picture_has_a_bounded_number_of_cells(app, count, per_cell):
     """At the limit a cell is one offset, beyond it two."""
     (drawn,) = pictures(app, [(b"", b"")] * count, {0})
     assert drawn["per_cell"] == per_cell
+    assert ("shares" in drawn) is (per_cell > 1)
     assert len(drawn["cells"]) == -(-count // per_cell) <= CELLS_MAX
     assert drawn["cells"][0] == "r"
+
+
+def test_a_cell_of_many_offsets_has_its_share(app):
+    """In tenths, how many of its offsets are not done."""
+    (drawn,) = pictures(app, [(b"", b"")] * (CELLS_MAX + 1), {0})
+    assert (len(drawn["shares"]), set(drawn["shares"])) == (len(drawn["cells"]), {"5", "9"})
+    assert drawn["shares"][-1] == "5"  # of its two offsets one is not in the log yet
+
+
+def test_the_edge_is_where_nothing_starts(app):
+    """What lies before it may start; it is told once it was measured."""
+    seen = pictures(app, [(b"k%d" % n, b"") for n in range(6)], {0, 3})
+    assert all(one["edge"] is None or one["edge"] > one["to"] for one in seen)
 
 
 def test_a_partition_of_others_has_no_picture(app):

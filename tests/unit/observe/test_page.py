@@ -45,7 +45,7 @@ def test_a_query_that_cannot_be_is_one_line(port):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"order": "x"}, "order is one of remaining"),
+        ({"order": "x"}, "order is one of worst"),
         ({"count": "0"}, "count is 1 to 200"),
         ({"count": "201"}, "count is 1 to 200"),
         ({"partition": "-1"}, "partition is a whole number"),
@@ -130,4 +130,31 @@ def test_a_look_that_fails_is_logged_once_and_the_page_continues(caplog):
             assert time.monotonic() < deadline
     finally:
         feed.close()
+    assert [one.exc_info[0] for one in caplog.records if one.exc_info] == [KeyError]
+
+
+def test_a_question_that_fails_does_not_end_the_stream(caplog):
+    """What one watcher asks for is logged once; the next look answers."""
+    asked = []
+
+    class Looks:
+        def find_key(self, key, topic):
+            asked.append(key)
+            if len(asked) < 3:
+                raise KeyError("topic")
+            return []
+
+    feed = Feed(list, Looks())
+    server = Serving(
+        Starlette(routes=page_routes(feed)), listening("http", "127.0.0.1", 0), feed.close
+    )
+    try:
+        line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        line.request("GET", "/events?key=k")
+        with line.getresponse() as answer:
+            while not answer.readline().startswith(b"event: look"):
+                feed._wake.set()
+        line.close()
+    finally:
+        server.close()
     assert [one.exc_info[0] for one in caplog.records if one.exc_info] == [KeyError]

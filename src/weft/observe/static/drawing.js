@@ -1,7 +1,7 @@
 // Elements, numbers and charts. Text becomes text nodes only: nothing here reads HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
-const SVG_TAGS = new Set(["svg", "path", "line", "title"]);
+const SVG_TAGS = new Set(["svg", "path", "line"]);
 
 // An element: h("td", {class: "n"}, "12", child, …); null and false are left out.
 export function h(tag, attributes, ...children) {
@@ -102,56 +102,120 @@ export function clock(at) {
 
 // -- charts -----------------------------------------------------------------------------------------
 
-function path(values, width, height, top) {
-  const step = values.length > 1 ? width / (values.length - 1) : width;
-  const y = (v) => (height - (v / top) * height).toFixed(1);
+const WIDTH = 600, HEIGHT = 120;
+const plots = new Map(); // name -> what its chart shows, for the pointer
+
+const known = (values) => values.filter((v) => v !== null && v !== undefined);
+
+// The top of the scale: a round number. One spike does not flatten all after it: it is cut off.
+function roof(values) {
+  const sorted = known(values).sort((a, b) => a - b);
+  const high = sorted.at(-1) || 0, usual = sorted[Math.floor((sorted.length - 1) * 0.97)] || 0;
+  const top = usual > 0 && high > 2.5 * usual ? 1.3 * usual : high;
+  if (top <= 1) return 1;
+  const unit = 10 ** Math.floor(Math.log10(top));
+  return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * unit >= top * 0.999);
+}
+
+function path(values, at, width, height, top) {
+  const from = at[0], span = at.at(-1) - from || 1;
   let drawn = "", pen = "M";
-  values.forEach((value, at) => {
+  values.forEach((value, n) => {
     if (value === null || value === undefined) { pen = "M"; return; }
-    drawn += `${pen}${(at * step).toFixed(1)} ${y(value)}`;
+    const x = ((at[n] - from) / span) * width, y = height - (Math.min(value, top) / top) * height;
+    drawn += `${pen}${x.toFixed(1)} ${y.toFixed(1)}`;
     pen = "L";
   });
   return drawn;
 }
 
-const roof = (...lines) => Math.max(1, ...lines.flat().filter((v) => v !== null && v !== undefined));
+// Lines over time, the first with its area: [{ name, values }]; `show` writes a value.
+export function chart(name, label, at, lines, show) {
+  const top = roof(lines.flatMap((line) => line.values)), first = lines[0].values;
+  const [main, ...others] = lines.map((line) => path(line.values, at, WIDTH, HEIGHT, top));
+  const peak = first.reduce((best, value, n) => (value > (first[best] ?? top) ? n : best), -1);
+  const cut = peak >= 0 && first[peak] > top;
+  const left = cut ? (100 * (at[peak] - at[0])) / (at.at(-1) - at[0] || 1) : 0;
+  plots.set(name, { at, lines, show });
+  return h("div", { class: "plot" },
+    h("div", { class: "ys" }, [top, top / 2, 0].map((value) => h("span", null, show(value)))),
+    h("div", { class: "area" },
+      h("svg", {
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", role: "img",
+        "aria-label": label, "data-chart": name,
+      },
+      [0, HEIGHT / 2, HEIGHT].map((y) => h("line", { x1: 0, y1: y, x2: WIDTH, y2: y, class: "base" })),
+      main && h("path", { d: `${main}L${WIDTH} ${HEIGHT}L0 ${HEIGHT}Z`, class: "under" }),
+      others.map((d) => h("path", { d, class: "other" })),
+      h("path", { d: main, class: "line" })),
+      cut && h("span", { class: `peak${left > 50 ? " before" : ""}`, style: { left: `${left}%` } }, `▲ ${show(first[peak])}`)),
+    h("div", { class: "xs" }, ends(at).map((end) => h("span", null, end))));
+}
 
-// A line over time with its area, and a second dashed one; the numbers stand beside it as text.
-export function chart(label, values, other) {
-  const width = 600, height = 120, top = roof(values, other || []);
-  const line = path(values, width, height, top);
-  return h("svg", {
-    viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", class: "chart", role: "img",
-    "aria-label": label,
-  },
-    h("line", { x1: 0, y1: height, x2: width, y2: height, class: "base" }),
-    line && h("path", { d: `${line}L${width} ${height}L0 ${height}Z`, class: "area" }),
-    h("path", { d: line, class: "line" }),
-    other && h("path", { d: path(other, width, height, top), class: "other" }));
+function ends(at) {
+  if (at.length < 2) return ["", "now"];
+  const middle = (at[0] + at.at(-1)) / 2;
+  return [clock(at[0]), clock(middle), "now"];
 }
 
 export function spark(values) {
+  const top = roof(values);
   return h("svg", { viewBox: "0 0 90 20", preserveAspectRatio: "none", class: "spark", "aria-hidden": "true" },
-    h("path", { d: path(values, 90, 18, roof(values)) }));
+    h("path", { d: path(values, values.map((_, n) => n), 90, 18, top) }));
 }
 
-export function span(history) {
-  if (history.length < 2) return ["", "now"];
-  return [`${duration(history[history.length - 1].at - history[0].at)} ago`, "now"];
+// The values under the pointer, in a box of its own: what is drawn anew each second stays as it is.
+let pointer = null;
+
+export function point(event) {
+  pointer = event && event.target.closest && event.target.closest("svg.chart")
+    ? { x: event.clientX, y: event.clientY } : null;
+  follow();
+}
+
+export function follow() {
+  const tip = document.getElementById("tip"), rule = document.getElementById("rule");
+  const svg = pointer && document.elementFromPoint(pointer.x, pointer.y);
+  const plot = svg && svg.closest("svg.chart") && plots.get(svg.closest("svg.chart").dataset.chart);
+  tip.hidden = rule.hidden = !plot;
+  if (!plot) return;
+  const box = svg.closest("svg.chart").getBoundingClientRect(), { at, lines, show } = plot;
+  const when = at[0] + ((pointer.x - box.left) / box.width) * (at.at(-1) - at[0]);
+  const n = at.reduce((best, one, i) => (Math.abs(one - when) < Math.abs(at[best] - when) ? i : best), 0);
+  const x = box.left + (box.width * (at[n] - at[0])) / (at.at(-1) - at[0] || 1);
+  tip.replaceChildren(h("b", null, clock(at[n])),
+    ...lines.map((line) => h("span", null, `${line.name} ${show(line.values[n])}`)));
+  Object.assign(rule.style, { left: `${x}px`, top: `${box.top}px`, height: `${box.height}px` });
+  const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
+  Object.assign(tip.style, { left: `${Math.max(8, Math.min(x + 12, room))}px`, top: `${box.top + 6}px` });
 }
 
 // -- tables -----------------------------------------------------------------------------------------
 
-// columns: [title, cell(row), class]; a row with an address opens it on click, Enter, j and k.
-export function table(columns, rows, keyOf, hrefOf) {
+// columns: [title, cell(row), class, group]; a row with an address opens it on click, Enter, j and k.
+// Columns of one group stand under its name; below a row stands `more(row)` where there is any.
+export function table(columns, rows, keyOf, hrefOf, more) {
+  const groups = [];
+  for (const [, , kind, group = ""] of columns) {
+    const last = groups.at(-1), narrow = kind && kind.includes("wide");
+    if (last && last.group === group && last.narrow === narrow) last.count += 1;
+    else groups.push({ group, count: 1, narrow, first: !last || last.group !== group });
+  }
+  const headed = groups.some(({ group }) => group);
   return h("div", { class: "scroll" }, h("table", null,
-    h("thead", null, h("tr", null, columns.map(([title, , kind]) => h("th", { class: kind, scope: "col" }, title)))),
+    h("thead", null,
+      headed && h("tr", { class: "groups" }, groups.map(({ group, count: span, narrow, first }) =>
+        h("th", { colspan: span, class: `${narrow ? "wide " : ""}${group && first ? "group" : ""}`, scope: "colgroup" }, first ? group : ""))),
+      h("tr", null, columns.map(([title, , kind]) => h("th", { class: kind, scope: "col" }, title)))),
     h("tbody", null, rows.map((row) => {
-      const href = hrefOf && hrefOf(row);
-      return h("tr", { "data-key": keyOf(row), "data-href": href },
-        columns.map(([, cell, kind], at) => {
-          const shown = cell(row);
-          return h("td", { class: kind }, at === 0 && href ? h("a", { href }, shown) : shown);
-        }));
+      const href = hrefOf && hrefOf(row), below = more && more(row);
+      return [
+        h("tr", { "data-key": keyOf(row), "data-href": href, class: below && "above" },
+          columns.map(([, cell, kind], at) => {
+            const shown = cell(row);
+            return h("td", { class: kind }, at === 0 && href ? h("a", { href }, shown) : shown);
+          })),
+        below && h("tr", { "data-key": `${keyOf(row)} more`, class: "more" }, h("td", { colspan: columns.length }, below)),
+      ];
     }))));
 }

@@ -1,6 +1,6 @@
 // The stream of events, what is looked at, and the keys.
 
-import { clock, duration, h, morph } from "./drawing.js";
+import { clock, duration, follow, h, morph, point } from "./drawing.js";
 import { PAGE, group, partition, partitionLink, recordLink, records } from "./views.js";
 
 const HISTORY_MAX = 600;
@@ -74,12 +74,12 @@ function live() {
   dot.className = `dot ${gone ? "bad" : held ? "warn" : heardAt ? "good" : ""}`;
   const silentMembers = look ? look.members.filter((one) => one.silent_s) : [];
   if (gone) {
-    alarm(`No answer since ${clock(heardAt)} (${duration(silent)}): the process may have died, or cannot be reached. What you see is the last it said.`);
+    alarm(`No answer since ${clock(heardAt)} (${duration(silent)}): the process may have died, or cannot be reached. What you see is its last report.`);
     $("live-text").textContent = "no answer";
     if (stream.readyState === EventSource.CLOSED) listen();
   } else if (heardAt) {
     const names = silentMembers.map((one) => `${one.member} for ${duration(one.silent_s)}`).join(", ");
-    alarm(names ? `Not heard of: ${names}.` : "");
+    alarm(names ? `No report from: ${names}.` : "");
     $("live-text").textContent = held ? "held still" : `live ${clock(look.now)}`;
   }
 }
@@ -90,6 +90,7 @@ function show() {
     : where.kind === "partition" ? partition(look, where) : records(look, where);
   const fresh = h("main", { id: "main", tabindex: "-1", class: $("main").getAttribute("class") }, shown);
   morph($("main"), fresh);
+  follow();
   $("group").textContent = `group ${look.group}`;
   document.title = `${look.totals.parked ? `(${look.totals.parked}) ` : ""}${look.group} – Weft`;
 }
@@ -161,12 +162,28 @@ document.addEventListener("click", (event) => {
   else if (target.id === "next") change({ start: view.start + PAGE });
   else if (target.id === "theme") theme(true);
   else if (target.id === "help") $("keys").showModal();
+  else if (target.closest("button.copy")) copy(target.closest("button.copy"));
   else if (!target.closest("a, summary, button") && !String(getSelection())) {
     const row = target.closest("tr[data-href]");
     if (row) location.hash = row.dataset.href;
   }
 });
 
+// The clipboard is there on loopback and over TLS alone; else the command is selected, to be copied.
+async function copy(button) {
+  const code = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.dataset.copied = "yes";
+    setTimeout(() => { delete button.dataset.copied; }, 1500);
+  } catch {
+    getSelection().selectAllChildren(code);
+  }
+}
+
+document.addEventListener("pointermove", point);
+document.addEventListener("pointerdown", point);
+document.addEventListener("scroll", () => point(null));
 document.addEventListener("input", (event) => {
   if (event.target.id === "text") change({ text: event.target.value.trim() });
   if (event.target.id === "order") change({ order: event.target.value });

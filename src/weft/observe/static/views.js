@@ -1,6 +1,6 @@
 // What is shown: the group, a partition, a record. Each is made anew from what came, then merged in.
 
-import { chart, clock, count, duration, h, ms, none, rate, span, spark, table } from "./drawing.js";
+import { chart, clock, count, duration, h, ms, none, rate, spark, table } from "./drawing.js";
 
 export const PAGE = 50;
 const PLACES = {
@@ -17,9 +17,10 @@ const CELLS = {
 };
 const STATES = { running: "good", waiting: "warn", starting: "warn", paused: "warn", stopping: "warn", leaving: "warn" };
 const ORDERS = {
-  remaining: "most remaining", oldest: "oldest", done_beyond: "most done beyond", map: "largest map", name: "name",
+  remaining: "most remaining", worst: "worst first", oldest: "oldest", done_beyond: "most done beyond", map: "largest map", name: "name",
 };
 
+const NOW_S = 60; // what failed so lately is marked as going on
 const enc = encodeURIComponent;
 export const partitionLink = (row) => `#/partition/${enc(row.topic)}/${row.partition}`;
 export const recordLink = (row) => `#/record/${enc(row.topic)}/${row.partition}/${row.offset}`;
@@ -31,15 +32,83 @@ const errorText = (error) => (error.message ? `${error.type}: ${error.message}` 
 const attempts = (row) => (row.attempts_max ? `${row.attempts} of ${row.attempts_max}` : count(row.attempts));
 const tone = (row) => (row.place === "parked" ? "bad" : row.place === "retrying" ? "warn" : "");
 
-function said(sentences, stuck) {
-  return h("section", { class: `card why${stuck ? " stuck" : ""}`, "aria-label": "Why" },
-    sentences.map((one) => h("div", null,
-      h("p", { class: "said" }, one.text), one.next && h("p", { class: "next" }, `Next: ${one.next}`))));
+// How bad it is, by the rank of a sentence: a word and a colour.
+const RANKS = [
+  ["Broker", "bad"], ["Member", "bad"], ["Hangs", "bad"], ["Map full", "bad"], ["Stuck", "warn"],
+  ["Asked for", "mild"], ["Buffers full", "mild"], ["Busy", "mild"], ["Healthy", "good"],
+];
+function severity({ rank = 8, about }) {
+  if (about === "parked") return ["Parked", "bad"];
+  if (about === "retrying") return ["Retrying", "warn"];
+  return RANKS[Math.min(rank, 8)];
 }
 
-function tiles(pairs) {
-  return h("section", { class: "tiles", "aria-label": "Numbers" }, pairs.map(([name, value, kind, why]) =>
-    h("div", { class: "tile", title: why }, h("b", { class: kind }, value), h("span", null, name))));
+// Where a sentence speaks of one record: `topic[3] … record 50`, and its key.
+const SPOKEN = /([^\s[]+)\[(\d+)\](?:[^]*?[Rr]ecord ([\d,]+))?/;
+function spoken({ text }) {
+  const found = SPOKEN.exec(text);
+  if (!found) return null;
+  const [, topic, number, offset] = found;
+  return { topic, partition: Number(number), offset: offset && Number(offset.replaceAll(",", "")) };
+}
+
+// The partition, the record and the key in bold.
+function bold(text) {
+  return text.split(/([^\s[]+\[\d+\]|[Rr]ecord [\d,]+|\(key [^)]{1,64}\))/)
+    .map((part, at) => (at % 2 ? h("b", null, part) : part));
+}
+
+function command(text) {
+  return h("span", { class: "command" }, h("code", null, text),
+    h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }));
+}
+
+// What to type: a command of the advice, else the one that tells more of this record.
+function cure(one) {
+  if (one.command) return one.command;
+  const given = /`([^`]+)`|(weft (?:why|status|lag) [\w.:-]+[\w])/.exec(one.next || "");
+  const where = spoken(one);
+  if (given && !(given[2] || "").includes("TOPIC")) return given[1] || `${given[2]} --url ${location.origin}`;
+  if (!where || one.about === "healthy") return null;
+  const at = where.offset === undefined ? "" : `:${where.offset}`;
+  return `weft why ${where.topic}:${where.partition}${at} --url ${location.origin}`;
+}
+
+// Sentences that differ in numbers and keys alone are of one kind: the first, and how many more.
+function kinds(sentences) {
+  const found = new Map();
+  for (const one of sentences) {
+    const kind = `${one.about} ${one.next} ${one.text.replace(/\(key [^)]*\)|\[\d+\]|[\d.,]+/g, "")}`;
+    if (found.has(kind)) found.get(kind).alike.push(one);
+    else found.set(kind, { ...one, alike: [] });
+  }
+  return [...found.values()];
+}
+
+function said(sentences) {
+  const [first, ...others] = kinds(sentences), [word, kind] = severity(first), typed = cure(first);
+  const more = first.alike.length;
+  return h("section", { class: `card why ${kind}`, "aria-label": "Why" },
+    h("div", { class: "head" }, h("span", { class: `badge ${kind}` }, word),
+      h("p", { class: "said" }, bold(first.text), more ? ` So it is with ${count(more)} more.` : "")),
+    first.next && h("p", { class: "next" }, h("b", null, "Next: "), first.next),
+    typed && command(typed),
+    first.stack && first.stack.length ? h("details", { "data-key": "stack", open: true },
+      h("summary", null, "Where its call is, the innermost line last"), h("pre", { tabindex: "0" }, first.stack.join("\n"))) : null,
+    others.length ? h("ul", { class: "others" }, others.map((one) => {
+      const [name, tone] = severity(one);
+      return h("li", null, h("span", { class: `badge ${tone}` }, name), h("div", null,
+        h("p", { class: "text" }, bold(one.text), one.alike.length ? ` So it is with ${count(one.alike.length)} more.` : ""),
+        one.next && h("p", { class: "next" }, one.next)));
+    })) : null);
+}
+
+// [what they are of, tiles]: what is so now apart from what was counted since the start.
+function tiles(...strips) {
+  return h("section", { class: "numbers", "aria-label": "Numbers" }, strips.map(([title, pairs]) =>
+    h("div", { class: "strip" }, title && h("h3", null, title),
+      h("div", { class: "tiles" }, pairs.map(([name, value, kind, why]) =>
+        h("div", { class: "tile", title: why }, h("b", { class: kind }, value), h("span", null, name)))))));
 }
 
 function card(title, ...content) {
@@ -59,19 +128,22 @@ const nothing = (text) => h("p", { class: "quiet" }, text);
 
 export function group(look, history, view) {
   const sums = look.totals, about = sums.remaining_is_bound ? "≤ " : "";
-  const sentences = look.sentences.filter((one) => one.about !== "healthy");
+  const letters = look.handlers.reduce((sum, one) => sum + one.dead_lettered, 0);
   return [
-    look.sentences.length ? said(look.sentences, sentences.length > 0) : null,
-    tiles([
+    look.sentences.length ? said(look.sentences) : null,
+    tiles(["now", [
       ["remaining", about + count(sums.remaining), "", "What is really left: end − frontier − done beyond"],
-      ["lag, as other tools count", count(sums.lag), "quiet", "end − frontier: counts what is done beyond it as not done"],
-      ["records a second", rate(sums.rate_per_s)],
-      ["oldest not done", duration(sums.oldest_age_s)],
+      ["plain lag", count(sums.lag), "quiet", "As other tools count: end − frontier, what is done beyond it too"],
+      ["records/s", rate(sums.rate_per_s)],
+      ["oldest", duration(sums.oldest_age_s), "", "Age of the oldest record that is not done"],
       ["running", count(sums.in_flight)],
-      ["wait for a retry", count(sums.retrying), sums.retrying ? "warn" : ""],
+      ["retrying", count(sums.retrying), sums.retrying ? "warn" : "", "They wait for their next attempt"],
       ["parked", count(sums.parked), sums.parked ? "bad" : ""],
+    ]], ["since the start", [
+      ["done", count(sums.done)],
       ["failed attempts", count(sums.failures)],
-    ]),
+      ["dead letters", count(letters)],
+    ]]),
     h("div", { class: "pair" }, left(history), speed(history)),
     holdUps(look.blockers),
     handlers(look.handlers, history),
@@ -82,27 +154,45 @@ export function group(look, history, view) {
 
 function left(history) {
   const real = history.map((one) => one.remaining), plain = history.map((one) => one.lag);
-  const top = Math.max(0, ...real, ...plain);
   return h("section", { class: "card" },
-    h("h2", null, "What is left"),
-    chart(`remaining over time, now ${count(real.at(-1))}`, real, plain),
-    h("div", { class: "ends" }, span(history).map((end) => h("span", null, end))),
-    h("div", { class: "legend" },
-      h("span", null, h("i", { class: "stroke" }), "remaining"),
-      h("span", null, h("i", { class: "stroke other" }), "lag, as other tools count"),
-      h("span", null, `highest ${count(top)}`)));
+    h("h2", null, "Remaining", h("span", { class: "legend" },
+      h("span", null, h("i", { class: "stroke" }), "really"),
+      h("span", null, h("i", { class: "stroke other" }), "plain lag, as other tools count"))),
+    chart("left", `remaining over time, now ${count(real.at(-1))}`, history.map((one) => one.at),
+      [{ name: "remaining", values: real }, { name: "plain lag", values: plain }], count));
 }
 
 function speed(history) {
   const values = history.map((one) => one.rate_per_s);
   return h("section", { class: "card" },
-    h("h2", null, "Records a second"),
-    chart(`records a second over time, now ${rate(values.at(-1))}`, values),
-    h("div", { class: "ends" }, span(history).map((end) => h("span", null, end))),
-    h("div", { class: "legend" }, h("span", null, `highest ${rate(Math.max(0, ...values))}`)));
+    h("h2", null, "Records per second"),
+    chart("speed", `records per second over time, now ${rate(values.at(-1))}`,
+      history.map((one) => one.at), [{ name: "records/s", values }], rate));
 }
 
-function holdUps(rows) {
+// Records that wait alike, for the same error, are one row: the worst, and links to the others.
+function alike(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const type = row.last_error ? row.last_error.type : "";
+    const kind = type || row.place !== "running" ? `${row.topic} ${row.handler} ${row.place} ${type}` : recordLink(row);
+    if (found.has(kind)) found.get(kind).others.push(row);
+    else found.set(kind, { ...row, others: [] });
+  }
+  return [...found.values()];
+}
+
+const OTHERS_MAX = 12;
+function others(row) {
+  if (!row.others.length) return null;
+  const rest = row.others.length - OTHERS_MAX;
+  return [`and ${count(row.others.length)} more alike: `, row.others.slice(0, OTHERS_MAX).map((one, at) =>
+    [at ? ", " : "", h("a", { href: recordLink(one) }, `[${one.partition}] ${count(one.offset)}`)]),
+  rest > 0 ? ` and ${count(rest)} more` : ""];
+}
+
+function holdUps(all) {
+  const rows = all.filter((r) => r.waiting_behind || r.done_beyond || r.place === "parked" || r.place === "retrying");
   if (!rows.length) return null;
   return card("Records that hold up most", table([
     ["record", (r) => `${named(r)} ${count(r.offset)}`, "name"],
@@ -113,28 +203,30 @@ function holdUps(rows) {
     ["wait behind", (r) => count(r.waiting_behind), "n"],
     ["done beyond", (r) => count(r.done_beyond), "n"],
     ["last error", error, "name wide"],
-  ], rows.slice(0, 8), recordLink, recordLink));
+  ], alike(rows).slice(0, 8), recordLink, recordLink, others));
 }
 
 function handlers(rows, history) {
+  const ever = "since the start";
   return card("Handlers", table([
     ["handler", (r) => r.name, "name"],
-    ["a second", (r) => rate(r.rate_per_s), "n"],
-    ["p50", (r) => ms(r.latency_ms.p50), "n"],
-    ["p99", (r) => ms(r.latency_ms.p99), "n"],
-    ["p99 over time", (r) => spark(history.map((one) => one.p99_ms[r.name])), "wide"],
-    ["calls", (r) => `${count(r.in_flight)} of ${count(r.concurrency)}`, "n"],
-    ["done", (r) => count(r.done), "n"],
-    ["failed attempts", (r) => count(r.failures), "n"],
-    ["dead letters", (r) => count(r.dead_lettered), "n"],
-    ["skipped", (r) => count(r.skipped), "n"],
-    ["parked", (r) => h("span", { class: r.parked ? "bad" : "" }, count(r.parked)), "n"],
+    ["per second", (r) => rate(r.rate_per_s), "n", "now"],
+    ["p50", (r) => ms(r.latency_ms.p50), "n", "now"],
+    ["p99", (r) => ms(r.latency_ms.p99), "n", "now"],
+    ["calls", (r) => `${count(r.in_flight)} of ${count(r.concurrency)}`, "n", "now"],
+    ["p99 over time", (r) => spark(history.map((one) => one.p99_ms[r.name])), "wide n", "now"],
+    ["done", (r) => count(r.done), "n", ever],
+    ["failed attempts", (r) => count(r.failures), "n", ever],
+    ["dead letters", (r) => count(r.dead_lettered), "n", ever],
+    ["skipped", (r) => count(r.skipped), "n", ever],
+    ["parked", (r) => h("span", { class: r.parked ? "bad" : "" }, count(r.parked)), "n", ever],
   ], rows, (r) => r.name));
 }
 
 function failures(rows) {
-  if (!rows.length) return card("Failures by type", nothing("No attempt has failed."));
-  return card("Failures by type", rows.map((row) => {
+  if (!rows.length) return card("Failures since the start", nothing("No attempt has failed."));
+  const now = Date.now() / 1000;
+  return card("Failures since the start", rows.map((row) => {
     const example = row.example, gone = [
       ["parked", row.parked], ["dead-lettered", row.dead_lettered], ["skipped", row.skipped],
     ].filter(([, n]) => n).map(([what, n]) => `${count(n)} ${what}`).join(", ");
@@ -142,7 +234,8 @@ function failures(rows) {
       h("summary", null,
         h("span", { class: "type" }, row.type),
         h("span", { class: "message" }, example.message),
-        h("span", { class: "small quiet" }, `${count(row.attempts)} ×`)),
+        h("span", { class: "small quiet" }, `${count(row.attempts)} ×, last `,
+          h("span", { class: now - row.last_at < NOW_S ? "bad" : "" }, `${duration(Math.max(0, now - row.last_at))} ago`))),
       h("p", { class: "small quiet" },
         `${row.handler}; first ${clock(row.first_at)}, last ${clock(row.last_at)}${gone ? `; ${gone}` : ""}. Last one: `,
         h("a", { href: recordLink(example) }, `${named(example)} ${count(example.offset)}`),
@@ -155,12 +248,12 @@ function members(rows) {
   return card("Members", table([
     ["member", (r) => h("span", { class: r.silent_s ? "quiet" : "" }, r.member), "name"],
     ["state", (r) => (r.silent_s
-      ? h("span", { class: "bad", title: `last heard ${duration(r.silent_s)} ago: killed, or cut off` },
+      ? h("span", { class: "bad", title: `last report ${duration(r.silent_s)} ago: killed, or cut off` },
         h("i", { class: "dot bad" }), ` silent for ${duration(r.silent_s)}`)
       : h("span", null, h("i", { class: `dot ${STATES[r.state] || "bad"}` }), ` ${r.state}`)), "nowrap"],
     ["partitions", (r) => (r.silent_s ? none : count(r.partitions)), "n"],
     ["remaining", (r) => (r.silent_s ? none : count(r.remaining)), "n"],
-    ["a second", (r) => (r.silent_s ? none : rate(r.rate_per_s)), "n"],
+    ["per second", (r) => (r.silent_s ? none : rate(r.rate_per_s)), "n"],
   ], rows, (r) => r.member));
 }
 
@@ -186,7 +279,7 @@ function partitions(listed, view) {
       ["running", (r) => (r.silent ? none : count(r.in_flight)), "n wide"],
       ["retrying", (r) => (r.silent ? none : count(r.retrying)), "n wide"],
       ["parked", (r) => (r.silent ? none : h("span", { class: r.parked ? "bad" : "" }, count(r.parked))), "n"],
-      ["map", (r) => `${count(r.map_chars)} of ${count(r.map_limit)}`, "n wide"],
+      ["map", (r) => h("span", { class: r.past_map ? "bad" : "", title: mapTitle(r) }, percent(r)), "n wide"],
       ["member", (r) => h("span", { class: r.silent ? "bad" : "" }, r.member), "name wide"],
     ], listed.rows, partitionLink, partitionLink) : nothing("No partition here."));
 }
@@ -201,17 +294,18 @@ export function partition(look, where) {
   return [
     head,
     from ? reported(from) : null,
-    said([standing(row, blocker)], row.done_beyond > 0 || row.place),
-    tiles([
-      ["committed", row.committed < 0 ? none : count(row.committed)],
+    said([standing(row, blocker, look.sentences)]),
+    tiles(["", [
+      ["committed", row.committed === null || row.committed < 0 ? none : count(row.committed)],
       ["frontier", count(row.frontier), "", "The lowest offset that is not done"],
       ["done beyond it", count(row.done_beyond)],
       ["remaining", (row.remaining_is_bound ? "≤ " : "") + count(row.remaining)],
       ["end of the log", count(row.end)],
-      ["oldest not done", duration(row.oldest_age_s)],
-      ["offset map", `${count(row.map_chars)} of ${count(row.map_limit)}`, "", "Characters of what the broker stores"],
+      ["oldest", duration(row.oldest_age_s), "", "Age of the oldest record that is not done"],
+      ["map full", percent(row), row.past_map ? "bad" : "", mapTitle(row)],
+      ["wait for map", count(row.past_map), row.past_map ? "bad" : "", "Keys whose next record is past the map's reach"],
       ["handler", row.handler],
-    ]),
+    ]]),
     from && !picture.cells ? null : map(picture, row),
     card("Records that hold it up", picture.records.length ? table([
       ["offset", (r) => count(r.offset), "nowrap"],
@@ -221,8 +315,8 @@ export function partition(look, where) {
       ["failed", attempts, "n"],
       ["wait behind", (r) => count(r.waiting_behind), "n"],
       ["last error", error, "name"],
-    ], picture.records, recordLink, recordLink) : nothing("None: all that was read is done.")),
-    card("Where its records are", h("dl", { class: "facts" },
+    ], alike(picture.records), recordLink, recordLink, others) : nothing("None: all that was read is done.")),
+    card("Where its records are", h("dl", { class: "facts row" },
       Object.entries(row.places).filter(([, n]) => n).map(([name, n]) =>
         [h("dt", null, place(name)), h("dd", null, count(n))]),
       h("dt", null, "held, not done"), h("dd", null, count(row.buffered)))),
@@ -236,24 +330,35 @@ function reported(from) {
     `As member ${from.member} reported at ${clock(from.at)}`, silent, ".");
 }
 
-function standing(row, blocker) {
+const mapTitle = (row) => `${count(row.map_chars)} of ${count(row.map_limit)} characters; at 100 % nothing further out starts`;
+const percent = (row) => `${Math.round(100 * (row.map_used ?? 0))} %`;
+
+function standing(row, blocker, sentences) {
   if (row.place) return { text: `${row.place === "start_unknown" ? "Assigned, its start is not known" :
-    "Not fetched, although its log grows,"} since ${duration(row.place_for_s)}: ${row.place_reason}.` };
+    "Not fetched, although its log grows,"} since ${duration(row.place_for_s)}: ${row.place_reason}.`,
+  rank: 4, command: `weft why ${row.topic}:${row.partition} --url ${location.origin}` };
   const since = row.committed < 0 ? "Nothing is committed yet." :
     `Committed to ${count(row.committed)} since ${clock(row.committed_since)} (${duration(row.committed_for_s)}).`;
-  if (!row.remaining) return { text: `${since} Nothing is left to do.` };
-  if (!blocker) return { text: `${since} ${count(row.remaining)} records are left; none holds it up.` };
+  if (!row.remaining) return { text: `${since} Nothing remains to be done.`, rank: 8, about: "healthy" };
+  if (!blocker) return { text: `${since} ${count(row.remaining)} records remain; none holds it up.`, rank: 8, about: "healthy" };
   const who = `Record ${count(blocker.offset)}${blocker.key === null ? "" : ` (key ${blocker.key})`}`;
   const after = blocker.last_error ? `, after ${errorText(blocker.last_error)}` : "";
   const long = blocker.for_s === null ? "" : ` for ${duration(blocker.for_s)}`;
+  const at = `${row.topic}:${row.partition}:${blocker.offset}`;
+  const advice = sentences.find((one) => {
+    const of = spoken(one) || {};
+    return of.topic === row.topic && of.partition === row.partition && of.offset === blocker.offset;
+  });
   return {
+    rank: row.past_map ? 3 : blocker.for_s > 10 ? 2 : 4, about: blocker.place, stack: blocker.stack,
+    next: advice && advice.next, command: `weft why ${at} --url ${location.origin}`,
     text: `${since} ${who} holds it up: ${place(blocker.place)}${long}${after}. ` +
       `${count(blocker.done_beyond)} records beyond it are done, ${count(blocker.waiting_behind)} wait behind it.`,
   };
 }
 
 function map(picture, row) {
-  const { from, to, cells, per_cell: each } = picture;
+  const { from, to, cells, per_cell: each, shares, edge } = picture;
   const ahead = Math.max(0, row.end - to), tallies = {};
   for (const letter of cells) tallies[letter] = (tallies[letter] || 0) + 1;
   const summary = Object.entries(tallies).map(([letter, n]) => `${n} ${CELLS[letter]}`).join(", ");
@@ -261,16 +366,24 @@ function map(picture, row) {
     const first = from + at * each, last = Math.min(to, first + each) - 1;
     return first === last ? count(first) : `${count(first)} to ${count(last)}`;
   };
+  // Of many offsets in one square: how many are not done, in tenths.
+  const share = (at) => (shares && shares[at] !== undefined ? Number(shares[at]) : 9);
+  const part = (at) => (each > 1 && cells[at] !== "d" && shares ? `, ${10 * share(at) + 10} % at most not done` : "");
+  const reach = edge === undefined || edge === null || edge >= to ? -1 : Math.floor((edge - from) / each);
   return h("section", { class: "card" },
     h("h2", null, cells.length ? `Offsets ${count(from)} to ${count(to - 1)}` : "Offsets",
-      h("span", { class: "count" }, each > 1 ? `; a square is ${count(each)} offsets and shows the worst of them` : "")),
+      h("span", { class: "count" }, each > 1 ? `; a square is ${count(each)} offsets: the colour of the worst, the darker the more are not done` : "")),
     cells.length ? h("div", { class: "cells", role: "img", "aria-label": `Cells: ${summary}` },
-      [...cells].map((letter, at) => h("i", { class: `c-${letter}`, title: `${offsets(at)}: ${CELLS[letter]}` })))
-      : nothing("All that was read is done."),
+      [...cells].map((letter, at) => h("i", {
+        class: `c-${letter}${each > 1 && letter !== "d" ? ` s${share(at)}` : ""}${at === reach ? " edge" : ""}`,
+        title: `${offsets(at)}: ${CELLS[letter]}${part(at)}${at === reach ? "; the map's reach: nothing further out starts" : ""}`,
+      }))) : nothing("All that was read is done."),
     ahead ? h("p", { class: "small quiet" }, picture.reported ? `then ${count(ahead)} more in the log, none of them done`
       : `then ${count(ahead)} more in the log, not fetched yet`) : null,
     h("div", { class: "legend" }, Object.entries(CELLS).filter(([letter]) => tallies[letter])
-      .map(([letter, text]) => h("span", null, h("i", { class: `c-${letter}` }), text))));
+      .map(([letter, text]) => h("span", null, h("i", { class: `c-${letter}` }), text)),
+    reach >= 0 ? h("span", null, h("i", { class: "edge" }), `the map's reach: past ${count(edge)} nothing starts`)
+      : edge > 0 && row.remaining ? h("span", null, `the map reaches to ${count(edge)}`) : null));
 }
 
 // -- records ----------------------------------------------------------------------------------------
@@ -296,7 +409,7 @@ function record(row) {
     ["behind", row.behind && h("a", { href: recordLink({ ...row, ...row.behind }) },
       `record ${count(row.behind.offset)}, ${place(row.behind.place)}`), row.behind],
     ["key", key(row), "key" in row],
-    ["handler", row.handler, row.handler],
+    ["handler", `${row.handler}${row.executor ? ` (${row.executor})` : ""}`, row.handler],
     ["for", duration(row.for_s), row.for_s],
     ["failed attempts", attempts(row), "attempts" in row],
     ["next attempt in", duration(row.due_in_s), row.due_in_s],
@@ -307,7 +420,9 @@ function record(row) {
   const story = row.story || [];
   return h("div", { class: "pair", "data-key": recordLink(row) },
     card("Record", h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
-      row.last_error && h("pre", { tabindex: "0" }, errorText(row.last_error))),
+      row.last_error && h("pre", { tabindex: "0" }, errorText(row.last_error)),
+      row.stack && row.stack.length ? [h("p", { class: "small quiet" }, "Where its call is, the innermost line last"),
+        h("pre", { tabindex: "0" }, row.stack.join("\n"))] : null),
     card("Its story", story.length ? h("ol", { class: "story" }, story.map((one) =>
       h("li", null, h("span", { class: "quiet" }, clock(one.at)), h("span", null, one.what))))
       : nothing("Nothing has gone wrong with it.")));

@@ -164,6 +164,7 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     unread = [one for one in member.unread() if (one.topic, one.number) == (topic, number)]
     rows = with_unread([one["partition"] for one in drawn], unread, account.at)
     shown = drawn or [NO_PICTURE]
+    add_calls(member, shown[0]["records"])
     return {**shown[0], "partition": rows[0]} if rows else None
 
 
