@@ -173,8 +173,8 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "is the broker up? a commit is acknowledged in milliseconds",
     ),
     "pending": lambda row, member: (
-        f"is handled and waits{_for(row)} for its transaction (exactly_once)",
-        "transactions that fail again and again are in the log: look for `transaction aborted`",
+        f"is handled and waits{_for(row)} for its transaction (exactly_once) or its table's file",
+        "a table gets a file every interval_s; `transaction aborted` in the log: they fail",
     ),
     "unfetched": lambda row, member: (
         "is not done by the restored offset map, and not fetched again yet",

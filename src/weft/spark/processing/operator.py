@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -10,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job
 from pyspark.sql.types import StructType
 
 from weft.app import app_of
+from weft.errors import ConfigError
 from weft.policies import OnExhausted, Retry
 from weft.spark.processing.columns import (
     checked_schema,
@@ -104,6 +106,7 @@ def process(
         timed=metrics is not None,
         typed=isinstance(records.schema["value"].dataType, StructType),
     )
+    check_workers(df.sparkSession)
     rows = _handled(records, settings, slots or default_slots(df.sparkSession))
     if metrics is not None:
         rows = observed_rows(rows, metrics)
@@ -131,8 +134,6 @@ def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterat
         try:
             from weft.spark.processing.task import run_task
         except ModuleNotFoundError as error:
-            import sys
-
             raise ImportError(
                 f"{sys.executable} on an executor has no module {error.name}: install weft[spark] "
                 "there (its image, PYSPARK_PYTHON, or the Connect server's environment)"
@@ -141,6 +142,36 @@ def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterat
 
     run.__name__ = name
     return run
+
+
+_LOOKED_AT: set[str] = set()
+
+
+def check_workers(spark: SparkSession) -> None:
+    """ConfigError where the workers' Python is another than this one and has no Weft.
+
+    Found out by a task of our own, which does not fail: one that does is tried again, with
+    `local[2,1000]` a thousand times. Through Spark Connect the workers cannot be asked.
+    """
+    try:
+        context = spark.sparkContext
+    except (AttributeError, PySparkException):
+        return
+    python = context.pythonExec
+    if python == sys.executable or python in _LOOKED_AT:
+        return
+
+    def lacks(_: Iterable[int]) -> list[bool]:
+        from importlib.util import find_spec
+
+        return [find_spec("weft") is None]
+
+    if any(context.parallelize([0], 1).mapPartitions(lacks).collect()):
+        raise ConfigError(
+            f"process: {python}, the Python of this Spark's workers, has no module weft: install"
+            " weft[spark] there, or set PYSPARK_PYTHON to one that has it"
+        )
+    _LOOKED_AT.add(python)
 
 
 def default_slots(spark: SparkSession) -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
+
+from weft.errors import ConfigError
 from weft.spark.fleet import pickles
-from weft.spark.processing.operator import task_function
+from weft.spark.processing.operator import check_workers, task_function
 
 BARE = """
 import pickle, sys
@@ -34,3 +38,38 @@ def test_an_executor_without_weft_says_what_to_do():
     said = done.stdout.decode()
     assert said.startswith(f"check ImportError {sys.executable} on an executor has no module weft")
     assert "install weft[spark] there" in said
+
+
+class Workers:
+    """A Spark context whose workers run another Python; what is mapped runs here."""
+
+    def __init__(self, python: str) -> None:
+        self.pythonExec, self.jobs = python, 0
+
+    def parallelize(self, rows, _slices):
+        self.jobs += 1
+        self.rows = rows
+        return self
+
+    def mapPartitions(self, function):  # Spark's name
+        self.found = function(iter(self.rows))
+        return self
+
+    def collect(self):
+        return self.found
+
+
+def test_workers_without_weft_are_found_out_before_a_task_fails(monkeypatch):
+    """A failing task is tried again, locally a thousand times; the line names their Python."""
+    workers = Workers("/opt/other/python")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"/opt/other/python, the Python .* has no module weft"):
+        check_workers(SimpleNamespace(sparkContext=workers))
+
+
+def test_workers_with_weft_are_looked_at_once(monkeypatch):
+    """And those of this very Python not at all."""
+    other, same = Workers("/opt/good/python"), Workers(sys.executable)
+    for workers in (other, other, same):
+        check_workers(SimpleNamespace(sparkContext=workers))
+    assert (other.jobs, same.jobs) == (1, 0)
