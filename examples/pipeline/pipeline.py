@@ -56,6 +56,8 @@ app = weft.App(
 async def price(record: weft.Record) -> dict[str, Any]:
     """What a ride costs; rides of one vehicle one after another."""
     ride = record.value
+    if ride["ride"] is None:
+        raise weft.Reject("not a ride")
     await asyncio.sleep(0.02)
     if ride["zone"] not in app.state:
         raise LookupError(f"no tariff for zone {ride['zone']}")
@@ -64,9 +66,7 @@ async def price(record: weft.Record) -> dict[str, Any]:
 
 
 def prepared(spark: "SparkSession", bootstrap: str) -> "DataFrame":
-    """Rides with the owner of their vehicle, as a stream: parse and join, Spark's work."""
-    from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
-
+    """Rides with the owner of their vehicle, as a stream."""
     raw = (
         spark.readStream.format("weft")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -75,11 +75,24 @@ def prepared(spark: "SparkSession", bootstrap: str) -> "DataFrame":
         .option("maxOffsetsPerTrigger", os.environ.get("BATCH_RECORDS", "10000"))
         .load()
     )
+    joined = with_owner(spark, raw)
+    return joined.select("topic", "partition", "offset", "timestamp", "key", "value")
+
+
+def with_owner(spark: "SparkSession", messages: "DataFrame") -> "DataFrame":
+    """Parse and join, Spark's work. A vehicle without an owner is priced too, so nulls are kept.
+
+    `raw` is the message as it came, in Base64: one that cannot be parsed is not lost, and a replay
+    starts from it.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+
     owners = spark.read.csv(VEHICLES, schema="vehicle string, owner string", header=True)
-    rides = raw.withColumn("ride", F.from_json(F.col("value").cast("string"), RIDE))
+    rides = messages.withColumn("ride", F.from_json(F.col("value").cast("string"), RIDE))
     joined = rides.join(F.broadcast(owners), F.col("ride.vehicle") == owners.vehicle, "left")
-    value = F.to_json(F.struct("ride.*", "owner"))
-    return joined.select("topic", "partition", "offset", "timestamp", "key", value.alias("value"))
+    fields = F.struct("ride.*", "owner", F.base64("value").alias("raw"))
+    value = F.to_json(fields, {"ignoreNullFields": "false"})
+    return joined.select(*[c for c in messages.columns if c != "value"], value.alias("value"))
 
 
 def run(spark: "SparkSession", bootstrap: str, folder: Path) -> None:
@@ -110,11 +123,19 @@ def table(spark: "SparkSession", folder: Path) -> "DataFrame":
 
 
 def replay_dead(spark: "SparkSession", folder: Path) -> None:
-    """Price failed rides again, a vehicle's in order; those that fail again stay in `dead`."""
+    """Join and price failed rides again, a vehicle's in order; what fails again stays in `dead`."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+
     from weft.spark import replay
 
     dead, priced = table(spark, folder / "dead"), table(spark, folder / "priced")
-    again = replay(dead, price, results=priced, on_exhausted=weft.Skip())
+    raw = F.unbase64(F.get_json_object(F.col("value").cast("string"), "$.raw"))
+    again = replay(
+        with_owner(spark, dead.withColumn("value", raw)),
+        price,
+        results=priced,
+        on_exhausted=weft.Skip(),
+    )
     done = again.where("status = 'done'").selectExpr(*PRICED, "overtaken_by")
     number = len(list(folder.glob("priced/batch=replay-*/_SUCCESS")))
     done.write.mode("overwrite").parquet(f"{folder}/priced/batch=replay-{number}")

@@ -177,9 +177,11 @@ def halts(
     found += [{"cause": hold} for hold in account.holds]
     waiting = {part.handler.name for part in parts if part.places["ready"]}
     for handler in account.handlers:
-        if handler.name not in waiting:
+        # What is granted beyond the concurrency waits in the pipes of worker processes.
+        in_pipes = handler.slots.taken > handler.spec.concurrency
+        if handler.name not in waiting and not in_pipes:
             continue
-        if handler.slots.free <= 0:
+        if handler.slots.free <= 0 or in_pipes:
             calls = _calls(handler, running.get(handler.name, ()), account.at, epoch_s)
             found.append({"cause": "slots", "handler": handler.name, **calls})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
@@ -196,14 +198,16 @@ def halts(
 
 
 def _running(parts: Sequence[Part]) -> dict[str, list[Work]]:
-    """The records that are with each handler."""
+    """The records whose calls have begun, of each handler."""
     found: dict[str, list[Work]] = {}
     for part in parts:
         if part.places["running"]:
             found.setdefault(part.handler.name, []).extend(
                 work
                 for work in (*part.works, *part.marked)
-                if work is not None and work.state == states.RUNNING
+                if work is not None
+                and work.state == states.RUNNING
+                and not part.handler.slots.waits(work)
             )
     return found
 
@@ -213,13 +217,15 @@ def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float)
 
     Records wait, so the end of a call begins another: no call has ended since the youngest began.
     """
-    if not running:
+    batched = handler.spec.batch is not None
+    calls = len({id(work.call) for work in running} if batched else running)
+    if calls < handler.spec.concurrency:
         return {}
     begun = max(work.since for work in running)
     oldest = min(running, key=lambda work: work.since)
     part = oldest.partition
     return {
-        "calls": min(handler.slots.taken, handler.spec.concurrency),
+        "calls": min(calls, handler.spec.concurrency),
         "concurrency": handler.spec.concurrency,
         "since": round(begun + epoch_s, 3),
         "for_s": round(max(0.0, at - begun), 3),

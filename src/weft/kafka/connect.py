@@ -12,7 +12,7 @@ from weft.kafka.clientlog import with_client_log
 from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import ConsumerPort, ProducerPort, TransactionsPort, Word
 from weft.kafka.probing import refusal
-from weft.kafka.settings import ClientSettings, client_settings
+from weft.kafka.settings import ClientSettings, client_settings, with_own_id
 from weft.types import DeliveryName, TopicPartition
 
 MEMORY_SCHEME = "memory://"
@@ -124,7 +124,7 @@ class RealConnection:
         """A new consumer."""
         from weft.kafka.consumer import KafkaConsumer
 
-        return KafkaConsumer(with_client_log(self.settings.consumer))
+        return KafkaConsumer(with_client_log(with_own_id(self.settings.consumer)))
 
     def producer(
         self, on_served: Callable[[], None], on_failed: Callable[[str], None]

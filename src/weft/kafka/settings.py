@@ -7,6 +7,10 @@ finds wrong when it makes a client (one without an address, gone again within a 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +29,7 @@ Config = dict[str, Any]
 
 #: librdkafka's own defaults
 _HEARTBEAT_MS, _SESSION_MS = 3_000, 45_000
+_HOST_CHARS_MAX = 100
 
 _log = logging.getLogger("weft.kafka")
 
@@ -243,6 +248,19 @@ def _admin(kafka: Config) -> Config:
     """Only what every client takes; statistics and errors of this one would come twice."""
     left_out = {"statistics.interval.ms", "stats_cb", "error_cb", "throttle_cb"}
     return {n: v for n, v in _of(kafka, "*").items() if n not in left_out}
+
+
+def with_own_id(consumer: Config) -> Config:
+    """The same with a static id of its own, for a classic member whose user gives none.
+
+    All brokers away for longer than a session: librdkafka forgets its member id and joins as a new
+    member, and the group waits a whole session more for the old one. A static member takes its own
+    place again. Another id for each consumer, so that two never fence each other.
+    """
+    if "group.instance.id" in consumer or consumer.get("group.protocol") == "consumer":
+        return consumer
+    host = re.sub(r"[^a-zA-Z0-9._-]", "_", socket.gethostname())[:_HOST_CHARS_MAX]
+    return {**consumer, "group.instance.id": f"{host}-{os.getpid()}-{secrets.token_hex(6)}"}
 
 
 def is_incremental(config: Mapping[str, Any]) -> bool:

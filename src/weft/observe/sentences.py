@@ -77,9 +77,9 @@ def _runs(row: Row, member: str) -> tuple[str, str]:
 
 
 def at_line(row: Row) -> str:
-    """The line that the call is at."""
+    """The handler's own line that the call is at; what it calls is in the stack."""
     stack = row.get("stack")
-    return f", at {stack[-1]}" if stack else ""
+    return f", at {stack[0]}" if stack else ""
 
 
 def ends_by(row: Row) -> str:
@@ -354,7 +354,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         BROKER_NEXT,
     ),
     "refused": lambda halt: (
-        f"The brokers refuse our login: {halt.get('reason', 'no reason given')}.",
+        f"The brokers refuse our login: {halt.get('reason', 'no reason given').rstrip('.')}.",
         REFUSED_NEXT,
     ),
     "rate_limit": lambda halt: (

@@ -79,7 +79,12 @@ def _ranked(told: list[Sentence]) -> list[Sentence]:
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     """The records that hold up most, but for those of which a cause has spoken."""
     named = {one.record for one in halts}
-    rows = [row for row in shot.get("blockers", ()) if weighs(row) and record_of(row) not in named]
+    rows = [
+        row
+        for row in shot.get("blockers", ())
+        if record_of(row) not in named
+        and (weighs(row) or (row["place"] == "running" and _hangs(shot, row)))
+    ]
     return [_of_blocker(shot, row, member) for row in rows[:WORST]]
 
 
@@ -119,7 +124,7 @@ def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Senten
     left = total(rows, "remaining")
     text = (
         f"Member {member} has not reported for {seconds(silent_s)}: killed, or cut off. No other "
-        f"member has its {len(rows):,} partitions; {shown(left)} records remained there."
+        f"member has its partitions ({len(rows):,}); {shown(left)} records remained there."
     )
     return Sentence(text, SILENT_NEXT, "silent", rank=MEMBER)
 

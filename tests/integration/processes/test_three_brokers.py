@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import ElectionType, TopicPartition
+from confluent_kafka import ElectionType, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.integration.processes.conftest import SETTINGS
 from tests.support.chaos import Chaos, say
 from tests.support.verdict import Excuse
 
+import weft
 from weft.broker import LocalBroker
 
 PARTITIONS, LATER_S, SETTLE_S, WAIT_S = 6, 5.0, 5.0, 180.0
@@ -136,7 +138,7 @@ def test_every_partition_is_read_again(
         threading.Event().wait(SETTLE_S)
         ended = time.monotonic()
         run.stop_feeding()
-        run.excuses.append(Excuse("away", None, began - run.window_s, ended, overlap=True))
+        run.excuses.append(Excuse("away", None, run.since(began), ended, overlap=True))
         run.all_done(60)
         produced, read = run.standstills(began, ended)
         shown = " ".join(f"{one:.1f}" for one in read)
@@ -146,3 +148,37 @@ def test_every_partition_is_read_again(
             run.terminate(child)
         run.verdict()
         assert max(read) <= max(produced) + LATER_S, what
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_partition_that_the_client_stops_fetching_is_fetched_anew(cluster: LocalBroker) -> None:
+    """The watchdog: its log grows, nothing of Weft's pauses it, and 30 s later it is read."""
+    cluster.create_topic("unfetched", 2, replication=3)
+    app = weft.App(group="unfetched", kafka={"bootstrap.servers": cluster.bootstrap})
+    read: list[int] = []
+
+    @app.consume("unfetched")
+    def handler(record: weft.Record) -> None:
+        read.append(record.partition)
+
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+
+    def until_read(count: int) -> None:
+        producer.produce("unfetched", b"x", partition=0)
+        assert producer.flush(60) == 0
+        deadline = time.monotonic() + WAIT_S
+        while len(read) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # between two looks
+
+    run = app.start()
+    try:
+        until_read(1)
+        consumer: Any = run._member.seat.consumer  # behind its back
+        consumer._consumer.pause([TopicPartition("unfetched", 0)])
+        until_read(2)
+        assert app.snapshot()["counts"]["partitions_refetched"] >= 1
+    finally:
+        run.stop()
+        run.wait(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -19,7 +20,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 SCRIPT = "pipeline/pipeline.py"
 RIDES, VEHICLES, BATCH, WAIT_S = 120, 5, 30, 300
 TARIFFS = {"north": 1.5, "south": 2.0}
-OWNERS = ("Ada", "Ben", "Cleo", "Dan", "Eve")
+#: the last vehicle has none
+OWNERS = ("Ada", "Ben", "Cleo", "Dan", None)
+BROKEN = b"{no json \xff"
 
 
 @pytest.fixture
@@ -42,6 +45,7 @@ def feed(broker: LocalBroker) -> None:
         one = ride(number)
         partition = number % VEHICLES % 2
         producer.produce("rides", json.dumps(one), one["vehicle"], partition=partition)
+    producer.produce("rides", BROKEN, "v9", partition=0)
     assert producer.flush(60) == 0
 
 
@@ -50,6 +54,14 @@ def cost(number: int, tariffs: dict) -> dict:
     owner = OWNERS[number % VEHICLES]
     price = round(one["km"] * tariffs[one["zone"]], 2)
     return {"ride": number, "vehicle": one["vehicle"], "owner": owner, "cost": price}
+
+
+def owners(folder: Path) -> dict[str, str]:
+    """The environment with the list of vehicles that have one."""
+    path = folder / "vehicles.csv"
+    named = [f"v{number},{owner}\n" for number, owner in enumerate(OWNERS) if owner]
+    path.write_text("".join(["vehicle,owner\n", *named]))
+    return {"VEHICLES": str(path)}
 
 
 class Tables:
@@ -99,7 +111,7 @@ def test_every_ride_is_in_the_table_once_whatever_is_killed(broker, tmp_path, ki
     tables, log = Tables(tmp_path), tmp_path / "log"
     tariffs = tmp_path / "tariffs.json"
     tariffs.write_text(json.dumps(TARIFFS))
-    settings = {"TARIFFS": str(tariffs), "BATCH_RECORDS": str(BATCH)}
+    settings = {"TARIFFS": str(tariffs), "BATCH_RECORDS": str(BATCH), **owners(tmp_path)}
     step = (broker.bootstrap, str(tmp_path))
 
     for _ in range(kills):
@@ -111,6 +123,9 @@ def test_every_ride_is_in_the_table_once_whatever_is_killed(broker, tmp_path, ki
     good = [number for number in range(RIDES) if ride(number)["zone"] != "west"]
     assert tables.priced() == [cost(number, TARIFFS) for number in good]
     dead = tables.rows("dead")
+    (broken,) = [row for row in dead if row["error"] == "Reject: not a ride"]
+    assert base64.b64decode(json.loads(broken["value"])["raw"]) == BROKEN
+    dead.remove(broken)
     assert len(dead) == RIDES - len(good)
     assert {row["error"] for row in dead} == {"LookupError: no tariff for zone west"}
     assert all(row["attempts"] == 2 and row["story"] for row in dead)
@@ -133,11 +148,12 @@ def test_the_same_handler_live_between_topics(broker, tmp_path):
     """`prepare` writes each ride once, `weft run` prices them, the failed are dead letters."""
     feed(broker)
     log = tmp_path / "log"
-    run(SCRIPT, "prepare", broker.bootstrap, str(tmp_path), log=log, timeout_s=WAIT_S)
-    assert len(messages(broker, "rides.prepared")) == RIDES
+    step = (broker.bootstrap, str(tmp_path))
+    run(SCRIPT, "prepare", *step, log=log, timeout_s=WAIT_S, **owners(tmp_path))
+    assert len(messages(broker, "rides.prepared")) == RIDES + 1
     app = ("-m", "weft.cli.main", "run", "pipeline.pipeline:app", "--until", "drained")
     run(*app, log=log, timeout_s=WAIT_S, BOOTSTRAP=broker.bootstrap)
     priced = [json.loads(m.value() or b"") for m in messages(broker, "rides.priced")]
     good = [number for number in range(RIDES) if ride(number)["zone"] != "west"]
     assert sorted(priced, key=lambda row: row["ride"]) == [cost(n, TARIFFS) for n in good]
-    assert len(messages(broker, "rides.dead")) == RIDES - len(good)
+    assert len(messages(broker, "rides.dead")) == RIDES - len(good) + 1

@@ -457,8 +457,8 @@ def test_what_spark_defaults_say_is_seen(tmp_path, topic, kafka_broker) -> None:
 
 
 @pytest.mark.long
-def test_sparks_ui_tells_what_members_do(tmp_path, topic, kafka_broker) -> None:
-    """The descriptions of the members' jobs are kept up to date: rate, lag, done, failures."""
+def test_sparks_ui_names_the_members(tmp_path, topic, kafka_broker) -> None:
+    """One job for each member, with a description that stays."""
     name = topic(PARTITIONS, "described")
     fill(kafka_broker.bootstrap, name, 20_000, PARTITIONS)
     write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=2)
@@ -469,9 +469,7 @@ def test_sparks_ui_tells_what_members_do(tmp_path, topic, kafka_broker) -> None:
         )
         api = f"{found[1]}/api/v1/applications"
         at_work(fleet)
-        whole = re.compile(
-            r": member [01] of 2 · [\d,]+/s, lag [\d,]+, [\d,]+ done, 0 failed attempts$"
-        )
+        whole = re.compile(r": member [01] of 2$")
 
         def told() -> list[str]:
             with urllib.request.urlopen(api, timeout=60) as answer:
@@ -480,7 +478,6 @@ def test_sparks_ui_tells_what_members_do(tmp_path, topic, kafka_broker) -> None:
                 jobs = json.load(answer)
             return [str(job["description"]) for job in jobs if job["status"] == "RUNNING"]
 
-        # Until then they say that the member is away, or nothing of its lag.
         wait_until(lambda: sum(bool(whole.search(line)) for line in told()) == 2, 60, "both lines")
         fleet.ctrl_c()
         assert fleet.wait() == 0, fleet.text

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from weft.errors import ConfigError
-from weft.kafka.settings import OWNED, ClientSettings, client_settings
+from weft.kafka.settings import OWNED, ClientSettings, client_settings, with_own_id
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 
@@ -336,3 +336,18 @@ def test_fetches_fit_the_largest_response_the_user_allows(receive_bytes) -> None
 def test_a_response_smaller_than_a_message_is_refused_by_name() -> None:
     """One byte less than the smallest that works."""
     assert "receive.message.max.bytes" in refusal({"receive.message.max.bytes": 1_000_511})
+
+
+def test_a_classic_member_gets_a_static_id_of_its_own() -> None:
+    """Another one each time, so that no two fence each other; the settings keep the user's."""
+    one, other = (with_own_id({"group.id": "g"})["group.instance.id"] for _ in range(2))
+    assert one != other
+    assert one.startswith(socket.gethostname()[:10])
+
+
+@pytest.mark.parametrize("given", [{"group.instance.id": "mine"}, {"group.protocol": "consumer"}])
+def test_no_id_of_its_own_where_the_user_gives_one_or_the_protocol_needs_none(
+    given: dict[str, str],
+) -> None:
+    """KIP-848 members keep their id through an outage, and a static one would hold its place."""
+    assert with_own_id(given) == given

@@ -55,12 +55,17 @@ class Member:
         self.config = type("C", (), {"plans": [], "topics": []})
         self.executors = []
         self.kafka_answers = False
+        self.waits = []
 
     def calls(self, kind, stack=()):
         """Its handler is called so, and stands there."""
         plan = HandlerPlan(HandlerSpec("h"), lambda record: None, kind=kind)
         self.config.plans = [plan]
         self.executors = [type("E", (), {"stack": lambda self, where: [*stack, f"{where}"]})()]
+
+    def unread(self):
+        """Partitions whose start is not known yet."""
+        return self.waits
 
     def answers(self, timeout_s):
         """Whether a broker answers the consumer."""
@@ -239,6 +244,16 @@ def test_an_unreachable_group_is_a_reason_too():
     watched.look(Group(error=RuntimeError("no route")))
     ((_, fields),) = member.told()
     assert fields["reason"] == "the brokers do not answer: no route"
+
+
+def test_a_partition_whose_start_is_not_known_is_assigned():
+    """A line of its own reports it, not "no partition yet"."""
+    member = Member()
+    member.waits = [("t", 0)]
+    watched = Watching(member, "g", None)
+    watched._unassigned_at = time.monotonic() - 6
+    watched.look(Group(error=RuntimeError("no route")))
+    assert member.told() == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from weft.core.work import Received
 #: topic, partition and offset of a record
 Where = tuple[str, int, int]
 
-#: the innermost of them: what a call waits for is there
+#: the outermost, which is the handler's own, and the innermost: what it waits for is there
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 _WEFT = str(Path(__file__).parents[2])
@@ -86,7 +86,8 @@ def lines_of(frames: Sequence[FrameType]) -> list[str]:
     at = 0
     while at < len(frames) and frames[at].f_code.co_filename.startswith(_WEFT):
         at += 1
-    return [_line(frame) for frame in frames[at:]][-LINES_MAX:]
+    inner = max(at + 1, len(frames) - LINES_MAX + 1)
+    return [_line(frame) for frame in [*frames[at : at + 1], *frames[inner:]]]
 
 
 def _line(frame: FrameType) -> str:

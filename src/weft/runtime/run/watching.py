@@ -47,10 +47,7 @@ GROUP_ANSWER_S = 1.0
 #: (librdkafka#4605): it gets more time than it needs, and none is asked for soon after an outage
 GROUP_STATE_S = 5.0
 SETTLED_S = 60.0
-AFTER_OUTAGE = (
-    "the brokers were away: where that took longer than session.timeout.ms, the group waits as "
-    "long again for what this member was (not with group.instance.id or group.protocol=consumer)"
-)
+AFTER_OUTAGE = "the brokers were away, so the group is asked for its state only a minute later"
 STILL_JOINING = (
     "still joining: the topic exists and no other member has its partitions, so they come to this "
     "one; a slow broker or a busy machine takes longer"
@@ -257,7 +254,7 @@ class Watching:
 
     def _look_at_assignment(self, now: float, admin: AsksGroup | None) -> None:
         member = self._member
-        if member.partitions or member.leaving or member.fatal is not None:
+        if member.partitions or member.unread() or member.leaving or member.fatal is not None:
             self._unassigned_at, self._unassigned_told = None, 0
             self.in_reserve = False
             return

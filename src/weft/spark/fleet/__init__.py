@@ -8,7 +8,7 @@ jobs.py       one Spark job a member, submitted again when Spark gives up on it
 server.py     the driver's end of the control channel; wire.py: its lines, handshake and signatures
 roster.py     what members say and are told; slots.py: what is known of each; places.py: how far
 drained.py    is the group at the ends yet
-lookout.py    who is away, whose executor goes, and the jobs' lines in Spark's UI (jobpage.py)
+lookout.py    who is away, and whose executor goes
 membership.py names and session of members in their group; ghosts.py: those of dead runs
 task.py       what Spark runs on an executor; link.py is its end of the channel
 hosting.py    the member inside the task: the same runtime as in one process; member_run.py: its run

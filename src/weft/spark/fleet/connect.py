@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,6 @@ class ConnectSession:
     def trouble(self, _group: str) -> str | None:
         """A query fails as a whole, with its reason."""
         return None
-
-    def describe(self, _group: str, _members: Mapping[int, str]) -> bool:
-        """The server's UI is not ours to write to."""
-        return False
 
     def cancel(self, group: str) -> None:
         """Kill the members that have not left."""

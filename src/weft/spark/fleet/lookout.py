@@ -1,12 +1,10 @@
-"""What the driver looks after while a fleet runs: who is away, whose executor goes, the UI."""
+"""What the driver looks after while a fleet runs: who is away, and whose executor goes."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from weft.runtime.logs import event
 from weft.spark.fleet.limits import AWAY_S
@@ -17,7 +15,6 @@ from weft.spark.fleet.slots import Slot
 _log = logging.getLogger("weft")
 
 _MOVE_LOOK_S = 0.5
-TELL_EVERY_S = 5.0
 
 
 class AwayWatch:
@@ -81,49 +78,3 @@ class Lookout:
         going = self._session.going(theirs) if theirs else []
         if going:
             self._roster.move(going)
-
-
-class Signboard:
-    """Keeps the descriptions of the members' jobs up to date in Spark's UI, on its own thread."""
-
-    def __init__(self, roster: Roster, session: FleetSession, group: str) -> None:
-        """`group` is the job group of the run."""
-        self._roster, self._session, self._group = roster, session, group
-        self._before: dict[int, tuple[float, int]] = {}
-        self._over = threading.Event()
-
-    def begin(self) -> None:
-        """Start; returns at once."""
-        threading.Thread(target=self._run, name="weft-signboard", daemon=True).start()
-
-    def close(self) -> None:
-        """Write no more."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(TELL_EVERY_S):
-            try:
-                shots = self._roster.shots()
-                told = {
-                    one.index: self._line(one, shots.get(one.index)) for one in self._roster.slots
-                }
-                if not self._over.is_set() and not self._session.describe(self._group, told):
-                    return
-            except Exception:
-                _log.debug("Spark's UI cannot be told", exc_info=True)
-                return
-
-    def _line(self, slot: Slot, shot: Mapping[str, Any] | None) -> str:
-        """`118/s, lag 3,200, 14,020 done, 2 failed, back 1 time` or `away`."""
-        done, now = slot.total("done"), time.monotonic()
-        at, before = self._before.get(slot.index, (now, done))
-        self._before[slot.index] = now, done
-        rate = (done - before) / (now - at) if now > at else 0.0
-        words = ["away"] if slot.wire is None else [f"{max(rate, 0.0):,.0f}/s"]
-        if shot is not None:
-            lag = sum(row.get("lag") or 0 for row in shot["shot"].get("partitions", ()))
-            words.append(f"lag {lag:,}")
-        words += [f"{done:,} done", f"{slot.total('failures'):,} failed attempts"]
-        if slot.lives > 1:
-            words.append(f"back {slot.lives - 1} times")
-        return ", ".join(words)

@@ -24,7 +24,7 @@ from weft.spark.fleet.drained import GroupDrain
 from weft.spark.fleet.ending import Ending
 from weft.spark.fleet.ghosts import Ghosts
 from weft.spark.fleet.jobs import MemberJobs
-from weft.spark.fleet.lookout import Lookout, Signboard
+from weft.spark.fleet.lookout import Lookout
 from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import instance_name
 from weft.spark.fleet.outside import FleetSource
@@ -87,7 +87,6 @@ class FleetRun:
         ears = Ears(self._fatal_from, self._asked, self._relay.take, self._relay.event)
         self._roster = Roster(settings.members, orders, ears)
         self._lookout: Lookout | None = None
-        self._signboard: Signboard | None = None
         self._ending = Ending()
         self._stopped_at: float | None = None
         self._starting = True
@@ -138,9 +137,6 @@ class FleetRun:
         session.ship(self._sources)
         group = f"weft-{self._run_id}"
         self._lookout = Lookout(self._roster, session, self._upfront.session_ms())
-        self._signboard = Signboard(self._roster, session, group)
-        if session.ui is not None:
-            self._signboard.begin()
         self._jobs = MemberJobs(session, group, self._describe, self._next_task)
         event(
             _log,
@@ -164,7 +160,9 @@ class FleetRun:
     def _describe(self, task: MemberTask) -> str:
         """The job's line in Spark's UI."""
         again = f", submitted again ({task.generation})" if task.generation else ""
-        return f"weft {self._options.group}: member {task.index} of {self._settings.members}{again}"
+        page = f", page http://{self._options.http}" if self._options.http else ""
+        members = self._settings.members
+        return f"weft {self._options.group}: member {task.index} of {members}{again}{page}"
 
     def _await_members(self) -> None:
         """Until all are up. Raises what stops them before that, in one line."""
@@ -326,9 +324,8 @@ class FleetRun:
 
     def _clean_up(self) -> None:
         self._outside.close()
-        for watcher in (self._ghosts, self._signboard):
-            if watcher is not None:
-                watcher.close()
+        if self._ghosts is not None:
+            self._ghosts.close()
         if self._server is not None:
             self._server.close()
         if self._session is not None:

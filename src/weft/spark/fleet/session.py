@@ -9,12 +9,11 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.errors import ConfigError
-from weft.spark.fleet.jobpage import describe_job
 from weft.spark.fleet.limits import FAILURES_TELL, TASK_FAILURES_MAX
 from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.settings import (
@@ -75,9 +74,6 @@ class FleetSession(Protocol):
 
     def trouble(self, group: str) -> str | None:
         """Why tasks fail again and again, where Spark tells before it gives up."""
-
-    def describe(self, group: str, members: Mapping[int, str]) -> bool:
-        """Put a text behind each member's line in Spark's UI; False where that cannot be done."""
 
     def cancel(self, group: str) -> None:
         """Kill the members that have not left."""
@@ -161,14 +157,6 @@ class ClassicSession:
             _log.debug("Spark's tasks cannot be asked for", exc_info=True)
             return None
         return next((str(one.get()) for one in messages if one.isDefined()), None)
-
-    def describe(self, group: str, members: Mapping[int, str]) -> bool:
-        """Put a text behind each member's line in Spark's UI."""
-        if self.stopped:
-            return False
-        for job in self.context.statusTracker().getJobIdsForGroup(group):
-            describe_job(self.context, job, members)
-        return True
 
     def cancel(self, group: str) -> None:
         """Kill the members that have not left."""

@@ -168,7 +168,8 @@ class ProcessExecutor:
         with self._lock:
             link = next((one for one in self._links if _is_at(one, where)), None)
             if link is None:
-                return []
+                opening = [one for one in self._links if not one.opened]
+                return [f"worker process {one.process.pid}, which opens" for one in opening[:1]]
             if not link.asked:  # what holds its interpreter must not have its pipe filled
                 link.asked = True
                 link.stack_told.clear()

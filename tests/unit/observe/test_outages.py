@@ -1,0 +1,251 @@
+"""Ten outages: the first line of `weft why`, and that docs/troubleshooting.md has exactly that."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture
+
+import weft
+from weft.account.account import take
+from weft.account.snapshot import snapshot
+from weft.core.spec import HandlerSpec, Limits
+from weft.kafka.ports import KafkaUnavailable
+from weft.observe import why as module
+from weft.observe.asking import Question, answer
+from weft.observe.overview import overview
+from weft.observe.why import why
+from weft.runtime.member.member import Member
+from weft.runtime.run import snapshot as run_snapshot
+from weft.runtime.run.outside import RunSource
+from weft.runtime.run.run import Run
+from weft.testing import MemoryKafka
+
+PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
+WAIT_S = 30.0
+REFUSED = (
+    "Kafka at kafka-1:9093: cannot describe orders: Authentication failed: the broker does not "
+    "accept who we say we are: check security.protocol and sasl.*"
+)
+
+
+class Stage:
+    """An app on the topic `orders`; its handlers wait at a gate, which opens at the end."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self.kafka, self.gate = kafka, threading.Event()
+        self.run: Run | None = None
+
+    def start(self, handler: Any, keys: list[bytes], *, app: Any = None, **consume: Any) -> None:
+        """Handle a record of each key."""
+        self.kafka.create_topic("orders")
+        for key in keys:
+            self.kafka.produce("orders", b"x", key=key)
+        one = weft.App(group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, **(app or {}))
+        one.consume("orders", **consume)(handler)
+        run = one.start()
+        assert isinstance(run, Run)
+        self.run = run
+
+    def waits(self, record: weft.Record) -> None:
+        """A handler that waits at the gate."""
+        self.gate.wait()
+
+    def until(self, about: str) -> dict[str, Any]:
+        """The first sentence, once it is about this."""
+        assert self.run is not None
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            told = answer(RunSource(self.run), Question())["sentences"]
+            stack = told[0]["stack"]
+            if told[0]["about"] == about and (about != "hangs" or len(stack) > 1):
+                return dict(told[0])
+            self.gate.wait(0.02)  # a look at a time
+        raise AssertionError(told)
+
+    def end(self) -> None:
+        """Let go of everything."""
+        self.gate.set()
+        if self.run is not None:
+            self.run.stop("now")
+            self.run.wait(WAIT_S)
+
+
+@pytest.fixture
+def stage(memory_broker, monkeypatch):
+    """Calls hang after moments, not after seconds."""
+    monkeypatch.setattr(module, "HANGS_S", 0.3)
+    monkeypatch.setattr(module, "STUCK_S", 0.3)
+    monkeypatch.setattr(run_snapshot, "STACK_AFTER_S", 0.1)
+    one = Stage(memory_broker)
+    yield one
+    one.end()
+
+
+def waits(record: weft.Record) -> None:
+    """For a worker process."""
+    threading.Event().wait()
+
+
+KEYS = [b"cust-17", b"cust-18", b"cust-19", b"cust-20"]
+
+
+def hung_async(stage: Stage, **_: Any) -> Any:
+    """A service that never answers."""
+
+    async def waits(record: weft.Record) -> None:
+        await asyncio.Event().wait()
+
+    stage.start(waits, KEYS, concurrency=2)
+    return stage.until("hangs")
+
+
+def hung_threads(stage: Stage, **_: Any) -> Any:
+    """The same, called by a plain function."""
+    stage.start(stage.waits, KEYS, concurrency=2)
+    return stage.until("hangs")
+
+
+def hung_processes(stage: Stage, **_: Any) -> Any:
+    """The same in a worker process."""
+    stage.start(waits, KEYS, concurrency=1, executor="processes")
+    return stage.until("hangs")
+
+
+def broker_away(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
+    """Nobody answers any more; nothing is fetched, and the group does not know us."""
+    stage.start(lambda record: None, KEYS)
+    assert stage.run is not None
+    stage.until("healthy")
+    run = stage.run
+
+    def refuse(*_: Any) -> Any:
+        raise KafkaUnavailable("no answer")
+
+    monkeypatch.setattr(Member, "answers", lambda *_: False)
+    monkeypatch.setattr(run._admin, "describe", refuse)
+    assert run.member is not None
+    run.member.telling.broker_seen_at -= 60.0
+    return stage.until("broker")
+
+
+def login_refused(stage: Stage, **_: Any) -> Any:
+    """The password was changed."""
+    stage.start(lambda record: None, KEYS)
+    stage.until("healthy")
+    assert stage.run is not None
+    assert stage.run.member is not None
+    stage.run.member.telling.refused = REFUSED
+    return stage.until("refused")
+
+
+def map_full(desk: Callable[..., Any], **_: Any) -> Any:
+    """One record hangs at the frontier, and what is done beyond it fills the map."""
+    one = desk(HandlerSpec("check"), limits=Limits(map_chars=16))
+    (partition,) = one.assign(0)
+    one.poll(partition, 0, key=b"cust-17")
+    for offset in range(1, 300):
+        one.poll(partition, offset, key=b"%d" % offset)
+        one.do("calls_ended", [w for w in one.started() if w.record.key != b"cust-17"])
+    one.now += 312.0
+    shot = {"state": "running", **snapshot(take(one.engine.state, one.now))}
+    assert shot["partitions"][0]["map_used"] == 1.0
+    told = why(shot)[0].row()
+    return {**told, "text": told["text"].replace("t[0]", "orders[0]")}
+
+
+def buffers_full(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
+    """A backlog, and nothing wrong."""
+    monkeypatch.setattr(module, "HANGS_S", 60.0)
+    keys = [b"%d" % n for n in range(3_000)]
+    stage.start(stage.waits, keys, concurrency=5, app={"buffer_records": 20})
+    return stage.until("buffers")
+
+
+def poison(stage: Stage, **_: Any) -> Any:
+    """One record fails, the others of its key wait."""
+
+    def handler(record: weft.Record) -> None:
+        if record.key == b"cust-17":
+            raise ValueError("no such customer")
+
+    retry = weft.Retry(attempts=5, delay_s=0.0)
+    stage.start(handler, [b"cust-17"] * 3 + [b"cust-18"] * 3, retry=retry)
+    return stage.until("parked")
+
+
+def dead_member(stage: Stage, **_: Any) -> Any:
+    """It reports nothing any more, and nobody has taken its partitions."""
+    stage.start(stage.waits, KEYS)
+    stage.until("running")
+    assert stage.run is not None
+    shot = {**stage.run.snapshot(), "silent_s": 33.0}
+    return why({**overview([shot]), "state": "running"})[0].row()
+
+
+def stale_leader(stage: Stage, **_: Any) -> Any:
+    """The start of a partition is looked up at a leader that has moved."""
+    halt = {"cause": "start_unknown", "topic": "orders", "partition": 3, "for_s": 40.0}
+    halts = [{**halt, "reason": "its leader does not answer"}]
+    return why({"state": "running", "partitions": [], "blockers": [], "halts": halts})[0].row()
+
+
+OUTAGES: list[Callable[..., Any]] = [
+    hung_async, hung_threads, hung_processes, broker_away, login_refused, map_full, buffers_full,
+    poison, dead_member, stale_leader,
+]  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Without what differs from run to run: numbers, names of members, lines of code."""
+    text = re.sub(r", at .*$", ", at …", text)
+    text = re.sub(r"\d[\d,.:]*\d|\d", "#", text)
+    return re.sub(r"(?<=[Mm]ember )\S+", "…", text)
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """What the page says of each outage: the first line, and the next step."""
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 4:
+            found[cells[0]] = (plain(cells[1]), plain(cells[3]))
+    return found
+
+
+def spawns(outage: Callable[..., Any]) -> Any:
+    """A case; one that starts a process takes as long as the machine does for that."""
+    marks = [pytest.mark.long] if outage is hung_processes else []
+    return pytest.param(outage, marks=marks, id=outage.__name__)
+
+
+@pytest.mark.parametrize("outage", [spawns(one) for one in OUTAGES])
+def test_the_first_line_of_an_outage(outage, stage, make_desk, monkeypatch):  # noqa: F811  # it
+    """It names the cause, the next line the cure; the page has both."""
+    told = outage(stage=stage, desk=make_desk, monkeypatch=monkeypatch)
+    name = outage.__name__.replace("_", " ")
+    name = outage.__name__.replace("_", " ")
+    assert (plain(told["text"]), plain(told["next"])) == rows()[name]
+
+
+@pytest.mark.parametrize("outage", [spawns(one) for one in OUTAGES[:3]])
+def test_a_hanging_call_shows_where_it_is(outage, stage):
+    """The outermost line is the handler's own, whatever calls it; then what it waits for."""
+    told = outage(stage=stage)
+    outermost, *_, innermost = told["stack"]
+    assert outermost.startswith("observe/test_outages.py:")
+    assert " waits: " in outermost
+    assert re.search(r"(locks|threading)\.py:\d+ wait: ", innermost)
+
+
+def test_the_page_has_ten_outages():
+    """And no others."""
+    named = [outage.__name__.replace("_", " ") for outage in OUTAGES]
+    assert list(rows())[1:] == named  # the first is the table's head
