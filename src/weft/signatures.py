@@ -44,9 +44,10 @@ def check_signature(
     try:
         bound = signature.bind(*wanted)
     except TypeError as error:
+        why = "with a ledger, tx is its open transaction" if "tx" in wanted else str(error)
         raise ConfigError(
             f"{where}: the handler must take {len(wanted)} argument{'s' * (len(wanted) > 1)}: "
-            f"def {getattr(function, '__name__', 'handler')}({', '.join(wanted)}) ({error})"
+            f"def {getattr(function, '__name__', 'handler')}({', '.join(wanted)}) ({why})"
         ) from None
     hints = _hints(function)
     first = next(iter(bound.arguments), "")

@@ -19,6 +19,11 @@ _NO_LEADERS: int = KafkaError._NOENT
 _SSL: int = KafkaError._SSL
 
 
+_OTHER_PROTOCOL = (
+    "check security.protocol and ssl.*: they must fit the listener at this address (TLS, or plain)"
+)
+
+
 def raised_code(error: Exception) -> int:
     """The Kafka code of an exception; that of a time-out where it has none."""
     inner = error.args[0] if error.args else None
@@ -50,7 +55,8 @@ class Failures:
 
     def note(self, error: KafkaError) -> None:
         """The client's `error_cb`: keep it, unless it only repeats that nobody is there."""
-        if error.code() != _ALL_DOWN:
+        tls = self._last is not None and self._last.code() == _SSL
+        if error.code() != _ALL_DOWN and not (tls and passes(error.code())):
             self._last = error
 
     def forget(self) -> None:
@@ -72,8 +78,10 @@ class Failures:
             code, text = self._last.code(), self._last.str()
         text = scrub(" ".join(text.split()), self._settings.admin)
         line = f"Kafka at {self._settings.bootstrap}: cannot {what}: {text}"
-        if poll_verdict(code) == "stop" or code == _SSL:
+        if poll_verdict(code) == "stop":
             line = f"{line}: {reason(code)}"
+        elif code == _SSL or "SSL" in text or "security.protocol" in text:
+            line = f"{line}: {_OTHER_PROTOCOL}"
         elif not answered:
             line = f"{line}: is it running, and is bootstrap.servers right?"
         if refuses_login(code):

@@ -85,6 +85,9 @@ def _number(text: str, *, whole: bool) -> float | None:
         return None
 
 
+_PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+
+
 def check_addresses(kafka: dict[str, Any]) -> None:
     """Refuse a configuration without brokers, and addresses that cannot be any."""
     name = "metadata.broker.list" if "metadata.broker.list" in kafka else "bootstrap.servers"
@@ -100,6 +103,12 @@ def check_addresses(kafka: dict[str, Any]) -> None:
             raise ConfigError(
                 f"kafka: {name} has a user or a password in an address: write host:port, and give "
                 "those as sasl.username and sasl.password"
+            )
+        scheme, web, _ = entry.partition("://")
+        if web and scheme.lower() not in _PROTOCOLS:
+            raise ConfigError(
+                f"kafka: {name} has {entry!r:.80}, which is no address of a broker: write "
+                "host:port, without http://"
             )
         if match is None or not 1 <= port <= _PORT_MAX or entry.isdigit():  # a port alone
             raise ConfigError(

@@ -70,6 +70,8 @@ class Guard:
             return 403, "this Origin is not ours"
         if path in PROBES or self._token is None or self._knows(headers.get("authorization", "")):
             return None
+        if headers.get("authorization"):
+            return 401, "this token is wrong: give the one in the run's http_token_file"
         return 401, "a token is needed: Authorization: Bearer TOKEN"
 
     def _knows(self, given: str) -> bool:

@@ -24,6 +24,8 @@ FRESH_S = 60.0
 #: an offset that is not done for so long, with others done beyond it, is parked or hangs: more
 #: members would not help
 STANDING_S = 60.0
+#: a partition of which nothing has changed for so long is blocked, if others of the group move
+BLOCKED_S = 300.0
 
 GAUGES = (
     ("weft_group_remaining_records", "Records that are really left to do", "remaining"),
@@ -52,6 +54,10 @@ class LagBoard:
         self._over = threading.Event()
         #: (topic, partition) -> its frontier that stands, and since when
         self._stands: dict[tuple[str, int], tuple[int, float]] = {}
+        #: the same -> what is committed of it, and since when all of that has been so
+        self._still: dict[tuple[str, int], tuple[tuple[Any, ...], float]] = {}
+        #: when something of the group moved last
+        self._moved_at = float("-inf")
 
     def start(self) -> None:
         """Measure from now on."""
@@ -77,7 +83,12 @@ class LagBoard:
             return
         now = time.monotonic()
         before, self._stands = self._stands, {}
+        still, self._still = self._still, {}
         for row in rows:
+            told, known = (row.committed, row.done_beyond, row.holes), (row.topic, row.partition)
+            last, since = still.get(known, (told, now))
+            self._still[known] = (told, since if last == told else now)
+            self._moved_at = now if last != told else self._moved_at
             if row.oldest_not_done is not None:
                 where = (row.topic, row.partition)
                 frontier, since = before.get(where, (-1, now))
@@ -105,11 +116,20 @@ class LagBoard:
         return {"group": self.group, "value": remaining - standing, "standing": standing}
 
     def _standing(self, row: PartitionLag, now: float) -> int:
-        """Offsets before the last one done, once the first of them has stood for a while."""
+        """What cannot start, or stands in front of what is done, for a while already.
+
+        Behind a full map nothing starts. Nor does anything where nothing has changed for minutes
+        while the group works elsewhere: one record blocks that partition.
+        """
         _, since = self._stands.get((row.topic, row.partition), (-1, now))
-        if not row.done_beyond or now - since < STANDING_S or row.remaining is None:
+        _, still_since = self._still.get((row.topic, row.partition), ((), now))
+        if row.remaining is None:
             return 0
-        return min(row.remaining, row.holes)
+        if now - still_since >= BLOCKED_S and now - self._moved_at < BLOCKED_S:
+            return row.remaining
+        if not row.done_beyond or now - since < STANDING_S:
+            return 0
+        return row.remaining if row.full else min(row.remaining, row.holes)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For prometheus-client: every gauge, with bounded labels."""

@@ -374,7 +374,7 @@ class Row(NamedTuple):
 ROWS = (
     Row(ready, "ready", r"record 1 may start and waits for a free slot", "see why nothing starts"),
     Row(gathering, "gathering", r"record 1 is in a batch that fills up or lingers", "Batch.linger_s"),
-    Row(behind, "behind", r"record 1 \(key a\) is queued behind record 0, which runs", "timeout_s"),
+    Row(behind, "behind", r"record 1 \(key a\) is queued behind record 0, which runs", "a thread"),
     Row(past_map, "past_map", r"is past the reach of the offset map", "record at the frontier"),
     Row(held, "held", r"Record 0 \(key k\) waits for a call of an earlier assignment that still "
         r"runs in its lane", "that call must return"),

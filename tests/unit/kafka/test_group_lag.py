@@ -41,6 +41,15 @@ def test_what_is_done_beyond_does_not_count():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("runs", "full"), [(286, False), (287, True)])
+def test_a_full_map_is_told_by_its_runs(runs, full):
+    """However few characters it takes compressed: what has started may end in any order."""
+    text, _ = encode_fitting(0, 2 * runs, list(range(0, 2 * runs, 2)), limit_chars=4096)
+    row = lag_of(committed(0, text), Bounds(0, 10_000))
+    assert row.full == full
+    assert "full" not in row.row()
+
+
 @pytest.mark.parametrize(
     ("offset", "metadata", "log", "remaining", "oldest", "problem"),
     [

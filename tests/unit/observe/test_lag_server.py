@@ -101,6 +101,35 @@ def test_parked_records_scale_nobody_up(monkeypatch):
     assert board.scale() == {"group": "g", "value": 1_000, "standing": 11}
 
 
+def test_what_waits_behind_a_full_map_scales_nobody_up(monkeypatch):
+    """One record blocks 61,622: none of them can start, however many members there are."""
+    row = PartitionLag("t", 0, 90_000, 100, 28_278, 61_622, 100, 600.0, 28, None, 53, full=True)
+    board = LagBoard(lambda: [row], "g", 5.0)
+    board.look()
+    assert board.scale() == {"group": "g", "value": 61_622, "standing": 0}
+    monkeypatch.setattr(lag_server, "STANDING_S", 0.0)
+    assert board.scale() == {"group": "g", "value": 0, "standing": 61_622}
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_blocked_partition_is_no_work_while_the_group_works_elsewhere(monkeypatch, moves):
+    """In a group of which nothing moves all is counted: its members may be dead."""
+    blocked = PartitionLag("t", 0, 61_722, 100, 0, 61_622, 100, 600.0, 0, None)
+    at = [0]
+
+    def measure():
+        at[0] += moves
+        return [blocked, PartitionLag("t", 1, 1_000, at[0], 0, 1_000 - at[0], at[0], 1.0, 0, None)]
+
+    board = LagBoard(measure, "g", 5.0)
+    now = [1_000.0]
+    monkeypatch.setattr(lag_server.time, "monotonic", lambda: now[0])
+    for _ in range(62):
+        board.look()
+        now[0] += 5.0
+    assert board.scale()["standing"] == (61_622 if moves else 0)
+
+
 def test_a_frontier_that_moves_does_not_stand(monkeypatch):
     """It is work, however slow."""
     rows = [[ROW], [PartitionLag("t", 0, 458, 101, 347, 10, 101, 1.0, 80, None, holes=10)]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture
+from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the tests below
 
 import weft
 from weft.account.account import take
@@ -227,7 +227,7 @@ def spawns(outage: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("outage", [spawns(one) for one in OUTAGES])
-def test_the_first_line_of_an_outage(outage, stage, make_desk, monkeypatch):  # noqa: F811  # it
+def test_the_first_line_of_an_outage(outage, stage, make_desk, monkeypatch):  # noqa: F811  # the fixture
     """It names the cause, the next line the cure; the page has both."""
     told = outage(stage=stage, desk=make_desk, monkeypatch=monkeypatch)
     name = outage.__name__.replace("_", " ")

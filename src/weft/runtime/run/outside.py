@@ -138,7 +138,8 @@ class RunSource:
             return False, f"the polling thread has not gone round for {stands_s:.0f} s"
         if watching.loop is not None and watching.loop.stands_s() > LOOP_STANDS_S:
             blocked_s = watching.loop.stands_s()
-            reason = f"the handlers' loop has not turned for {blocked_s:.0f} s: a handler blocks"
+            by = watching.loop.blocked_by().partition(":")[0]  # anyone may ask: no line of code
+            reason = f"the handlers' loop has not turned for {blocked_s:.0f} s: {by}"
             return False, reason
         return True, "ok"
 
