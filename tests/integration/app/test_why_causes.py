@@ -412,9 +412,9 @@ ROWS = (
 )  # fmt: skip
 #: these freeze a broker, or write to it in transactions of others
 REAL = {marking, sending, committing, pending, outputs, membership, open_transaction}
-#: brought about by tests/integration/app/test_seen.py, with the probes, and by
+#: brought about by test_seen.py, tests/unit/observe/test_outages.py and
 #: tests/unit/runtime/test_unread.py
-ELSEWHERE = {"broker", "start_unknown", "not_fetched"}
+ELSEWHERE = {"broker", "map", "refused", "start_unknown", "not_fetched"}
 _told: dict[str, Any] = {}
 
 
