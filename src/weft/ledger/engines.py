@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -93,11 +96,33 @@ class _Guarded(Connection):
     commit = rollback = close = _refuse
 
 
+#: what a handler asked of its `tx`: each call by its name, to be looked at when it has returned
+_CALLS: ContextVar[list[tuple[str, Coroutine[Any, Any, Any]]]] = ContextVar("calls")
+
+
+class NotAwaited(Exception):
+    """A handler called its transaction and went on without the answer."""
+
+
+def _awaited(name: str) -> Any:
+    original = getattr(AsyncConnection, name)
+
+    @functools.wraps(original)
+    def call(self: AsyncConnection, *arguments: Any, **options: Any) -> Any:
+        made = original(self, *arguments, **options)
+        _CALLS.get([]).append((name, made))  # without one: a context that is not the handler's
+        return made
+
+    return call
+
+
 class _GuardedAsync(AsyncConnection):
-    """The same for `async def` handlers."""
+    """The same for `async def` handlers, where a call that is not awaited does nothing."""
 
     __slots__ = ()
     commit = rollback = close = _refuse
+    execute, exec_driver_sql = _awaited("execute"), _awaited("exec_driver_sql")
+    scalar, scalars, run_sync = _awaited("scalar"), _awaited("scalars"), _awaited("run_sync")
 
 
 @contextmanager
@@ -107,7 +132,13 @@ def guarded(connection: Connection | AsyncConnection) -> Iterator[Any]:
     # The class is changed, not the object wrapped: the handler's `tx` is a real Connection, which
     # ORM sessions and `isinstance` accept.
     connection.__class__ = _GuardedAsync if isinstance(connection, AsyncConnection) else _Guarded
+    calls: list[tuple[str, Coroutine[Any, Any, Any]]] = []
+    _CALLS.set(calls)
     try:
         yield connection
+        for name, call in calls:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                call.close()  # or Python warns of it once more, later and elsewhere
+                raise NotAwaited(f"tx.{name}(...) was not awaited: write await tx.{name}(...)")
     finally:
         connection.__class__ = plain

@@ -33,6 +33,13 @@ Request = Literal["commit", "commit_answer", "find", "produce"]
 _numbers = itertools.count(1)
 
 
+class Output(Sent):
+    """What a test finds in `Result.outputs`: where an output is, and what is in it."""
+
+    value: bytes | None
+    headers: Headers
+
+
 class Polling(Protocol):
     """A consumer, as far as the cluster has to know it."""
 
@@ -182,7 +189,9 @@ class MemoryCluster:
             producer=producer,
         )
         self.notify()
-        return Delivery(Sent(message.topic, number, offset, message.key), None)
+        sent = Output(message.topic, number, offset, message.key)
+        sent.value, sent.headers = message.value, message.headers
+        return Delivery(sent, None)
 
     def _refusal(self, message: OutMessage) -> str:
         if message.topic not in self.broker.partition_counts:

@@ -262,3 +262,18 @@ def test_it_takes_no_time_worth_naming() -> None:
         run(make_app()[0], [b"1"])
         took_s.append(time.monotonic() - began)
     assert min(took_s) < 1  # a busy machine takes its time off no more than some of them
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_what_was_put_out_can_be_looked_at(delivery):
+    """Where it went, under which key, and what is in it."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "nowhere:9092"})
+
+    @app.consume("t", output="out", delivery=delivery)
+    def handle(record):
+        return weft.Produce({"n": 1}, headers=[("kind", "bill")])
+
+    (result,) = run(app, [("ada", b"1")])
+    (sent,) = result.outputs
+    assert sent == weft.Sent("out", 0, sent.offset, b"ada")
+    assert (sent.value, sent.headers, sent.key) == (b'{"n":1}', (("kind", b"bill"),), b"ada")

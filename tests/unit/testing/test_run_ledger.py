@@ -48,6 +48,25 @@ def test_the_apps_own_database_is_never_written(tmp_path):
     assert rows(tmp_path / "real.db") == []
 
 
+def test_an_execute_that_is_not_awaited_is_a_failed_attempt(tmp_path):
+    """It wrote nothing, and the record counted as done."""
+    app = weft.App(group="pay", kafka={"bootstrap.servers": "kafka.example:9092"})
+    insert = "INSERT INTO paid VALUES ('x')"
+
+    @app.consume("payments", ledger=weft.SqlLedger("sqlite://"), retry=weft.Retry(attempts=1))
+    async def pay(record, tx):
+        await tx.exec_driver_sql("CREATE TABLE IF NOT EXISTS paid (what TEXT)")
+        made = tx.exec_driver_sql(insert)
+        if record.value == b"good":
+            await made
+
+    good, bad = run(app, [("a", b"good"), ("b", b"bad")], timeout_s=30)
+    assert (good.outcome, bad.outcome) == ("done", "parked")
+    assert bad.error.message == (
+        "tx.exec_driver_sql(...) was not awaited: write await tx.exec_driver_sql(...)"
+    )
+
+
 def test_a_handler_without_tables_needs_none(tmp_path):
     """The stand-in recognises repeats like any ledger, and is gone afterwards."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
