@@ -189,6 +189,9 @@ class App:
         run.install_signals()
         try:
             run.start()
+            from weft.runtime.logs import say_how_to_see_more
+
+            say_how_to_see_more()
             return run.wait()
         finally:
             run.restore_signals()

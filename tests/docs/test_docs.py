@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import re
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,3 +204,43 @@ def test_the_page_for_beginners_works_when_pasted(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1 passed" in ran.stdout
+
+
+def _blocks(page: str, bootstrap: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text().replace("localhost:9092", bootstrap)
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_page_about_other_programs_works_when_pasted(memory_broker, monkeypatch) -> None:
+    """FastAPI's lifespan starts and drains the consumer, and a notebook reads and stops."""
+    starlette = pytest.importorskip("starlette.applications")
+    kit = types.ModuleType("fastapi")  # a FastAPI is a Starlette: the same lifespan
+    kit.FastAPI = type(  # type: ignore[attr-defined]
+        "FastAPI", (starlette.Starlette,), {"get": lambda self, path: lambda function: function}
+    )
+    monkeypatch.setitem(sys.modules, "fastapi", kit)
+    memory_broker.create_topic("orders", 1)
+    memory_broker.produce("orders", b"{}", b"k")
+    web, *cells = _blocks("embedding.md", memory_broker.bootstrap)
+    names: dict[str, Any] = {"__name__": "web"}
+    exec(compile(web, "embedding.md", "exec", dont_inherit=True), names)
+
+    def wait_until_done() -> None:
+        deadline = time.monotonic() + 30
+        while (
+            held := memory_broker.committed("billing", "orders", 0)
+        ) is None or not held.frontier:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    async def served() -> None:
+        async with names["lifespan"](names["api"]):
+            await asyncio.to_thread(wait_until_done)
+            assert names["consumer"]()["state"] == "running"
+
+    asyncio.run(served())
+    names = {"__name__": "notebook"}
+    for cell in cells:
+        exec(compile(cell, "embedding.md", "exec", dont_inherit=True), names)
+    assert names["report"].exit_code == 0
+    assert names["result"].outcome == "done"

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from weft.account.shown import shown_lines
+
+_SAID: list[bool] = []
+
+
+def say_how_to_see_more() -> None:
+    """Where nobody has set up logging, Python shows warnings alone: say so, once a process."""
+    if not logging.getLogger("weft").hasHandlers() and not _SAID:
+        _SAID.append(True)
+        sys.stderr.write(
+            'weft: running; only warnings are shown. logging.basicConfig(level="INFO") shows more, '
+            "and so does: weft run MODULE:app\n"
+        )
 
 
 def event(log: logging.Logger, level: str, what: str, **fields: Any) -> None:
