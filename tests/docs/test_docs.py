@@ -215,7 +215,7 @@ def test_the_page_about_other_programs_works_when_pasted(memory_broker, monkeypa
     """FastAPI's lifespan starts and drains the consumer, and a notebook reads and stops."""
     starlette = pytest.importorskip("starlette.applications")
     kit = types.ModuleType("fastapi")  # a FastAPI is a Starlette: the same lifespan
-    kit.FastAPI = type(  # type: ignore[attr-defined]
+    kit.FastAPI = type(
         "FastAPI", (starlette.Starlette,), {"get": lambda self, path: lambda function: function}
     )
     monkeypatch.setitem(sys.modules, "fastapi", kit)

@@ -35,10 +35,12 @@ def python(tmp_path: Path, end: str, policy: str = "Stop") -> subprocess.Complet
 
 @pytest.mark.parametrize(("policy", "code"), [("Stop", 1), ("Park", 3), ("Skip", 0)])
 def test_a_script_exits_with_the_code_of_its_run(tmp_path, policy, code):
-    """Stopped by `Stop` is 1, drained with parked records 3; a good run is 0 and prints nothing."""
+    """Stopped by `Stop` is 1, drained with parked records 3; a good run is 0 and says no more."""
     done = python(tmp_path, "app.main(until='drained')\nprint('never printed')", policy)
     assert (done.returncode, done.stdout) == (code, "")
-    assert ("weft: " in done.stderr) == bool(code)
+    hint, *others = [line for line in done.stderr.splitlines() if line.startswith("weft: ")]
+    assert "logging.basicConfig" in hint  # once, where nobody has set up logging
+    assert len(others) == bool(code)
 
 
 def test_a_failed_run_is_one_line_that_names_its_error(tmp_path):
