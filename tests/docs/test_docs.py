@@ -8,6 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -226,12 +227,12 @@ def test_the_page_about_other_programs_works_when_pasted(memory_broker, monkeypa
     exec(compile(web, "embedding.md", "exec", dont_inherit=True), names)
 
     def wait_until_done() -> None:
-        deadline = time.monotonic() + 30
+        deadline, pause = time.monotonic() + 30, threading.Event()
         while (
             held := memory_broker.committed("billing", "orders", 0)
         ) is None or not held.frontier:
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            pause.wait(0.01)
 
     async def served() -> None:
         async with names["lifespan"](names["api"]):
