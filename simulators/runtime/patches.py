@@ -47,6 +47,8 @@ PROCESSES = "weft.runtime.calls.processes"
 
 #: what an app imports when it runs
 AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.reports", "weft.runtime.calls.as_handled")
+for _name in AT_RUN:
+    import_module(_name)
 
 
 class NothingLate:
@@ -63,8 +65,6 @@ class NothingLate:
 @contextmanager
 def installed(scheduler: Scheduler, machine: Machine, *, shuffle: bool) -> Iterator[None]:
     """Weft runs on this scheduler inside."""
-    for name in AT_RUN:
-        import_module(name)
     undo: list[Callable[[], None]] = []
     made = Primitives(scheduler)
     table = _table(scheduler, made, shuffle=shuffle)

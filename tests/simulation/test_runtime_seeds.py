@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from tests.simulation.conftest import regressions
+from tests.support.seeds import new_seeds, skip_unless_changed
 
 from simulators.runtime.patches import installed
 from simulators.runtime.runner import digest, run_seed, run_seeds
@@ -41,9 +42,17 @@ def test_a_hundred_lives_of_whole_apps():
 
 @pytest.mark.push
 @pytest.mark.timeout(900)
-def test_a_thousand_lives_of_whole_apps():
-    """Every promise holds through 1,000 lives; `python -m simulators --runtime` runs as many as you like."""
-    run(0, 1_000, jobs=2)
+def test_two_hundred_lives_of_whole_apps():
+    """Every promise holds through 200 more; `python -m simulators --runtime` runs as many as you like."""
+    skip_unless_changed("runtime")
+    run(0, 200, jobs=2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+def test_a_thousand_new_lives_of_whole_apps():
+    """Every promise holds through 1,000 lives that are new each time."""
+    run(new_seeds(10_000_000), 1_000, jobs=2)
 
 
 def test_same_seed_same_turns():

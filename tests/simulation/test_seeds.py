@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.simulation.conftest import regressions
+from tests.support.seeds import new_seeds, skip_unless_changed
 
 from simulators.core import profiles
 from simulators.core.profiles import PROFILES
@@ -78,9 +79,18 @@ def test_five_hundred_seeds():
 
 @pytest.mark.push
 @pytest.mark.timeout(900)
-def test_ten_thousand_seeds():
-    """Every promise holds through 10,000 lives, and these meet every fault and change of state."""
-    totals = run(0, 10_000, jobs=2)
+def test_a_thousand_seeds():
+    """Every promise holds through 1,000 lives, and these meet every fault."""
+    skip_unless_changed("core")
+    totals = run(0, 1_000, jobs=2)
+    assert [fault for fault in FAULTS if not totals.stats[fault]] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+def test_ten_thousand_new_seeds():
+    """Every promise holds through 10,000 lives that are new each time, with every change of state."""
+    totals = run(new_seeds(profiles.SHARED - 10_000), 10_000, jobs=2)
     assert totals.missing() == []
     assert totals.transitions <= every_edge()
     assert {fault: totals.stats[fault] for fault in FAULTS if totals.stats[fault] < 20} == {}
@@ -91,7 +101,18 @@ def test_ten_thousand_seeds():
 @pytest.mark.parametrize("first", PROFILES)
 def test_seeds_of_each_profile(first):
     """Every promise holds where the seeds are about one subject."""
-    totals = run(first, FEWER.get(first, 300), jobs=2)
+    skip_unless_changed("core")
+    totals = run(first, FEWER.get(first, 300) // 5, jobs=2)
+    wanted = WORDS.get(first, {})
+    assert [what for what in wanted if not totals.stats[what]] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("first", PROFILES)
+def test_new_seeds_of_each_profile(first):
+    """So it does in lives that are new each time, which meet their subject often."""
+    totals = run(first + new_seeds(profiles.WIDTH - 300), FEWER.get(first, 300), jobs=2)
     wanted = WORDS.get(first, {})
     assert {
         what: totals.stats[what] for what, count in wanted.items() if totals.stats[what] < count
