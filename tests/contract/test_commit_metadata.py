@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from weft.broker import LocalBroker
 from weft.errors import ConfigError
-from weft.kafka import calls, clib
+from weft.kafka import answers, clib, wakeable
 
 METADATA_TOO_LARGE = 12
 ILLEGAL_GENERATION = 22
@@ -110,7 +110,7 @@ def write_by_aiokafka(bootstrap: str, group: str, topic: str, texts: dict[int, s
     asyncio.run(write())
 
 
-def answer_of(queue: calls.CommitQueue, token: int, limit_s: float = 60) -> calls.CommitReply:
+def answer_of(queue: clib.CommitQueue, token: int, limit_s: float = 60) -> answers.CommitReply:
     """The answer with this token; fails after the limit."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -138,7 +138,7 @@ def test_what_we_write_is_read_exactly(
     kafka_broker: LocalBroker, topic: str, make_consumer: Callable[..., Consumer]
 ):
     """An independent client finds every text as written: empty, non-ASCII, 4,096 characters."""
-    queue = calls.commit_queue(make_consumer())
+    queue = clib.CommitQueue(make_consumer())
     token = queue.send(
         [(topic, partition, 10 + partition, TEXTS[partition]) for partition in TEXTS]
     )
@@ -160,7 +160,7 @@ def test_what_others_wrote_is_read_exactly(
     write_by_aiokafka(kafka_broker.bootstrap, topic, topic, TEXTS)
     consumer = make_consumer()
     for _ in range(50):
-        found = calls.committed(consumer, [(topic, partition) for partition in TEXTS], 60)
+        found = clib.committed(consumer, [(topic, partition) for partition in TEXTS], 60)
         assert [(one.partition, one.offset, one.metadata, one.error) for one in found] == [
             (partition, 10 + partition, text, 0) for partition, text in TEXTS.items()
         ]
@@ -169,12 +169,12 @@ def test_what_others_wrote_is_read_exactly(
 def test_what_we_write_we_read(topic: str, make_consumer: Callable[..., Consumer]):
     """Our own reader restores our own texts; a partition never committed has no offset."""
     consumer = make_consumer()
-    queue = calls.commit_queue(consumer)
+    queue = clib.CommitQueue(consumer)
     answer_of(queue, queue.send([(topic, 0, 5, "bgAA")]))
     queue.close()
-    assert calls.committed(consumer, [(topic, 0), (topic, 1)], 60) == [
-        calls.CommittedOffset(topic, 0, 5, "bgAA", 0),
-        calls.CommittedOffset(topic, 1, None, "", 0),
+    assert clib.committed(consumer, [(topic, 0), (topic, 1)], 60) == [
+        answers.CommittedOffset(topic, 0, 5, "bgAA", 0),
+        answers.CommittedOffset(topic, 1, None, "", 0),
     ]
 
 
@@ -188,14 +188,14 @@ def test_the_brokers_limit_is_for_one_partition(
     tell which partitions were stored.
     """
     consumer = make_consumer()
-    queue = calls.commit_queue(consumer)
+    queue = clib.CommitQueue(consumer)
     text = "x" * (4096 + surplus)
     answer = answer_of(queue, queue.send([(topic, 0, 1, "fine"), (topic, 1, 2, text)]))
     queue.close()
     expected = METADATA_TOO_LARGE if surplus > 0 else 0
     assert answer.error == expected
     assert [one.error for one in answer.partitions] == [expected, expected]
-    found = calls.committed(consumer, [(topic, 0), (topic, 1)], 60)
+    found = clib.committed(consumer, [(topic, 0), (topic, 1)], 60)
     assert (found[0].offset, found[0].metadata) == (1, "fine")
     assert (found[1].offset, found[1].metadata) == ((None, "") if surplus > 0 else (2, text))
 
@@ -203,14 +203,14 @@ def test_the_brokers_limit_is_for_one_partition(
 def test_many_commits_leave_nothing_behind(topic: str, make_consumer: Callable[..., Consumer]):
     """Each of 500 commits is answered once, under its token, and the consumer closes at once."""
     consumer = make_consumer()
-    queue = calls.commit_queue(consumer)
+    queue = clib.CommitQueue(consumer)
     sent = [queue.send([(topic, 0, offset, f"map {offset}")]) for offset in range(500)]
     answers: list[int] = []
     deadline = time.monotonic() + 60
     while len(answers) < len(sent) and time.monotonic() < deadline:
         answers += [answer.token for answer in queue.poll(0.5)]
     assert sorted(answers) == sent
-    assert calls.committed(consumer, [(topic, 0)], 60)[0].metadata == "map 499"
+    assert clib.committed(consumer, [(topic, 0)], 60)[0].metadata == "map 499"
     queue.send([(topic, 0, 500, "unread answer")])
     queue.close()
     queue.close()
@@ -256,7 +256,7 @@ class Member:
 
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self.consumer, self.topic = consumer, topic
-        self.queue = calls.commit_queue(consumer)
+        self.queue = clib.CommitQueue(consumer)
         self.owned: set[int] = set()
         self.acknowledged: dict[int, float] = {}
         consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked)
@@ -333,7 +333,7 @@ def test_a_transaction_carries_metadata(
     producer = transactional(kafka_broker, topic)
     with clib.group_metadata(consumer) as membership:
         offsets = [(topic, partition, 10 + partition, TEXTS[partition]) for partition in TEXTS]
-        calls.send_offsets_to_transaction(producer, offsets, membership, 60)
+        clib.send_offsets_to_transaction(producer, offsets, membership, 60)
     assert read_by_aiokafka(kafka_broker.bootstrap, topic) == {}
     producer.commit_transaction(60)
     # The coordinator applies the commit marker a moment after the producer's answer.
@@ -349,11 +349,11 @@ def test_a_stale_membership_is_fenced(
     """Metadata taken before the member left is refused, with the flags of KafkaError."""
     first = Member(make_consumer(), topic)
     wait_for(lambda: len(first.owned) == 6, first.consumer)
-    membership = calls.group_metadata(first.consumer)
+    membership = clib.group_metadata(first.consumer)
     first.leave()
     producer = transactional(kafka_broker, topic)
     with pytest.raises(KafkaException) as caught:
-        calls.send_offsets_to_transaction(producer, [(topic, 0, 99, "zombie")], membership, 60)
+        clib.send_offsets_to_transaction(producer, [(topic, 0, 99, "zombie")], membership, 60)
     membership.close()
     error = caught.value.args[0]
     assert error.code() in (ILLEGAL_GENERATION, UNKNOWN_MEMBER)
@@ -369,9 +369,9 @@ def test_offsets_outside_a_transaction_are_refused(
     """A wrong state is an exception too: nothing is dropped silently."""
     producer = transactional(kafka_broker, topic)
     producer.commit_transaction(60)
-    membership = calls.group_metadata(make_consumer())
+    membership = clib.group_metadata(make_consumer())
     with pytest.raises(KafkaException):
-        calls.send_offsets_to_transaction(producer, [(topic, 0, 1, "")], membership, 5)
+        clib.send_offsets_to_transaction(producer, [(topic, 0, 1, "")], membership, 5)
     membership.close()
 
 
@@ -381,8 +381,8 @@ def test_without_the_library_it_says_what_to_install(
     """Where librdkafka cannot be called nothing is committed: an error names the wheel."""
     consumer = make_consumer()
     monkeypatch.setattr(clib, "available", lambda: False)
-    for call in (calls.commit_queue, calls.wakeable_queue, calls.group_metadata):
+    for call in (clib.CommitQueue, wakeable.WakeableQueue, clib.group_metadata):
         with pytest.raises(ConfigError, match="pip install"):
             call(consumer)
     with pytest.raises(ConfigError, match="pip install"):
-        calls.committed(consumer, [("t", 0)], 1)
+        clib.committed(consumer, [("t", 0)], 1)

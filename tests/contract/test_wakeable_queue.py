@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from weft.broker import LocalBroker
-from weft.kafka import calls, clib, wakeable
+from weft.kafka import clib, wakeable
+from weft.kafka.answers import CommitReply
 
 SEED = 7
 
@@ -132,7 +133,7 @@ def test_an_answered_commit_ends_the_wait(consumer: Consumer, topic: str):
     quiet(queue, consumer)
     token = commits.send([(topic, 0, 1, "bgAA")])
     deadline = time.monotonic() + 60
-    answers: list[calls.CommitReply] = []
+    answers: list[CommitReply] = []
     while not answers and time.monotonic() < deadline:
         assert queue.wait(30)
         answers = commits.poll(0)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 )
 
 from weft.errors import ConfigError
-from weft.kafka import calls
+from weft.kafka import clib
 from weft.kafka.admin import KafkaAdmin, TopicFacts
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import client_settings
@@ -166,7 +166,7 @@ def test_offsets_of_a_group(admin, kafka_broker, topic) -> None:
     """What is committed, whatever metadata stands with it; None where nothing is."""
     group = uuid.uuid4().hex
     consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap, "group.id": group})
-    queue = calls.commit_queue(consumer)
+    queue = clib.CommitQueue(consumer)
     queue.send([(topic, 0, 17, "bADF/v/v///+/+////7/7////v/v///+/+//HwA="), (topic, 1, 0, "")])
     deadline = time.monotonic() + TIMEOUT_S
     while not (answers := queue.poll(0.5)) and time.monotonic() < deadline:
@@ -190,8 +190,8 @@ def test_offsets_of_a_group_do_not_wait_for_a_transaction(admin, kafka_broker, t
     )
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()
-    membership = calls.group_metadata(consumer)
-    calls.send_offsets_to_transaction(producer, [(topic, 0, 5, "")], membership, TIMEOUT_S)
+    membership = clib.group_metadata(consumer)
+    clib.send_offsets_to_transaction(producer, [(topic, 0, 5, "")], membership, TIMEOUT_S)
     membership.close()
     started = time.monotonic()
     assert admin.group_offsets(group, [(topic, 0)], TIMEOUT_S) == {(topic, 0): None}

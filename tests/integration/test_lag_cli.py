@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from weft.codec import encode_fitting
-from weft.kafka import calls
+from weft.kafka import clib
 
 pytestmark = pytest.mark.broker
 
@@ -58,8 +58,8 @@ def group(kafka_broker):
     assert producer.flush(60) == 0
     text, _ = encode_fitting(7, COUNT - 1, [7, HELD], limit_chars=4096)
     consumer = Consumer({**config, "group.id": name, "enable.auto.commit": False})
-    queue = calls.commit_queue(consumer)
-    until(lambda: calls.committed(consumer, [(name, 0)], 10.0))
+    queue = clib.CommitQueue(consumer)
+    until(lambda: clib.committed(consumer, [(name, 0)], 10.0))
     queue.send([(name, 0, 7, text)])
     (answer,) = until(lambda: queue.poll(1.0))
     assert answer.error == 0

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from weft import codec
 from weft.broker import LocalBroker
-from weft.kafka import calls
+from weft.kafka import clib
 
 Weft = Callable[..., "subprocess.CompletedProcess[str]"]
 PER_PARTITION = 200
@@ -113,7 +113,7 @@ def group(kafka_broker: LocalBroker) -> str:
         producer.produce(name, b"value", partition=number % 3, timestamp=1000 + number // 3)
     assert producer.flush(60) == 0
     consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap, "group.id": name})
-    queue = calls.commit_queue(consumer)
+    queue = clib.CommitQueue(consumer)
     text = codec.encode(100, 109, [100, 101, 105])
     queue.send([(name, 0, 100, text), (name, 1, 50, '{"some": "JSON"}')])
     assert [answer.error for answer in queue.poll(60)] == [0]

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaException
 from tests.support.handler_log import Entry
 
 from weft.codec import OffsetMap, decode
-from weft.kafka import calls
+from weft.kafka import clib
 
 LOOK_S = 0.05
 #: a look that takes longer than this: the machine or the broker stood still
@@ -91,7 +91,7 @@ class CommitWatch:
         last: dict[int, tuple[int, str]],
     ) -> None:
         try:
-            found = calls.committed(consumer, where, ANSWER_S)
+            found = clib.committed(consumer, where, ANSWER_S)
         except KafkaException:
             return  # the broker is away, as the test wants it
         now = time.monotonic()

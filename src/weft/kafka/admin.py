@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec, TopicDescription
 
 from weft.errors import ConfigError
-from weft.kafka import calls
+from weft.kafka import clib
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.failures import Failures, passes, raised_code
 from weft.kafka.ports import KafkaUnavailable
@@ -194,7 +194,7 @@ class KafkaAdmin:
         def ask(left_s: float) -> dict[TopicPartition, int | None]:
             reader = self._reader(group)
             try:
-                found = calls.committed(reader, partitions, left_s)
+                found = clib.committed(reader, partitions, left_s)
             except KafkaException:
                 self._note_errors(reader)
                 raise

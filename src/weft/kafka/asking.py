@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 
 from weft.core.starting import Found
-from weft.kafka import calls
+from weft.kafka import answers, clib, clib_offsets
 from weft.kafka.ports import KafkaUnavailable
 from weft.types import TopicPartition
 
@@ -42,11 +42,11 @@ class Asking:
             held = [one for one in self._held(partitions, timeout_s) if not one.error]
             where = [(one.topic, one.partition) for one in held]
             latest = self._reset in LATEST and any(one.offset is None for one in held)
-            specs: list[calls.Spec] = ["start", "end"]
+            specs: list[clib_offsets.Spec] = ["start", "end"]
             if latest and self._reads_committed:
                 specs.append("stable_end")
             left_s = max(0.1, deadline - time.monotonic())
-            logs = calls.bounds_soon(self._consumer, where, specs, left_s)
+            logs = clib_offsets.bounds_soon(self._consumer, where, specs, left_s)
         if partitions and not logs:
             raise KafkaUnavailable("no partition has a leader that answers")
         return {
@@ -55,7 +55,7 @@ class Asking:
             if place in logs
         }
 
-    def _found(self, held: calls.CommittedOffset, log: calls.Bounds) -> Found:
+    def _found(self, held: answers.CommittedOffset, log: clib_offsets.Bounds) -> Found:
         # The high watermark is the log's end, also for who reads what is committed: offsets past
         # an open transaction are no lost log.
         latest = log.end if log.stable_end < 0 else log.stable_end
@@ -67,7 +67,7 @@ class Asking:
     ) -> dict[TopicPartition, int]:
         """Up to where no transaction is open, of those whose leader answers."""
         with self._open_to_ask():
-            logs = calls.bounds_soon(self._consumer, partitions, ["stable_end"], timeout_s)
+            logs = clib_offsets.bounds_soon(self._consumer, partitions, ["stable_end"], timeout_s)
         if partitions and not logs:
             raise KafkaUnavailable("no partition has a leader that answers")
         return {where: log.stable_end for where, log in logs.items()}
@@ -75,7 +75,7 @@ class Asking:
     def refresh(self, topics: Collection[str], timeout_s: float) -> None:
         """Look up these topics' leaders."""
         with self._open_to_ask():
-            calls.refresh(self._consumer, topics, timeout_s)
+            clib_offsets.refresh(self._consumer, topics, timeout_s)
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Ends of these as last heard of; of those it was heard of, and without asking."""
@@ -110,8 +110,8 @@ class Asking:
 
     def _held(
         self, partitions: Sequence[TopicPartition], timeout_s: float
-    ) -> list[calls.CommittedOffset]:
+    ) -> list[answers.CommittedOffset]:
         try:
-            return calls.committed(self._consumer, list(partitions), timeout_s)
+            return clib.committed(self._consumer, list(partitions), timeout_s)
         except KafkaException as error:
             raise KafkaUnavailable(error.args[0].str()) from error

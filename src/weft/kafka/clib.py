@@ -5,7 +5,7 @@ past the end of what others wrote, so everything that carries metadata goes thro
 with explicit sizes. So does what Python has no call for: commits answered on a queue of
 their own (also inside a rebalance callback), and the signals of wakeable.py.
 
-Where the library cannot be reached ``available()`` is False, and calls.py says what to install.
+Where the library cannot be reached ``library()`` says what to install.
 Names and types are those of librdkafka's public header, ``rdkafka.h``.
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Self
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, cimpl
 
+from weft.errors import ConfigError
 from weft.kafka.answers import CommitReply, CommittedOffset
 from weft.kafka.ports import ToCommit
 
@@ -97,9 +98,23 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-@cache
 def library() -> Any:
-    """The librdkafka that confluent-kafka loaded, with declared types; None if out of reach.
+    """The librdkafka that confluent-kafka loaded, with declared types.
+
+    Raises ConfigError where it is out of reach: confluent-kafka's public calls write maps that the
+    Java Parallel Consumer cannot read, so nothing stands in for it.
+    """
+    if not available():
+        raise ConfigError(
+            "librdkafka cannot be called inside this build of confluent-kafka: install its wheel "
+            "(pip install --force-reinstall --only-binary :all: confluent-kafka), on Linux or macOS"
+        )
+    return _loaded()
+
+
+@cache
+def _loaded() -> Any:
+    """The library, or None.
 
     Names are looked up through confluent-kafka's own extension module: the dynamic linker
     searches what that was linked with, so this is the very copy that made the handles,
@@ -125,24 +140,23 @@ def _libc_malloc() -> Any:
 
 
 def available() -> bool:
-    """Whether librdkafka can be called: without it commit metadata is Weft's own only."""
-    return os.name == "posix" and library() is not None
+    """Whether librdkafka can be called."""
+    return os.name == "posix" and _loaded() is not None
 
 
 @cache
-def properties_table() -> str | None:
-    """The table of properties as librdkafka prints it, in Markdown; None where it is out of reach.
+def properties_table() -> str:
+    """The table of properties as librdkafka prints it, in Markdown.
 
     It prints to a C stream only, so it is given one that collects into memory.
     """
-    if not available():
-        return None
+    show = library().rd_kafka_conf_properties_show
     libc, text, size = ctypes.CDLL(None), c_void_p(), c_size_t()
     libc.open_memstream.restype = c_void_p
     stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
     if not stream:
-        return None
-    library().rd_kafka_conf_properties_show(stream)
+        raise MemoryError("no memory for librdkafka's table of properties")
+    show(stream)
     libc.fclose(c_void_p(stream))
     try:
         return ctypes.string_at(text, size.value).decode()

@@ -22,7 +22,7 @@ from confluent_kafka import (
 
 from weft.core.starting import Found
 from weft.errors import ConfigError
-from weft.kafka import calls, guard, ports
+from weft.kafka import clib, guard, ports, wakeable
 from weft.kafka.asking import Asking
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog
@@ -53,8 +53,8 @@ class KafkaConsumer:
         self.assign_may_block = config.get("group.protocol") != "consumer"
         self._instance_id = config.get("group.instance.id")
         self._log = config.get("logger")
-        self._wakeable = calls.wakeable_queue(self._consumer)
-        self._commits = calls.commit_queue(self._consumer)
+        self._wakeable = wakeable.WakeableQueue(self._consumer)
+        self._commits = clib.CommitQueue(self._consumer)
         self._commits.signal(self._wakeable)
         self._unanswered = 0
         #: answers that came while another was waited for
@@ -335,9 +335,9 @@ class KafkaConsumer:
         """Look up these topics' leaders."""
         self._asking.refresh(topics, timeout_s)
 
-    def membership(self) -> calls.GroupMetadata:
+    def membership(self) -> clib.GroupMetadata:
         """This member's place in the group now."""
-        return calls.group_metadata(self._consumer)
+        return clib.group_metadata(self._consumer)
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
         """Ends of the assigned partitions as last heard of."""

@@ -17,9 +17,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from weft.codec import OffsetMap, UnreadableMap, decode
 from weft.errors import FatalError
-from weft.kafka import calls
+from weft.kafka import clib_offsets
 from weft.kafka.answers import CommittedOffset
-from weft.kafka.calls import Bounds
+from weft.kafka.clib_offsets import Bounds
 from weft.kafka.group_offsets import ANSWER_S, GroupOffsets
 from weft.kafka.ports import KafkaUnavailable
 from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
@@ -181,7 +181,7 @@ class GroupLag(GroupOffsets):
 
     def _logs(self, partitions: Sequence[TopicAndPartition]) -> Mapping[TopicAndPartition, Bounds]:
         try:
-            return calls.bounds_soon(self._consumer, partitions, ("start", "end"), ANSWER_S)
+            return clib_offsets.bounds_soon(self._consumer, partitions, ("start", "end"), ANSWER_S)
         except KafkaException:
             return {}  # each row says that its log cannot be read
 
@@ -191,7 +191,7 @@ class GroupLag(GroupOffsets):
         if not old:
             return list(lags)
         try:
-            logs = calls.bounds_soon(self._consumer, old, ("stable_end",), ANSWER_S)
+            logs = clib_offsets.bounds_soon(self._consumer, old, ("stable_end",), ANSWER_S)
         except KafkaException:
             return list(lags)  # a cause is a courtesy, too
         return [behind_transaction(one, logs.get((one.topic, one.partition))) for one in lags]

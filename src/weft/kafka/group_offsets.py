@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from weft.codec import OffsetMap, UnreadableMap, decode
 from weft.errors import ConfigError, FatalError
-from weft.kafka import calls
+from weft.kafka import answers, clib
 from weft.kafka import properties as librdkafka
 from weft.kafka.admin import UNTIMED_S, KafkaAdmin
 from weft.kafka.answers import CommittedOffset
@@ -209,7 +209,7 @@ class GroupOffsets:
         deadline = time.monotonic() + ANSWER_S
         while True:
             try:
-                return calls.committed(self._consumer, partitions, ANSWER_S)
+                return clib.committed(self._consumer, partitions, ANSWER_S)
             except KafkaException as error:
                 if not passes(raised_code(error)) or time.monotonic() > deadline:
                     raise
@@ -217,7 +217,7 @@ class GroupOffsets:
 
     def store(self, moves: Sequence[Move]) -> None:
         """Commit the moves, each without a map; ConfigError when the broker refuses."""
-        queue = calls.commit_queue(self._consumer)
+        queue = clib.CommitQueue(self._consumer)
         with _asking(f"the offsets of group {self.group} cannot be set"):
             queue.send([(one.topic, one.partition, one.after, "") for one in moves])
             answers = queue.poll(ANSWER_S)
@@ -245,7 +245,7 @@ class GroupOffsets:
             }
 
 
-def _progress(stored: calls.CommittedOffset, span: Span) -> Progress:
+def _progress(stored: answers.CommittedOffset, span: Span) -> Progress:
     """A commit with its map read, as far as it can be."""
     frontier = stored.offset or 0
     unreadable = None

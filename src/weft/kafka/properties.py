@@ -1,7 +1,6 @@
 """librdkafka's own table of its properties: which there are, whose they are, what they take.
 
-Read from the library at run time, so it is the table of the version in use. Where the library
-cannot be called, the copy in `properties.txt` serves (a test compares the two).
+Read from the library at run time, so it is the table of the version in use.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 from weft.kafka import clib
@@ -72,10 +70,7 @@ class Property:
 @cache
 def properties() -> dict[str, Property]:
     """Every property by its name."""
-    text = clib.properties_table()
-    if text is None:
-        text = files("weft.kafka").joinpath("properties.txt").read_text("utf-8")
-    return parsed(text)
+    return parsed(clib.properties_table())
 
 
 def parsed(table: str) -> dict[str, Property]:
@@ -104,16 +99,6 @@ def _rows(table: str) -> Iterator[Property]:
             words,
             alias[1] if alias else row["name"],
         )
-
-
-def table_text() -> str:
-    """The table in use, as short as `parsed` can read it: `properties.txt` holds exactly this."""
-    lines = ["A copy of librdkafka's own table of properties, for where it cannot be called.", ""]
-    for one in properties().values():
-        values = f"{one.limits[0]} .. {one.limits[1]}" if one.limits else ", ".join(one.choices)
-        alias = f" Alias for `{one.canonical}`" if one.canonical != one.name else ""
-        lines.append(f"{one.name} | {one.scope} | {values} |{alias} *Type: {one.kind}*")
-    return "\n".join(lines) + "\n"
 
 
 def canonical(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from weft.kafka import calls
+from weft.kafka import clib
 from weft.kafka.failures import root_cause
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd, which_way
 from weft.kafka.producer import ALONE, FATAL, IN_COMPANY, delivery_of, flushed, produce, refused
@@ -176,7 +176,7 @@ class KafkaTransactions:
         deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
         if offsets:
             _again(
-                lambda left_s: calls.send_offsets_to_transaction(
+                lambda left_s: clib.send_offsets_to_transaction(
                     producer, list(offsets), membership, left_s
                 ),
                 deadline,

@@ -19,6 +19,7 @@ class WakeableQueue:
 
     def __init__(self, consumer: Consumer) -> None:
         """Have librdkafka write to a pipe of ours when the consumer's queue gets work."""
+        work: int = library().rd_kafka_queue_get_consumer(handle(consumer))
         self._closing = threading.Lock()
         self._readable, self._writable = os.pipe()
         # Not select(): it refuses descriptors from 1,024 on, and handlers may hold thousands.
@@ -26,7 +27,7 @@ class WakeableQueue:
         self._poller.register(self._readable, select.POLLIN)
         os.set_blocking(self._readable, False)
         os.set_blocking(self._writable, False)
-        self._queue: int | None = library().rd_kafka_queue_get_consumer(handle(consumer))
+        self._queue: int | None = work
         library().rd_kafka_queue_io_event_enable(self._queue, self._writable, b"k", 1)
 
     def fileno(self) -> int:

@@ -32,7 +32,7 @@ from confluent_kafka.admin import (
 )
 
 import weft
-from weft.kafka import calls
+from weft.kafka import clib
 from weft.runtime.run.run import Run
 from weft.testing import MemoryKafka
 from weft.testing.memory import OffsetAndMetadata
@@ -152,7 +152,7 @@ class Kafka:
             {"bootstrap.servers": self.bootstrap, "group.id": group, "log_level": 0}
         )
         try:
-            return calls.committed(consumer, [(topic, partition)], WAIT_S)[0]
+            return clib.committed(consumer, [(topic, partition)], WAIT_S)[0]
         finally:
             consumer.close()
 

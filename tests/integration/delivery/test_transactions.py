@@ -16,7 +16,7 @@ from tests.support.chaos import SESSION_S, Chaos, Child
 from tests.support.exactness import Copy, compare, read_committed
 
 from weft.broker import LocalBroker
-from weft.kafka import calls, transactions
+from weft.kafka import clib, transactions
 from weft.kafka.ports import Delivery, OutMessage, ToCommit
 from weft.kafka.transactions import KafkaTransactions
 
@@ -176,7 +176,7 @@ def test_membership_of_before_a_rebalance_is_refused(chaos_broker: LocalBroker) 
     consumer, other = Consumer(member), Consumer(member)
     consumer.subscribe([topic])
     poll_until_assigned(consumer)
-    membership = calls.group_metadata(consumer)
+    membership = clib.group_metadata(consumer)
     other.subscribe([topic])
     poll_until_assigned(other, consumer)
     port = KafkaTransactions(config, "stale-membership")

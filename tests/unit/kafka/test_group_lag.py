@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from weft.codec import encode_fitting
-from weft.kafka import calls
+from weft.kafka import clib
 from weft.kafka.answers import CommittedOffset
-from weft.kafka.calls import Bounds
+from weft.kafka.clib_offsets import Bounds
 from weft.kafka.group_lag import (
     OPEN_TOO_LONG_S,
     GroupLag,
@@ -115,6 +115,6 @@ def test_a_coordinator_that_moves_is_asked_again(monkeypatch):
             raise found
         return found
 
-    monkeypatch.setattr(calls, "committed", answer)
+    monkeypatch.setattr(clib, "committed", answer)
     with GroupLag("127.0.0.1:1", "g", {}) as lag:
         assert lag.committed([("t", 3)]) == [committed(10)]

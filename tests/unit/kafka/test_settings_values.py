@@ -6,8 +6,7 @@ import pytest
 from tests.unit.kafka.test_settings import made, refusal
 
 import weft
-from weft.kafka import clib
-from weft.kafka.properties import ELSEWHERE, parsed, properties
+from weft.kafka.properties import ELSEWHERE, properties
 
 
 @pytest.mark.parametrize(
@@ -131,18 +130,6 @@ def test_librdkafkas_table_can_be_read() -> None:
     assert known["fetch.min.bytes"].limits == (0, 2147483647)
     assert "earliest" in known["auto.offset.reset"].choices
     assert not known["rebalance_cb"].settable
-
-
-@pytest.mark.skipif(not clib.available(), reason="librdkafka cannot be called here")
-def test_the_copy_of_the_table_is_the_librarys(monkeypatch) -> None:
-    """Without the library the committed copy serves; it must not grow old."""
-    own = clib.properties_table()
-    assert own is not None
-    monkeypatch.setattr(clib, "properties_table", lambda: None)
-    assert properties.__wrapped__() == parsed(own), (
-        "src/weft/kafka/properties.txt is of another librdkafka: write it anew with "
-        "weft.kafka.properties.table_text()"
-    )
 
 
 def test_a_password_in_an_address_is_not_shown():

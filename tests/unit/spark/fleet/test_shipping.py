@@ -94,7 +94,7 @@ def test_the_sources_are_the_same_file_for_the_same_app(folder) -> None:
     first, second = python(folder, text), python(folder, text)
     assert Path(first).name == Path(second).name
     names = zipfile.ZipFile(first).namelist()
-    assert {"weft/core/engine.pyc", "weft/kafka/properties.txt", "helper.py"} <= set(names)
+    assert {"weft/core/engine.pyc", "weft/observe/static/page.html", "helper.py"} <= set(names)
 
 
 def test_an_executor_without_dependencies_says_so(folder, tmp_path_factory) -> None:
@@ -185,7 +185,7 @@ def test_data_beside_the_sources_travels_only_when_asked_for(tmp_path, patterns,
     assert {one for one in names if one.startswith("shop/")} == {
         "shop/__init__.py", "shop/app.py", *shipped
     }  # fmt: skip
-    assert "weft/kafka/properties.txt" in names
+    assert "weft/observe/static/page.html" in names
 
 
 def app_with(handler: Any, **more: Any) -> weft.App:
