@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -85,5 +86,7 @@ def test_callbacks_run_in_order_and_what_they_raise_is_counted():
     callbacks.call(None, 0)
     for value in range(3):
         callbacks.call(broken, value)
+    callbacks.call(sys.exit, 1)  # "a thread died, please report it" misled
+    callbacks.call(broken, 3)
     callbacks.close(60)
-    assert (seen, callbacks.errors) == ([0, 1, 2], 3)
+    assert (seen, callbacks.errors) == ([0, 1, 2, 3], 5)

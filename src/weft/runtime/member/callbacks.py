@@ -41,7 +41,7 @@ class Callbacks:
             function, arguments = call
             try:
                 function(*arguments)
-            except Exception:
+            except (Exception, SystemExit):  # sys.exit() ends the thread, not the app: app.stop()
                 self.errors += 1
                 _log.exception("callback %s failed", getattr(function, "__name__", function))
 

@@ -126,7 +126,7 @@ def forward(
         for result in stream:
             try:
                 function(result)
-            except Exception:
+            except (Exception, SystemExit):
                 callbacks.errors += 1
                 _log.exception("on_result failed")
 
