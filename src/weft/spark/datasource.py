@@ -6,6 +6,7 @@ Spark that has no Weft, such as a Connect server, must be able to say so.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ def _openings() -> Any:
         from weft.spark import openings
         from weft.spark.source.worker import settle_in
     except ModuleNotFoundError as error:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the user's screen gets the line alone
         raise ImportError(
             f"{sys.executable}, which plans this query, has no module {error.name}: install"
             " weft[spark] there (the Connect server's environment, PYSPARK_PYTHON)"

@@ -57,10 +57,11 @@ def test_a_spark_without_weft_says_what_to_install(tmp_path):
 
     (tmp_path / "class").write_bytes(dumps(KafkaSource))
     code = (
-        "import pickle, sys\n"
+        "import os, pickle, sys\n"
         "source = pickle.load(open(sys.argv[1], 'rb'))({})\n"
         "try: source.schema()\n"
         "except ImportError as error: print(source.name(), error)\n"
+        "print(os.environ['SPARK_HIDE_TRACEBACK'])\n"
     )
     # Without `site` nothing is installed, and what stands on this path is there all the same; an
     # editable Weft does not.
@@ -75,6 +76,7 @@ def test_a_spark_without_weft_says_what_to_install(tmp_path):
     ).stdout
     assert said.startswith(f"weft {sys.executable}, which plans this query, has no module weft:")
     assert "install weft[spark] there" in said
+    assert said.endswith("\n1\n"), "PySpark shows the line without a traceback"
 
 
 def test_weft_imports_without_pyspark():
