@@ -281,7 +281,8 @@ def _first(shot: Row, heard: set[tuple[str, int]]) -> Sentence:
 def _members_folded(shots: Sequence[Row]) -> Text:
     """Several that are well, in one line."""
     rows = [row for shot in shots for row in shot["partitions"]]
-    names = ", ".join(str(shot.get("app", {}).get("member", "")) for shot in shots[:3])
+    apps = [shot.get("app", {}) for shot in shots[:3]]
+    names = ", ".join(f"{app.get('group', '')} {app.get('member', '')}" for app in apps)
     more = f" and {len(shots) - 3} more" if len(shots) > 3 else ""
     rate = sum(row.get("rate_per_s", 0.0) for shot in shots for row in shot["handlers"].values())
     left = f"{_left(rows)} remaining in {len(rows):,} partitions, {rate:,.1f}/s"

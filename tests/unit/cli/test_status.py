@@ -59,7 +59,7 @@ def test_three_members_fit_a_screen_with_the_worst_first(shot):
     assert lines[0].startswith("g  m2  running")
     assert "orders[7]" in next(line for line in lines if line.startswith("orders["))
     assert "well: 39 partitions" in "\n".join(lines)
-    assert lines[-1].startswith("well: m1, m3: ")
+    assert lines[-1].startswith("well: g m1, g m3: ")
     assert len(told(of(shot, "m1", 40), of(shot, "m2", 40, bad=(7,)), every=True)) > 80
 
 

@@ -168,7 +168,7 @@ def test_a_partition_behind_an_open_transaction_is_not_said_to_move():
 
 def test_a_healthy_run_is_said_to_be():
     """With how much is left."""
-    quick = record(waiting_behind=0, done_beyond=0)
+    quick = record(waiting_behind=0, done_beyond=0, for_s=0.2)
     (told,) = why(shot(quick))
     assert told.text == "Nothing is stuck: state running, 60,000 records left."
 
