@@ -10,7 +10,13 @@ from confluent_kafka import KafkaException
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.clock import REAL_CLOCK, Clock
-from weft.kafka.ports import ConsumerPort, ProducerPort, TransactionsPort, Word
+from weft.kafka.ports import (
+    ConsumerPort,
+    KafkaUnavailable,
+    ProducerPort,
+    TransactionsPort,
+    Word,
+)
 from weft.kafka.probing import refusal
 from weft.kafka.settings import ClientSettings, client_settings, with_own_id
 from weft.types import DeliveryName, TopicPartition
@@ -164,6 +170,10 @@ class RealConnection:
         except (
             KafkaException
         ) as error:  # the first client that is made: what is refused is said here
+            if error.args[0].str().startswith("OAuth token not set") and self.settings.admin.get(
+                "oauth_cb"
+            ):  # it raised, which its own line says, or set none
+                raise KafkaUnavailable("oauth_cb gave no token") from None
             raise ConfigError(refusal(error.args[0].str(), self.settings.admin)) from None
 
     def described(self) -> str:

@@ -11,8 +11,9 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from weft.errors import ConfigError
@@ -98,6 +99,8 @@ def client_settings(
     _check_isolation(shared, delivery)
     _check_heartbeat(shared)
     _check_oauth(shared)
+    if "oauth_cb" in shared:
+        shared["oauth_cb"] = partial(_token, shared["oauth_cb"])
     settings = ClientSettings(
         consumer=_consumer(shared, group, buffer_records, buffer_bytes, fleet_instance_id),
         producer=_producer(shared, own, buffer_bytes),
@@ -186,6 +189,20 @@ def _check_oauth(kafka: Config) -> None:
             "kafka: sasl.mechanism=OAUTHBEARER has no way to its token: give oauth_cb, or "
             "sasl.oauthbearer.method=oidc"
         )
+
+
+def _token(function: Callable[[str], Any], config: str) -> Any:
+    """The user's `oauth_cb`; what it raises would otherwise be seen by no one."""
+    try:
+        return function(config)
+    except Exception as error:
+        _log.error(
+            "oauth_cb raised %s: %s: there is no token, it is called again",
+            type(error).__name__,
+            error,
+            exc_info=True,
+        )
+        raise
 
 
 def _of(config: Config, scopes: str) -> Config:

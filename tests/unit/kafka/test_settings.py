@@ -244,8 +244,9 @@ def test_callbacks_and_loggers_pass_untouched() -> None:
     given = callbacks | {"logger": logging.getLogger("x"), "statistics.interval.ms": 1000}
     settings = made(given)
     for name, value in given.items():
-        assert settings.consumer[name] is value
-        assert settings.producer[name] is value
+        passed = settings.consumer[name]
+        assert getattr(passed, "args", (passed,))[0] is value  # oauth_cb within what logs for it
+        assert settings.producer[name] is passed
     assert set(settings.admin) == {"bootstrap.servers", "oauth_cb", "logger"}
 
 
@@ -351,3 +352,20 @@ def test_no_id_of_its_own_where_the_user_gives_one_or_the_protocol_needs_none(
 ) -> None:
     """KIP-848 members keep their id through an outage, and a static one would hold its place."""
     assert with_own_id(given) == given
+
+
+def test_what_a_token_callback_raises_is_logged(caplog) -> None:
+    """Librdkafka knows only that there is no token; the callback still fails for it."""
+
+    def down(config: str) -> None:
+        raise ValueError("no token server")
+
+    oauth = {"sasl.mechanism": "OAUTHBEARER", "security.protocol": "sasl_plaintext"}
+    settings = made({**oauth, "oauth_cb": down})
+    with pytest.raises(ValueError, match="no token server"):
+        settings.consumer["oauth_cb"]("")
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "oauth_cb raised ValueError: no token server: there is no token, it is called again"
+    )
+    assert line.exc_info

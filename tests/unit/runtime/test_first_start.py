@@ -7,9 +7,11 @@ import logging
 import pytest
 
 import weft
+from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.member.refusals import TOLD_MAX, Refusals
+from weft.runtime.run import preflight
 from weft.testing import MemoryKafka
-from weft.testing.connection import MemoryAdmin
+from weft.testing.connection import MemoryAdmin, MemoryConnection
 from weft.types import ErrorInfo
 
 
@@ -147,3 +149,21 @@ def test_a_dead_letter_topic_is_made_like_its_source(kafka, monkeypatch):
     app.run(until="drained")
     config = {"cleanup.policy": "delete", "retention.ms": "2592000000"}
     assert made == [("dead", 5, config)]
+
+
+def test_a_start_without_a_token_tries_again(kafka, caplog, monkeypatch):
+    """A token callback that fails at first is waited for, as long as a start may take."""
+    monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
+    make, tries = MemoryConnection.admin, []
+
+    def admin(self):
+        tries.append(1)
+        if len(tries) < 3:
+            raise KafkaUnavailable("oauth_cb gave no token")
+        return make(self)
+
+    monkeypatch.setattr(MemoryConnection, "admin", admin)
+    app = app_on(kafka)
+    app.consume("orders")(lambda record: None)
+    assert app.run(until="drained").done == 1
+    assert len(told(caplog, "oauth_cb gave no token")) == 2

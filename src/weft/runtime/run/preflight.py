@@ -30,6 +30,23 @@ DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_4
 LOCAL_BROKER = "localhost:9092"
 
 
+def admin_of(connection: Connection, options: AppOptions, stopped: Callable[[], bool]) -> AdminPort:
+    """An admin client; while its login has no token it tries again, as long as a start may take.
+
+    Each attempt waits 10 s for the token, by itself.
+    """
+    patience, began = options.start_timeout_s, time.monotonic()
+    while True:
+        try:
+            return connection.admin()
+        except KafkaUnavailable as error:
+            waited_s = time.monotonic() - began
+            if stopped() or (patience is not None and waited_s >= patience):
+                raise FatalError(f"{error}, in {waited_s:.0f} s") from error
+            _tell(connection, error, waited_s, patience)
+        time.sleep(PAUSE_S)
+
+
 def check_cluster(
     connection: Connection,
     admin: AdminPort,

@@ -34,7 +34,7 @@ from weft.runtime.run.drain import Drain
 from weft.runtime.run.first_start import FirstStart
 from weft.runtime.run.outside import Outside, RunSource
 from weft.runtime.run.plans import commit_of, log_end, log_start, plans_of
-from weft.runtime.run.preflight import check_cluster, drain_of
+from weft.runtime.run.preflight import admin_of, check_cluster, drain_of
 from weft.runtime.run.reports import ResultStream
 from weft.runtime.run.results import Results
 from weft.runtime.run.signals import StopSignals
@@ -122,7 +122,9 @@ class Run:
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Check the cluster, open the lifespan and join the group; returns at once after that."""
         self._began = time.monotonic()
-        self._admin = self._connection.admin()
+        self._admin = admin_of(
+            self._connection, self._options, lambda: self._stop_asked is not None
+        )
         try:
             topics = self._check(self._admin)
             self._open_ledgers(self._admin)
