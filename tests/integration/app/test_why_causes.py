@@ -381,7 +381,7 @@ ROWS = (
     Row(marking, "marking", r"record 1 waits for [\d.]+ s for its started-mark to be committed",
         "is the broker up"),
     Row(running, "running", r"Record 0 \(key a\) runs in member \S+ for [\d.]+ s, attempt 1 of 5",
-        "timeout_s=100 ends it"),
+        "past timeout_s=100 it counts as overdue"),
     Row(sending, "sending", r"is handled; its outputs are not acknowledged by the broker for",
         "is the output topic there"),
     Row(committing, "committing", r"is done and waits for [\d.]+ s for its commit", "is the broker"),
