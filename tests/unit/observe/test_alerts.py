@@ -356,7 +356,7 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
         stopped_s[0] += 50  # these gaps are shorter than the alert's
         scene.until(lambda: app.snapshot()["poll_gap_recent_s"] < 62)
         scene.minutes(1)
-    stopped_s[0] += 50
+    stopped_s[0] += 58
     scene.until(lambda: app.snapshot()["poll_gap_recent_s"] < 60)
     scene.minutes(1)
     assert scene.fired() == set()
