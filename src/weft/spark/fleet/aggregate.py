@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
 from weft.account.blockers import BLOCKERS_MAX
-from weft.observe.overview import failures
+from weft.observe.overview import NOW, failures
 from weft.runtime.histogram import summed
+from weft.types import TopicPartition
 
 #: counts of a handler that add up over members
 _SUMMED = (
@@ -70,6 +71,30 @@ def merged(
         },
         "members": list(members),
     }
+
+
+def owned(
+    message: Mapping[str, Any], mine: Collection[TopicPartition], *, lost: bool
+) -> dict[str, Any]:
+    """A member's answer with the partitions that are its own; a lost member does nothing now."""
+    shot = message["shot"]
+
+    def is_mine(row: Mapping[str, Any]) -> bool:
+        return (row["topic"], row["partition"]) in mine
+
+    shot = {
+        **shot,
+        "partitions": [row for row in shot["partitions"] if is_mine(row)],
+        "blockers": [row for row in shot.get("blockers", ()) if is_mine(row)],
+        "halts": [row for row in shot.get("halts", ()) if "partition" not in row or is_mine(row)],
+    }
+    if lost:
+        still = {
+            name: {**row, **dict.fromkeys(NOW & row.keys(), 0)}
+            for name, row in shot["handlers"].items()
+        }
+        shot |= {"handlers": still, "halts": [], "holds": []}
+    return {**message, "shot": shot}
 
 
 def _of_each(shots: Mapping[int, Mapping[str, Any]], name: str) -> list[dict[str, Any]]:

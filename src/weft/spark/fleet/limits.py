@@ -24,6 +24,8 @@ LOG_LINES_MAX = 1_000
 LOG_LINE_CHARS_MAX = 8_192
 
 PROGRESS_EVERY_S = 0.25
+#: a member that has not reported for so long owns no partition that another member reports
+SILENT_S = 2.0
 SNAPSHOT_WAIT_S = 1.0
 
 #: so often a member may die within the window before the run ends with its story

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.runtime.logs import event
 from weft.spark.fleet import places
+from weft.spark.fleet.aggregate import owned
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from weft.spark.fleet.results import decoded
 from weft.spark.fleet.slots import Incarnation, Slot
@@ -67,6 +69,7 @@ class Roster:
         self.changed = threading.Condition()
         self._ears = ears
         self._shot_id = 0
+        self._assignments = count(1)
         #: question -> the answers so far, by member
         self._answers: dict[int, dict[int, Any]] = {}
         #: whose line it is, also of one that has been replaced and still flushes
@@ -114,7 +117,9 @@ class Roster:
 
     def _begun(self, slot: Slot, message: Message) -> None:
         """It begins where the group's commits are: what its predecessor did not tell shows."""
+        assignment = next(self._assignments)
         for where, at in places.read(message["partitions"]).items():
+            slot.since[where] = assignment
             if where in self._left_off:
                 before, told = self._left_off.pop(where)
                 before.past["done"] += at - told
@@ -135,6 +140,8 @@ class Roster:
         slot = self.slots[index]
         kind = message["type"]
         current = slot.wire is wire
+        if current:
+            slot.heard_at = time.monotonic()
         if kind == "results":
             self._take_results(slot, wire, message)
         elif kind == "log":
@@ -170,7 +177,7 @@ class Roster:
             elif kind == "begun":
                 self._begun(slot, message)
             elif kind == "progress":
-                slot.progress(message)
+                slot.progress(message, next(self._assignments))
             elif kind == "snapshot":
                 slot.shot, slot.shot_id = message, int(message["id"])
             elif kind == "answer" and message["id"] in self._answers:
@@ -201,8 +208,8 @@ class Roster:
         """Report a death; the last one too many ends the run."""
         with self.changed:
             last = slot.died(story)
-            count = len(slot.deaths)
-        event(_log, "warning", "member died", member=slot.index, deaths=count, reason=story)
+            deaths = len(slot.deaths)
+        event(_log, "warning", "member died", member=slot.index, deaths=deaths, reason=story)
         if last and self.orders.stop is None:
             self._ears.fatal(
                 1,
@@ -264,37 +271,51 @@ class Roster:
         return sum(_tell(wire, message) for wire in wires)
 
     def shots(self) -> dict[int, Message]:
-        """The members' snapshots of now; of a moment ago where one does not answer in time."""
+        """The members' snapshots of now; of a moment ago where one does not answer in time.
+
+        Each partition is in one of them: that of its owner among those that report it.
+        """
         with self.changed:
             self._shot_id += 1
             number = self._shot_id
         self.tell_all({"type": "snapshot", "id": number})
         with self.changed:
             self.changed.wait_for(lambda: self._answered(number), SNAPSHOT_WAIT_S)
-            return {slot.index: slot.shot for slot in self.slots if slot.shot is not None}
+            told = [(slot, slot.shot, _rows(slot.shot)) for slot in self.slots if slot.shot]
+            owners = _owners((slot, rows) for slot, _, rows in told)
+            return {
+                slot.index: owned(
+                    shot, {w for w in rows if owners[w] is slot}, lost=slot.wire is None
+                )
+                for slot, shot, rows in told
+            }
 
     def members(self) -> list[dict[str, Any]]:
         """Each member's own snapshot; `silent_s` where nobody is on its line."""
-        self.shots()
+        shots = self.shots()
         now = time.monotonic()
         with self.changed:
             return [
-                {**slot.shot["shot"], "silent_s": slot.silent_s(now)}
-                for slot in self.slots
-                if slot.shot is not None and not slot.ended
+                {**shot["shot"], "silent_s": self.slots[index].silent_s(now)}
+                for index, shot in shots.items()
+                if not self.slots[index].ended
             ]
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """What each member that is on the line answers, by its name."""
+        """What each member that is on the line answers, by its name; a partition's owner first."""
         with self.changed:
             self._shot_id += 1
             number = self._shot_id
             answers = self._answers[number] = {}
-        count = self.tell_all({**question, "type": "question", "id": number})
+        asked = self.tell_all({**question, "type": "question", "id": number})
+        where = (str(question.get("topic")), int(question.get("partition", -1)))
+        now = time.monotonic()
         with self.changed:
-            self.changed.wait_for(lambda: len(answers) >= count, SNAPSHOT_WAIT_S)
+            self.changed.wait_for(lambda: len(answers) >= asked, SNAPSHOT_WAIT_S)
             del self._answers[number]
-            return {self.slots[index].name: told for index, told in answers.items()}
+            slots = [self.slots[index] for index in sorted(answers)]
+            slots.sort(key=lambda slot: slot.claim(where, now), reverse=True)
+            return {slot.name: answers[slot.index] for slot in slots}
 
     def _answered(self, number: int) -> bool:
         return all(
@@ -319,14 +340,39 @@ class Roster:
             return sum(slot.total(name) for slot in self.slots)
 
     def finished(self) -> dict[TopicPartition, bool]:
-        """Partitions that their members say are at the end; False: but for parked records."""
+        """Partitions that their owners report to be at the end; False: but for parked records.
+
+        Of a lost or silent member nothing is believed.
+        """
+        now = time.monotonic()
         with self.changed:
-            return {where: flag for slot in self.slots for where, flag in slot.finished.items()}
+            owners = _owners((slot, slot.since) for slot in self.slots if slot.trust(now))
+            return {w: slot.finished[w] for w, slot in owners.items() if w in slot.finished}
 
     def parked(self) -> int:
-        """Records that are parked now."""
+        """Records that are parked now, in members that are not lost."""
+        now = time.monotonic()
         with self.changed:
-            return sum(slot.parked for slot in self.slots)
+            return sum(slot.parked for slot in self.slots if slot.trust(now))
+
+
+def _rows(message: Message) -> list[TopicPartition]:
+    """The partitions in a member's snapshot."""
+    return [(row["topic"], row["partition"]) for row in message["shot"]["partitions"]]
+
+
+def _owners(
+    claims: Iterable[tuple[Slot, Iterable[TopicPartition]]],
+) -> dict[TopicPartition, Slot]:
+    """Of the members that report a partition, the one with the best claim to it."""
+    now = time.monotonic()
+    owners: dict[TopicPartition, Slot] = {}
+    for slot, partitions in claims:
+        for where in partitions:
+            other = owners.get(where)
+            if other is None or slot.claim(where, now) > other.claim(where, now):
+                owners[where] = slot
+    return owners
 
 
 def _tell(wire: Wire, message: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.spark.fleet import places
-from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S
+from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, SILENT_S
 from weft.spark.fleet.wire import Message, Wire
 from weft.types import TopicPartition
 
@@ -47,6 +47,11 @@ class Slot:
     places: dict[TopicPartition, int] = field(default_factory=dict)
     #: of these, where somebody else has begun since
     taken: dict[TopicPartition, int] = field(default_factory=dict)
+    #: partitions it has, as far as known -> which of the fleet's assignments that was, in the order
+    #: in which the driver received them
+    since: dict[TopicPartition, int] = field(default_factory=dict)
+    #: when it last sent anything, by the monotonic clock
+    heard_at: float = 0.0
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS_MAX))
     story: str = ""
     #: since when nobody has been on the line
@@ -69,6 +74,7 @@ class Slot:
         elif self.deaths and self.silent_since is not None:
             self.deaths.pop()  # the line had broken, not the member
         self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
+        self.heard_at = time.monotonic()
         return other
 
     def fold(self) -> dict[TopicPartition, int]:
@@ -80,8 +86,19 @@ class Slot:
         self.past["done"] += self._untold()
         left = {where: at for where, at in self.places.items() if where not in self.taken}
         self.counts, self.places, self.taken = Counter(), {}, {}
-        self.finished, self.parked, self.shot = {}, 0, None
+        self.finished, self.parked, self.shot, self.since = {}, 0, None, {}
         return left
+
+    def trust(self, now: float) -> int:
+        """2: alive. 1: it has left for good, its last report holds. 0: lost, leaving or silent."""
+        if self.ended:
+            return 1
+        on_line = self.wire is not None and not self.leaving
+        return 2 if on_line and now - self.heard_at < SILENT_S else 0
+
+    def claim(self, where: TopicPartition, now: float) -> tuple[int, int]:
+        """How good its claim to a partition is: the highest one's is the owner."""
+        return self.trust(now), self.since.get(where, 0)
 
     def _untold(self) -> int:
         """What it finished after its last word, as far as others know.
@@ -94,12 +111,16 @@ class Slot:
         """How long nobody has been on its line, at this time of the monotonic clock."""
         return 0.0 if self.silent_since is None else round(now - self.silent_since, 1)
 
-    def progress(self, message: Message) -> None:
-        """Take in what it reports."""
+    def progress(self, message: Message, assignment: int) -> None:
+        """Take in what it reports; partitions it lists for the first time are this assignment."""
         self.counts = Counter({name: int(n) for name, n in message["counts"].items()})
         self.finished = {(t, int(p)): bool(at_end) for t, p, at_end in message["finished"]}
         self.parked = int(message["parked"])
-        self.places = places.read(message.get("places", ()))
+        before, self.places = self.places, places.read(message.get("places", ()))
+        for where in before.keys() - self.places.keys():
+            self.since.pop(where, None)
+        for where in self.places:
+            self.since.setdefault(where, assignment)
         self.taken = {where: at for where, at in self.taken.items() if where in self.places}
 
     def died(self, story: str) -> bool:

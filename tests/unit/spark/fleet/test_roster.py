@@ -80,7 +80,8 @@ def progress(roster: Roster, wire: FakeWire, done: int, finished: Any = ()) -> N
     """Member 0 reports."""
     counts = {"done": done, "failures": 0}
     message = {"type": "progress", "counts": counts, "finished": list(finished), "parked": 0}
-    roster.told(0, wire, message)
+    places = [[topic, partition, 0] for topic, partition, _ in finished]
+    roster.told(0, wire, {**message, "places": places})
 
 
 def test_a_member_is_told_how_things_are(roster) -> None:
@@ -114,6 +115,141 @@ def told(roster: Roster, index: int, wire: FakeWire, done: int, place: int | Non
     rows = [] if place is None else [["t", 0, place]]
     message = {"counts": {"done": done}, "finished": [], "parked": 0, "places": rows}
     roster.told(index, wire, {"type": "progress", **message})
+
+
+def reports(roster: Roster, index: int, wire: FakeWire, *partitions: int) -> None:
+    """A member's snapshot: it has these partitions of t, a record runs and blocks in each."""
+    rows = [{"topic": "t", "partition": number, "remaining": 1} for number in partitions]
+    blockers = [{**row, "waiting_behind": 1, "done_beyond": 0} for row in rows]
+    halts = [{"cause": "buffers", **row} for row in rows] + [{"cause": "slots", "handler": "h"}]
+    body = {
+        "state": "running", "partitions": rows, "blockers": blockers, "halts": halts,
+        "holds": ["outputs"], "app": {"member": f"m{index}"},
+        "handlers": {"h": {"done": 5, "in_flight": len(rows), "concurrency": 4}},
+    }  # fmt: skip
+    message = {"type": "snapshot", "id": 1_000, "shot": body, "latencies": {}}
+    roster.told(index, wire, message)
+
+
+def owners(roster: Roster) -> list[tuple[int, int]]:
+    """(partition, member) of every row of the fleet's view; the members' own rows are the same."""
+    rows = merged("running", roster.shots(), [])["partitions"]
+    theirs = [
+        (row["partition"], member["app"]["member"])
+        for member in roster.members()
+        for row in member["partitions"]
+    ]
+    assert sorted(theirs) == [(row["partition"], f"m{row['member']}") for row in rows]
+    return [(row["partition"], row["member"]) for row in rows]
+
+
+def claims(roster: Roster, index: int, wire: FakeWire, *, at_end: bool | None = None) -> None:
+    """A member reports that it holds partition 0 of t, and whether that is finished."""
+    finished = [] if at_end is None else [["t", 0, at_end]]
+    message = {"counts": {}, "finished": finished, "parked": 0 if at_end is None else 1}
+    roster.told(index, wire, {"type": "progress", **message, "places": [["t", 0, 0]]})
+
+
+@pytest.fixture
+def pair(roster: Roster) -> tuple[FakeWire, FakeWire]:
+    """Members 0 and 1; 0 began partition 0 of t first, then 1 did, and both report it."""
+    one, two = join(roster, "0.0"), join(roster, "1.0")
+    begun(roster, 0, one, 0)
+    begun(roster, 1, two, 0)
+    reports(roster, 0, one, 0, 1)
+    reports(roster, 1, two, 0)
+    return one, two
+
+
+def test_the_later_assignment_owns_a_partition(roster, pair) -> None:
+    """Of two living members that both report it; an assignment back changes the owner again."""
+    assert owners(roster) == [(0, 1), (1, 0)]
+    whole = merged("running", roster.shots(), [])
+    assert sorted((row["member"], row["partition"]) for row in whole["blockers"]) == [
+        (0, 1), (1, 0),
+    ]  # fmt: skip
+    assert [(row["member"], row.get("partition")) for row in whole["halts"]] == [
+        (0, 1), (0, None), (1, 0), (1, None),
+    ]  # fmt: skip
+    begun(roster, 0, pair[0], 0)
+    assert owners(roster) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "moved"])
+def test_a_lost_member_owns_nothing_that_a_living_one_reports(roster, pair, how) -> None:
+    """Also where its assignment was the later one; what no other member reports stays visible."""
+    reports(roster, 1, pair[1], 0, 2)
+    if how == "killed":
+        roster.left(1, pair[1])
+    elif how == "silent":
+        roster.slots[1].heard_at -= 1_000
+    else:
+        roster.told(1, pair[1], {"type": "bye", "why": "moved"})
+    assert owners(roster) == [(0, 0), (1, 0), (2, 1)]
+
+
+def test_a_lost_member_does_nothing_now(roster, pair) -> None:
+    """What it has done counts; its calls, slots, halts and holds have ended with it."""
+    roster.left(1, pair[1])
+    whole = merged("running", roster.shots(), [])
+    handler = whole["handlers"]["h"]
+    assert (handler["done"], handler["in_flight"], handler["concurrency"]) == (10, 2, 4)
+    assert {row["member"] for row in whole["halts"]} == {0}
+    roster.left(0, pair[0])
+    assert merged("running", roster.shots(), [])["holds"] == []
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "moved"])
+def test_drained_does_not_believe_a_lost_member(roster, pair, how) -> None:
+    """Neither that a partition is at its end, nor that records are parked there."""
+    claims(roster, 0, pair[0])
+    told(roster, 0, pair[0], 0)  # no other member claims it now
+    claims(roster, 1, pair[1], at_end=False)
+    assert (roster.finished(), roster.parked()) == ({("t", 0): False}, 1)
+    if how == "killed":
+        roster.left(1, pair[1])
+    elif how == "silent":
+        roster.slots[1].heard_at -= 1_000
+    else:
+        roster.told(1, pair[1], {"type": "bye", "why": "moved"})
+    assert (roster.finished(), roster.parked()) == ({}, 0)
+
+
+def test_drained_believes_the_later_assignment(roster, pair) -> None:
+    """The former holder's True is void from when the next one begins, not from its report on."""
+    claims(roster, 0, pair[0], at_end=True)
+    assert roster.finished() == {}
+    claims(roster, 1, pair[1], at_end=True)
+    assert roster.finished() == {("t", 0): True}
+
+
+def test_an_assignment_that_was_not_received_shows_in_the_progress(roster, pair) -> None:
+    """The line broke as member 0 began again: that it lists the partition anew is later."""
+    claims(roster, 0, pair[0])
+    told(roster, 0, pair[0], 0)
+    claims(roster, 0, pair[0], at_end=True)
+    assert roster.finished() == {("t", 0): True}
+
+
+def test_the_last_word_of_members_that_left_for_good_is_believed(roster, pair) -> None:
+    """After a stop: what is parked is not missing from the group's commits."""
+    roster.orders.stop = "in_flight"
+    claims(roster, 1, pair[1], at_end=False)
+    for index, wire in enumerate(pair):
+        roster.told(index, wire, {"type": "bye", "why": "stopped"})
+        roster.left(index, wire)
+    assert roster.finished() == {("t", 0): False}
+
+
+def test_the_owner_answers_first(roster, pair) -> None:
+    """Of a partition that two members say they have."""
+    for index, wire in enumerate(pair):
+        wire.send = lambda message, i=index, w=wire: roster.told(
+            i, w, {"type": "answer", "id": message["id"], "answer": i}
+        )
+    asked = {"ask": "picture", "topic": "t", "partition": 0}
+    assert list(roster.ask(asked).items()) == [("m1", 1), ("m0", 0)]
+    assert list(roster.ask({"ask": "find_key", "topic": None})) == ["m0", "m1"]
 
 
 @pytest.mark.parametrize("committed", [110, 107, 104])
