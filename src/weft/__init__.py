@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RetryAfter,
         WeftError,
     )
+    from weft.kafka.schema import Schema
     from weft.ledger.policy import SqlLedger
     from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip, Stop
     from weft.runtime.calls.record_batch import RecordBatch
@@ -44,6 +45,7 @@ __all__ = [
     "Retry",
     "RetryAfter",
     "RunReport",
+    "Schema",
     "Sent",
     "Skip",
     "SqlLedger",
@@ -65,6 +67,7 @@ _HOMES = {
         "RetryAfter",
         "WeftError",
     ),
+    "weft.kafka.schema": ("Schema",),
     "weft.ledger.policy": ("SqlLedger",),
     "weft.policies": ("Batch", "Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
     "weft.runtime.calls.record_batch": ("RecordBatch",),

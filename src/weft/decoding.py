@@ -5,8 +5,9 @@ does: `Undecodable`. Or a transient one, a failed attempt like a handler's: `Ret
 `OSError`, so that a schema registry that is away empties no topic.
 
 `"str"`, `"json"`, models and plain callables of bytes only compute: they run where the handler is
-called. A function with `@weft.decoder` may wait: for an `async def` handler a plain one runs in a
-thread of the loop's pool, and an async one is awaited as part of the call, within its `timeout_s`.
+called. A function with `@weft.decoder`, and `weft.Schema`, may wait: for an `async def` handler a
+plain one runs in a thread of the loop's pool, and an async one is awaited as part of the call,
+within its `timeout_s`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ QUOTED_CHARS = 12  # so much of a value in a message is no accident
 TRANSIENT = (RetryAfter, OSError)
 NAMES = ("bytes", "str", "json")
 _MARK = "__weft_decoder__"
+#: of an object that takes bytes and may wait for something: weft.Schema
+_WAITS = "__weft_waits__"
 
 D = TypeVar("D", bound=Callable[..., Any])
 
@@ -79,8 +82,11 @@ def check_kind(where: str, name: str, kind: Any) -> None:
     elif not callable(kind):
         raise ConfigError(
             f'{where}: {name}={kind!r}: give "bytes", "str", "json", a pydantic model, a '
-            "dataclass, a msgspec.Struct, a callable that takes bytes, or a @weft.decoder"
+            "dataclass, a msgspec.Struct, weft.Schema(url), a callable that takes bytes, or a "
+            "@weft.decoder"
         )
+    elif isinstance(kind, type) and hasattr(kind, _WAITS):
+        raise ConfigError(f"{where}: {name}={kind.__name__} lacks its URL: weft.Schema(url)")
     elif is_async(kind) and not _is_marked(kind):
         raise ConfigError(
             f"{where}: {name}={getattr(kind, '__name__', kind)!s:.80} is an `async def`: put "
@@ -113,13 +119,15 @@ class Part(NamedTuple):
     function: Callable[[Any], Any]
     is_decoder: bool = False
     is_async: bool = False
+    #: it may wait: not for the handlers' loop
+    waits: bool = False
 
 
 def _part(name: str, kind: Any) -> Part | None:
     if _is_marked(kind):
-        return Part(name, kind, True, is_async(kind))
+        return Part(name, kind, True, is_async(kind), True)
     codec = _codec(kind)
-    return None if codec is None else Part(name, codec)
+    return None if codec is None else Part(name, codec, waits=hasattr(codec, _WAITS))
 
 
 def _is_marked(kind: Any) -> bool:
@@ -166,7 +174,7 @@ class Decoding:
         #: some of it is to be awaited
         self.is_async = any(part.is_async for part in parts)
         #: some of it may wait: not for the handlers' loop
-        self.waits = any(part.is_decoder for part in parts)
+        self.waits = any(part.waits for part in parts)
         alone = len(self._parts) == 1 and not self.waits and self._parts[0].name == "value"
         #: a record decoded on this thread; for what is not async
         self.here: Callable[[Record], Record] = (
@@ -175,7 +183,7 @@ class Decoding:
 
     def _here(self, record: Record) -> Record:
         found: dict[str, Any] = {}
-        for name, function, is_decoder, _ in self._parts:
+        for name, function, is_decoder, *_ in self._parts:
             held = getattr(record, name)
             if held is not None:
                 try:
@@ -187,15 +195,16 @@ class Decoding:
     async def awaited(self, record: Record) -> Record:
         """The same on a loop, which nothing of it holds up."""
         found: dict[str, Any] = {}
-        for name, function, is_decoder, asynchronous in self._parts:
+        for name, function, is_decoder, asynchronous, waits in self._parts:
             held = getattr(record, name)
             if held is None:
                 continue
             try:
                 if asynchronous:
                     found[name] = await function(record)
-                elif is_decoder:
-                    found[name] = await _in_a_thread(function, record)
+                elif waits:
+                    given = record if is_decoder else held
+                    found[name] = await _in_a_thread(function, given)
                 else:
                     found[name] = function(held)
             except BaseException as error:
@@ -265,12 +274,12 @@ def _of_value(function: Callable[[Any], Any]) -> Callable[[Record], Record]:
     return decoded
 
 
-async def _in_a_thread(function: Callable[[Any], Any], record: Record) -> Any:
+async def _in_a_thread(function: Callable[[Any], Any], given: Any) -> Any:
     """A plain decoder in the loop's pool, in the context of the call."""
     import asyncio
 
     loop, context = asyncio.get_running_loop(), copy_context()
-    return await loop.run_in_executor(None, context.run, function, record)
+    return await loop.run_in_executor(None, context.run, function, given)
 
 
 def judged(error: BaseException, name: str, held: Any) -> BaseException:

@@ -200,8 +200,9 @@ from weft.cli.main import run
 run(["--version"])
 version = set(sys.modules)
 print([
-    sorted(declared & {"typer", "rich", "pydantic", "confluent_kafka", "asyncio", "weft.core"}),
-    sorted(running & {"typer", "rich", "pydantic", "pyspark", "starlette"}),
+    sorted(declared & {"typer", "rich", "pydantic", "confluent_kafka", "asyncio", "weft.core",
+                       "weft.kafka.schema"}),
+    sorted(running & {"typer", "rich", "pydantic", "pyspark", "starlette", "fastavro", "httpx2"}),
     sorted(version & {"typer", "rich"}),
 ])
 """

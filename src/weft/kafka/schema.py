@@ -1,0 +1,192 @@
+"""`weft.Schema`: values and keys in Confluent's wire format, read with a schema registry.
+
+The client and the deserializers are those of confluent-kafka. What is Weft's own: which of their
+errors are failed attempts, and which end the record.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from weft.errors import ConfigError
+
+HEADER_BYTES = 5  # magic byte 0, then the schema's id in four bytes
+#: Weft repeats attempts by the handler's `retry`; without a timeout a call could hang for ever
+CONF = {"timeout": 5, "max.retries": 0}
+AUTH = "basic.auth.user.info"
+MESSAGE_CHARS = 200
+#: by name: httpx comes under more than one; errors of the registry, wherever they are raised
+_OF_THE_REGISTRY = {"SchemaRegistryError", "OAuthTokenError", "TransportError", "OSError"}
+
+
+class Schema:
+    """For `value=` and `key=`: Avro, JSON Schema or Protobuf, by the schema id in front of it.
+
+    `conf` takes the options of confluent-kafka's SchemaRegistryClient; `message` is the generated
+    class of Protobuf messages.
+    """
+
+    __weft_waits__ = True  # see weft.decoding: its calls are not for the handlers' loop
+
+    def __init__(
+        self, url: str, *, conf: Mapping[str, Any] | None = None, message: type | None = None
+    ) -> None:
+        self.url, user_info = _without_credentials(url)
+        given = dict(conf or {})
+        if "url" in given:
+            raise ConfigError("weft.Schema: the URL is its first argument: remove url from conf")
+        if user_info is not None:
+            if AUTH in given:
+                raise ConfigError(f"weft.Schema: credentials in the URL and in {AUTH}: remove one")
+            given[AUTH] = user_info
+        if message is not None and not hasattr(message, "DESCRIPTOR"):
+            raise ConfigError("weft.Schema: message= takes a class that protoc generated")
+        self._conf, self._message = {**CONF, **given, "url": self.url}, message
+        self._made: _Reader | None = _checked(self._conf, message)
+
+    def __call__(self, data: bytes) -> Any:
+        """What these bytes hold: of Avro and JSON mostly a dict, of Protobuf the message."""
+        if len(data) < HEADER_BYTES or data[0] != 0:
+            raise ValueError(
+                "not in Confluent's wire format: magic byte 0 and a schema id must come first"
+            )
+        made = self._made
+        if made is None or made.pid != os.getpid():  # a client is not for a process forked later
+            made = self._made = _Reader(self._conf, self._message)
+        return made.read(int.from_bytes(data[1:HEADER_BYTES], "big"), data)
+
+    def __repr__(self) -> str:
+        return f"weft.Schema({self.url!r})"  # never conf: it holds passwords
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+
+class _Reader:
+    """The registry's client in one process, with what it found by id."""
+
+    def __init__(self, conf: dict[str, Any], message: type | None) -> None:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+        from confluent_kafka.schema_registry.avro import AvroDeserializer
+        from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+        from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
+
+        self.pid = os.getpid()
+        self._url = conf["url"]
+        self._client = SchemaRegistryClient(conf)
+        weakref.finalize(self, self._client.close)
+        by_id = {"subject.name.strategy": _no_subject}  # else it asks the registry for subjects
+        self._by_type: dict[str, Callable[[bytes], Any]] = {
+            "AVRO": AvroDeserializer(self._client, conf=by_id),
+            "JSON": JSONDeserializer(None, schema_registry_client=self._client, conf=by_id),
+        }
+        if message is not None:
+            self._by_type["PROTOBUF"] = ProtobufDeserializer(message, by_id)
+        self._by_id: dict[int, Callable[[bytes], Any]] = {}
+
+    def read(self, schema_id: int, data: bytes) -> Any:
+        """The value behind the header."""
+        deserialize = self._by_id.get(schema_id) or self._found(schema_id)
+        try:
+            return deserialize(data)
+        except Exception as error:
+            raise self._unreadable(error, schema_id) from None
+
+    def _found(self, schema_id: int) -> Callable[[bytes], Any]:
+        try:
+            kind = self._client.get_schema(schema_id).schema_type or "AVRO"
+        except Exception as error:
+            raise self._refusal(error, schema_id) from None
+        found = self._by_type.get(kind)
+        if found is None:
+            cure = "Weft reads AVRO, JSON and PROTOBUF"
+            if kind == "PROTOBUF":
+                cure = "pass its generated class: weft.Schema(url, message=...)"
+            raise ValueError(f"schema {schema_id} is {kind}: {cure}")
+        self._by_id[schema_id] = found
+        return found
+
+    def _refusal(self, error: BaseException, schema_id: int) -> Exception:
+        """What to raise where the registry did not give a schema: OSErrors are failed attempts."""
+        status = getattr(error, "http_status_code", None)
+        if status is None:
+            return ConnectionError(f"schema registry {self._url}: {_line(error)}")
+        line = f"schema registry {self._url}: HTTP {status} for schema {schema_id}"
+        code, detail = getattr(error, "error_code", None), getattr(error, "error_message", "")
+        if status in {401, 403}:
+            return PermissionError(f"{line}: check the credentials in conf and their rights")
+        # A registry gives an error code of its own; a proxy in front of one that is down does not.
+        of_registry = isinstance(code, int) and code != -1
+        if of_registry and 400 <= status < 500 and status not in {408, 429}:
+            return ValueError(f"{line}: {_short(str(detail))}")
+        return ConnectionError(line if of_registry else f"{line}, and no registry's error code")
+
+    def _unreadable(self, error: BaseException, schema_id: int) -> Exception:
+        """What to raise for bytes that were not read; a schema's references are fetched here."""
+        line = _line(error)
+        for one in _with_contexts(error):
+            names = {base.__name__ for base in type(one).__mro__}
+            if names & _OF_THE_REGISTRY:
+                return self._refusal(one, schema_id)
+            if "ValidationError" in names:  # its message quotes the value
+                line = f"{getattr(one, 'json_path', '$')} fails {getattr(one, 'validator', '')!r}"
+        return ValueError(f"it does not fit schema {schema_id}: {line}")
+
+
+def _checked(conf: dict[str, Any], message: type | None) -> _Reader:
+    """A reader where everything is installed and conf is taken; it connects to nothing."""
+    try:
+        return _Reader(conf, message)
+    except ImportError as error:
+        raise ConfigError(f"weft.Schema needs {error.name}: pip install 'weft[schema]'") from None
+    except Exception as error:
+        line = _line(error)
+        if any(isinstance(held, str) and held in line for held in conf.values()):
+            line = type(error).__name__  # a value in the message may be a secret
+        raise ConfigError(f"weft.Schema: conf: {line}") from None
+
+
+def _without_credentials(url: Any) -> tuple[str, str | None]:
+    """The URL, or several with commas, and `user:password` of the first that has them.
+
+    httpx logs whole URLs.
+    """
+    urls, user_info = [], None
+    for one in url.split(",") if isinstance(url, str) else [""]:
+        try:
+            parts = urlsplit(one.strip())
+            good = parts.scheme in {"http", "https"} and bool(parts.hostname)
+            good = good and not parts.query and not parts.fragment and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:  # without the URL in the message: it may hold a password
+            raise ConfigError(
+                "weft.Schema: give the registry's URL, http://HOST:PORT (several with commas)"
+            )
+        if user_info is None and parts.username is not None:
+            user_info = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        urls.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}")
+    return ",".join(urls), user_info
+
+
+def _no_subject(_ctx: object, _name: object) -> None:
+    """The id alone names a schema."""
+
+
+def _with_contexts(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _line(error: BaseException) -> str:
+    text = _short(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:MESSAGE_CHARS]
