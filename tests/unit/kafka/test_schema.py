@@ -13,11 +13,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import fastavro
 import pytest
 
 import weft
 from weft.testing import run
+
+fastavro = pytest.importorskip("fastavro", reason="needs weft[schema]")
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}
 WITH_LINE = {"type": "record", "name": "L", "fields": [{"name": "order", "type": "Order"}]}
