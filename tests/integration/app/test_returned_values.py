@@ -27,7 +27,7 @@ KINDS = {
     "str": (lambda _: "text", [(b"k", b"text")]),
     "json": (lambda _: {"a": [1, 2]}, [(b"k", b'{"a":[1,2]}')]),
     "number": (lambda _: 7, [(b"k", b"7")]),
-    "plain list": (lambda _: [1, 2], [(b"k", b"[1,2]")]),
+    "list in Produce": (lambda _: weft.Produce([1, 2]), [(b"k", b"[1,2]")]),
     "model": (lambda _: Model(x=3), [(b"k", b'{"x":3}')]),
     "produce": (lambda _: weft.Produce(b"p"), [(b"k", b"p")]),
     "null key": (lambda _: weft.Produce(b"p", key=None), [(None, b"p")]),
@@ -80,9 +80,9 @@ def raises_midway():
 
 BAD = {
     "plain without output": (lambda: b"x", "give @app.consume(output=TOPIC)"),
-    "list of plain": (lambda: [1], "return None or weft.Produce"),
+    "list of plain": (lambda: [1], "each is a weft.Produce(...)"),
     "produce without topic": (lambda: weft.Produce(b"x"), "give topic="),
-    "generator of plain": (yields_plain, "yield Produce(...)"),
+    "generator of plain": (yields_plain, "each is a weft.Produce(...)"),
     "a set in Produce": (lambda: weft.Produce({1}, topic="t"), "bytes, str or what JSON can hold"),
     "a number as key": (lambda: weft.Produce(b"x", topic="t", key=1), "bytes, str or None"),
     "odd headers": (lambda: weft.Produce(b"x", topic="t", headers=[1]), "(name, bytes) pairs"),

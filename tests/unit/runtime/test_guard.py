@@ -75,17 +75,17 @@ def test_a_broken_end_is_an_end(memory_broker, monkeypatch) -> None:
     assert "weft-watch died: ValueError: cannot close" in report.reason
 
 
-def test_callbacks_that_exit_end_the_run(memory_broker) -> None:
-    """sys.exit() in a callback ends its thread; later callbacks would never be called."""
+def test_a_callback_that_ends_its_thread_ends_the_run(memory_broker) -> None:
+    """Later callbacks would never be called."""
     run = run_of(memory_broker)
-    run._member.callbacks.call(exit_now)
+    run._member.callbacks.call(end_the_thread)
     report = run.wait(WAIT_S)
     assert report.exit_code == 1
-    assert "weft-callbacks died: SystemExit" in report.reason
+    assert "weft-callbacks died: KeyboardInterrupt" in report.reason
 
 
-def exit_now() -> None:
-    raise SystemExit(3)
+def end_the_thread() -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name", ["weft-background", "weft-callbacks"])
@@ -126,7 +126,7 @@ def handle(record) -> None:
 def test_callbacks_alone_log_a_death(caplog) -> None:
     """Without a run there is only the log."""
     callbacks = Callbacks()
-    callbacks.call(exit_now)
+    callbacks.call(end_the_thread)
     callbacks.close(WAIT_S)
     assert "thread weft-callbacks died" in caplog.text
 

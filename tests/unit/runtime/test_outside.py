@@ -45,7 +45,12 @@ def member(**differs):
 
 def watching(*, away_s=None, reserve=False, loop_stands_s=None):
     """What is known of the broker and of the handlers' loop."""
-    stands = None if loop_stands_s is None else SimpleNamespace(stands_s=lambda: loop_stands_s)
+    stands = None
+    if loop_stands_s is not None:
+        stands = SimpleNamespace(
+            stands_s=lambda: loop_stands_s,
+            blocked_by=lambda: "a handler blocks it: shop/app.py:12 check",
+        )
     return SimpleNamespace(broker_away_s=lambda: away_s, in_reserve=reserve, loop=stands)
 
 
@@ -70,7 +75,7 @@ NOT_LIVE = {
     "loop": (
         member(),
         watching(loop_stands_s=outside.LOOP_STANDS_S + 1),
-        "the handlers' loop has not turned for 61 s: a handler blocks",
+        "the handlers' loop has not turned for 61 s: a handler blocks it",
     ),
 }
 

@@ -42,6 +42,8 @@ class HandlerLoop:
         if self.own:
             self._thread = guard.thread("weft-handlers", self._run, self._tell)
             self._thread.start()
+        #: whose stack says what keeps the loop
+        self.thread_id = self._thread.ident if self._thread else threading.get_ident()
 
     def _tell(self, thread: str, error: BaseException) -> None:
         self.died(thread, error)

@@ -6,7 +6,6 @@ door for a moment; the handlers' loop is asked to answer twice a second.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Sequence
@@ -92,9 +91,9 @@ class AsksGroup(Protocol):
 class LoopWatch:
     """Whether the handlers' loop still turns."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread: int | None = None
+    def __init__(self, loop: HandlerLoop) -> None:
+        self._loop = loop.loop
+        self._thread = loop.thread_id
         #: asked at this time, and not answered yet
         self._asked_at: float | None = None
         self._next_at = 0.0
@@ -140,7 +139,7 @@ class Watching:
     def __init__(self, member: Member, group: str, loop: HandlerLoop | None) -> None:
         self._member = member
         self._group = group
-        self.loop = None if loop is None else LoopWatch(loop.loop)
+        self.loop = None if loop is None else LoopWatch(loop)
         self._account_at = time.monotonic() + ACCOUNT_EVERY_S
         #: calls that were told, and up to which of the times
         self._long: dict[Work, int] = {}
