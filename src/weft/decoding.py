@@ -17,9 +17,10 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from weft.errors import ConfigError, RetryAfter
 from weft.types import ErrorInfo, Record
@@ -164,6 +165,23 @@ def _msgspec(kind: type) -> Callable[[bytes], Any]:
         return msgspec.json.Decoder(kind).decode  # type: ignore[no-any-return] # msgspec's
     except (TypeError, NameError) as error:
         raise ConfigError(f"msgspec cannot read it: {error}") from None
+    finally:
+        _drop_caches(kind, set())
+
+
+def _drop_caches(kind: Any, seen: set[Any]) -> None:
+    """Msgspec notes what it knows of a dataclass on the class: with that no class can travel."""
+    for part in get_args(kind):
+        _drop_caches(part, seen)
+    if not isinstance(kind, type) or kind in seen:
+        return
+    seen.add(kind)
+    if "__msgspec_cache__" in vars(kind) and dataclasses.is_dataclass(kind):
+        delattr(kind, "__msgspec_cache__")
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"):
+        with suppress(NameError):  # msgspec has refused it, too
+            for part in get_type_hints(kind).values():
+                _drop_caches(part, seen)
 
 
 class Decoding:

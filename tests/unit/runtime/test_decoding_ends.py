@@ -299,6 +299,23 @@ def test_classes_with_fields_are_made_of_json(kind):
     assert [(one.value.number, one.value.lines) for one in seen] == [(7, ["a"])]
 
 
+@dataclasses.dataclass
+class Basket:
+    """One that holds others."""
+
+    orders: list[Order]
+    gift: Order | None = None
+
+
+def test_a_class_that_was_read_can_travel():
+    """What msgspec noted on a dataclass could not be pickled: no fleet, no worker process had it."""
+    pytest.importorskip("msgspec")
+    app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
+    app.consume("orders", value=Basket)(print)
+    noted = [name for kind in (Basket, Order) for name in vars(kind) if "msgspec" in name]
+    assert noted == []
+
+
 # -- bad input -----------------------------------------------------------------------------------------
 
 
