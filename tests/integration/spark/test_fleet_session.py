@@ -15,7 +15,6 @@ import urllib.request
 import uuid
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,16 +40,11 @@ PARTITIONS, KEYS = 4, 50
 LOCK = threading.Lock()
 
 
-@dataclass
 class Payload:
     """A value of the app's own class."""
 
-    data: bytes
-
-    @property
-    def number(self) -> int:
-        """The value's number."""
-        return int(self.data)
+    def __init__(self, data: bytes) -> None:
+        self.number = int(data)
 
 
 @asynccontextmanager
@@ -197,18 +191,18 @@ def test_worker_processes_and_batches_in_members(spark, app_on, topic) -> None:
 
     @app.consume(name, executor="processes", concurrency=1, value=Payload, output=out)
     def handle(record: weft.Record) -> Any:
-        return [os.getpid(), app.state, record.value.number]
+        return {"pid": os.getpid(), "opened": app.state, "number": record.value.number}
 
     results = app.results()
     run = app.start(engine="spark", spark=spark, members=1, until="drained")
     member = app.snapshot()["members"][0]["pid"]
     returned = [one.returned for one in results]
     assert run.wait(START_S).done == 60
-    workers = {pid for pid, _, _ in returned}
+    workers = {one["pid"] for one in returned}
     assert len(workers) == 1
     assert member not in workers
-    assert {state for _, state, _ in returned} == workers
-    assert {number for _, _, number in returned} == {0, 1}
+    assert {one["opened"] for one in returned} == workers
+    assert {one["number"] for one in returned} == {0, 1}
 
 
 @contextmanager
