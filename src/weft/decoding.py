@@ -33,7 +33,7 @@ QUOTED_CHARS = 12  # so much of a value in a message is no accident
 TRANSIENT = (RetryAfter, OSError)
 NAMES = ("bytes", "str", "json")
 _MARK = "__weft_decoder__"
-#: of an object that takes bytes and may wait for something: weft.Schema
+#: of an object that takes bytes, weft.Schema: whether it may wait for something with these
 _WAITS = "__weft_waits__"
 
 D = TypeVar("D", bound=Callable[..., Any])
@@ -120,15 +120,19 @@ class Part(NamedTuple):
     function: Callable[[Any], Any]
     is_decoder: bool = False
     is_async: bool = False
-    #: it may wait: not for the handlers' loop
-    waits: bool = False
+    #: of what the field holds: whether it may wait for something, which is not for a loop
+    waits: Callable[[Any], bool] | None = None
 
 
 def _part(name: str, kind: Any) -> Part | None:
     if _is_marked(kind):
-        return Part(name, kind, True, is_async(kind), True)
+        return Part(name, kind, True, is_async(kind), _always)
     codec = _codec(kind)
-    return None if codec is None else Part(name, codec, waits=hasattr(codec, _WAITS))
+    return None if codec is None else Part(name, codec, waits=getattr(codec, _WAITS, None))
+
+
+def _always(_held: Any) -> bool:
+    return True
 
 
 def _is_marked(kind: Any) -> bool:
@@ -192,7 +196,7 @@ class Decoding:
         #: some of it is to be awaited
         self.is_async = any(part.is_async for part in parts)
         #: some of it may wait: not for the handlers' loop
-        self.waits = any(part.waits for part in parts)
+        self.waits = any(part.waits is not None for part in parts)
         alone = len(self._parts) == 1 and not self.waits and self._parts[0].name == "value"
         #: a record decoded on this thread; for what is not async
         self.here: Callable[[Record], Record] = (
@@ -220,7 +224,7 @@ class Decoding:
             try:
                 if asynchronous:
                     found[name] = await function(record)
-                elif waits:
+                elif waits is not None and waits(held):
                     given = record if is_decoder else held
                     found[name] = await _in_a_thread(function, given)
                 else:

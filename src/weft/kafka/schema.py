@@ -30,8 +30,6 @@ class Schema:
     class of Protobuf messages.
     """
 
-    __weft_waits__ = True  # see weft.decoding: its calls are not for the handlers' loop
-
     def __init__(
         self, url: str, *, conf: Mapping[str, Any] | None = None, message: type | None = None
     ) -> None:
@@ -58,6 +56,13 @@ class Schema:
         if made is None or made.pid != os.getpid():  # a client is not for a process forked later
             made = self._made = _Reader(self._conf, self._message)
         return made.read(int.from_bytes(data[1:HEADER_BYTES], "big"), data)
+
+    def __weft_waits__(self, data: bytes) -> bool:
+        """For weft.decoding: whether it may ask the registry, which is not for an event loop."""
+        made = self._made
+        if made is None or made.pid != os.getpid():
+            return True
+        return int.from_bytes(data[1:HEADER_BYTES], "big") not in made.at_hand
 
     def __repr__(self) -> str:
         return f"weft.Schema({self.url!r})"  # never conf: it holds passwords
@@ -87,14 +92,19 @@ class _Reader:
         if message is not None:
             self._by_type["PROTOBUF"] = ProtobufDeserializer(message, by_id)
         self._by_id: dict[int, Callable[[bytes], Any]] = {}
+        #: ids that were read once, with all references; JSON Schema may fetch some later
+        self.at_hand: set[int] = set()
 
     def read(self, schema_id: int, data: bytes) -> Any:
         """The value behind the header."""
         deserialize = self._by_id.get(schema_id) or self._found(schema_id)
         try:
-            return deserialize(data)
+            value = deserialize(data)
         except Exception as error:
             raise self._unreadable(error, schema_id) from None
+        if deserialize is not self._by_type["JSON"]:
+            self.at_hand.add(schema_id)
+        return value
 
     def _found(self, schema_id: int) -> Callable[[bytes], Any]:
         try:

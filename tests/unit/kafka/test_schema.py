@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -16,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import weft
+from weft.decoding import Undecodable, decoding_of
 from weft.testing import run
 
 fastavro = pytest.importorskip("fastavro", reason="needs weft[schema]")
@@ -157,6 +160,38 @@ def test_worker_processes_read_with_clients_of_their_own(registry):
 def described(record):
     """What was read, and in which process."""
     return weft.Produce([record.value, os.getpid()])
+
+
+async def awaited(decoding, record):
+    """As a call on a loop decodes it."""
+    return await decoding.awaited(record)
+
+
+def test_the_loop_reads_what_is_at_hand(registry, monkeypatch):
+    """Only a schema that is fetched, and JSON Schema, costs a thread of the loop's pool."""
+    threads: list[bytes] = []
+
+    async def in_a_thread(function, given):
+        threads.append(given)
+        return function(given)
+
+    monkeypatch.setattr("weft.decoding._in_a_thread", in_a_thread)
+    decoding = decoding_of("bytes", weft.Schema(registry.url))
+    values = [head(5) + b"\xff", *[head(5) + avro(7)[5:]] * 3, *[head(2) + b'{"n": 7}'] * 2]
+    for value in values:
+        with contextlib.suppress(Undecodable):
+            asyncio.run(awaited(decoding, weft.Record("orders", 0, 0, 0, b"k", value)))
+    assert threads == values[:2] + values[4:]
+
+
+def test_a_forked_process_has_a_client_of_its_own(registry, monkeypatch):
+    """Connections are not for two processes."""
+    schema = weft.Schema(registry.url)
+    first = schema(avro(7))
+    forked = os.getpid() + 1
+    monkeypatch.setattr("os.getpid", lambda: forked)
+    assert schema.__weft_waits__(avro(7))
+    assert (schema(avro(7)), len(registry.asked)) == (first, 2)
 
 
 def test_keys_have_schemas_too(registry):
