@@ -17,7 +17,6 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 import weft
-from weft.runtime.calls.processes import worker
 from weft.runtime.calls.processes.protocol import IDLE, BatchReply, Job, Opened, Reply
 from weft.runtime.calls.processes.worker import Worker
 
@@ -122,8 +121,7 @@ if STEP in os.environ:
     around(Worker, "_handle", lambda *_: at("took"), nothing)
     around(Worker, "_claimed", nothing, lambda found, *_: at("claimed") if found else None)
     around(Worker, "begin", nothing, lambda _, _self, number: number != IDLE and at("begun"))
-    around(worker, "decoded", lambda *_: at("decoding"), nothing)
-    around(worker, "all_decoded", lambda *_: at("decoding"), nothing)
+    around(Worker, "decode", lambda *_: at("decoding"), nothing)
     around(Worker, "call_handler", lambda *_: at("calling"), lambda *_: at("called"))
     around(Worker, "send", before_send, after_send)
     around(Worker, "report", nothing, lambda *_: at("idle"))
