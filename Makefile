@@ -9,9 +9,10 @@ MUTANTS ?= 60
 # Where it is set, each process of a test compiles all of Weft anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
-# Two workers, with brokers of their own; tests are dealt out one by one: tests/support/dealing.py.
+# Most of a test is waiting: four workers fill two cores. Each has brokers of its own; tests are dealt
+# out one by one: tests/support/dealing.py.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
+PYTEST := $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
 # A test that not even its time-out can end (it waits in C, or in its tear-down): its worker prints
 # all stacks and goes, the test counts as failed, the others go on. More than any test of a push may take.
 NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true

@@ -1,6 +1,6 @@
 """What every test shares: which lane it belongs to, and when its turn comes.
 
-`make test` deals the tests out to two workers one by one in the order given here, the longest
+`make test` deals the tests out to its workers one by one in the order given here, the longest
 first (tests/support/dealing.py). Each worker has brokers of its own.
 """
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.app.conftest import wait_for
 
 from weft.cli.sources import Where
-from weft.cli.top import asking
+from weft.cli.top import Asking
 from weft.observe import reports
 from weft.observe.overview import overview
 
@@ -63,7 +63,7 @@ def test_the_whole_group_is_seen_by_its_reports(kafka, monkeypatch):
 
     wait_for(said)
     # What `weft top --group` looks at every two seconds.
-    ask = asking(Where(None, None, group, kafka.bootstrap, topic).runs)
+    ask = Asking(Where(None, None, group, kafka.bootstrap, topic).runs)
     looked = wait_for(lambda: (o := overview(ask()))["totals"]["remaining"] == 6 and o)
     assert looked["totals"]["members"] == 2
     assert {row["partition"] for row in looked["partitions"]} == {0, 1}

