@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Totals")
 
 CHUNK_LIMIT_S = 300.0  # a chunk takes a second or two; a seed without an end is to be named
 
@@ -93,3 +94,22 @@ def dealt_out(
 
 def _apart(run_chunk: Callable[[int, int], T], chunk: tuple[int, int]) -> T:
     return run_chunk(*chunk)
+
+
+def totals_so_far(
+    run_seed: Callable[[int], S], of: type[S], first: int, count: int, *, chunk: int, jobs: int
+) -> Iterator[S]:
+    """What seeds from `first` on covered, after each chunk of them."""
+    chunks = [(at, min(chunk, first + count - at)) for at in range(first, first + count, chunk)]
+    totals = of()
+    for some in dealt_out(partial(_run_chunk, run_seed, of), chunks, jobs=jobs):
+        totals.add(some)
+        yield totals
+
+
+def _run_chunk(run_seed: Callable[[int], S], of: type[S], first: int, count: int) -> S:
+    """Seeds one after another."""
+    totals = of()
+    for seed in range(first, first + count):
+        totals.add(run_seed(seed))
+    return totals

@@ -11,7 +11,7 @@ from simulators import seeds
 from simulators.core.steps import live
 from simulators.core.watched import Edge, every_edge, watched
 from simulators.core.world import World
-from simulators.seeds import Broken, dealt_out
+from simulators.seeds import Broken, totals_so_far
 
 STEPS = 300
 CHUNK = 50  # seeds handed to a process at once
@@ -67,18 +67,8 @@ def digest(seed: int, steps: int = STEPS) -> int:
     return world.digest
 
 
-def run_chunk(first: int, count: int, steps: int) -> Totals:
-    """Seeds one after another."""
-    totals = Totals()
-    for seed in range(first, first + count):
-        totals.add(run_seed(seed, steps))
-    return totals
-
-
 def run_seeds(first: int, count: int, *, jobs: int = 1, steps: int = STEPS) -> Iterator[Totals]:
     """Totals so far, after each chunk."""
-    chunks = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
-    totals = Totals()
-    for some in dealt_out(partial(run_chunk, steps=steps), chunks, jobs=jobs):
-        totals.add(some)
-        yield totals
+    return totals_so_far(
+        partial(run_seed, steps=steps), Totals, first, count, chunk=CHUNK, jobs=jobs
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simulators.runtime.world import World
-from simulators.seeds import Broken, Totals, dealt_out
+from simulators.seeds import Broken, Totals, totals_so_far
 
 CHUNK = 10  # seeds handed to a process at once
 
@@ -31,18 +31,6 @@ def digest(seed: int) -> tuple[int, int]:
     return world.sim.digest, world.sim.steps
 
 
-def run_chunk(first: int, count: int) -> Totals:
-    """Seeds one after another."""
-    totals = Totals()
-    for seed in range(first, first + count):
-        totals.add(run_seed(seed))
-    return totals
-
-
 def run_seeds(first: int, count: int, *, jobs: int = 1) -> Iterator[Totals]:
     """Totals so far, after each chunk."""
-    chunks = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
-    totals = Totals()
-    for some in dealt_out(run_chunk, chunks, jobs=jobs):
-        totals.add(some)
-        yield totals
+    return totals_so_far(run_seed, Totals, first, count, chunk=CHUNK, jobs=jobs)

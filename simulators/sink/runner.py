@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulators.seeds import Broken, Totals, dealt_out
+from simulators.seeds import Broken, Totals, totals_so_far
 from simulators.sink.world import World
 
 CHUNK = 100
@@ -24,18 +24,6 @@ def run_seed(seed: int, *, trace: list[str] | None = None) -> Totals:
     return totals
 
 
-def run_chunk(first: int, count: int) -> Totals:
-    """Seeds one after another."""
-    totals = Totals()
-    for seed in range(first, first + count):
-        totals.add(run_seed(seed))
-    return totals
-
-
 def run_seeds(first: int, count: int, *, jobs: int = 1) -> Iterator[Totals]:
     """Totals so far, after each chunk."""
-    chunks = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
-    totals = Totals()
-    for some in dealt_out(run_chunk, chunks, jobs=jobs):
-        totals.add(some)
-        yield totals
+    return totals_so_far(run_seed, Totals, first, count, chunk=CHUNK, jobs=jobs)
