@@ -75,8 +75,9 @@ class Worker:
 
 
 def test_what_shares_something_dear_stays_with_one_worker():
-    """The second takes of it only when nothing else is left, so that neither idles at the end."""
-    tests = [f"{SHARING[n % 3] if n % 2 else 'tests/unit'}::test_{n}" for n in range(12)]
+    """The others take of it only when nothing else is left, so that none idles at the end."""
+    spark, matrix = (f"tests/integration/{names[0]}" for names in SHARING)
+    tests = [f"{('tests/unit', spark, matrix)[n % 3]}::test_{n}" for n in range(12)]
     options = {"tx": ["2*popen"], "maxschedchunk": 1}
     dealing = Dealing(SimpleNamespace(getvalue=options.get, getoption=options.get))
     first, second = Worker(), Worker()
@@ -86,5 +87,5 @@ def test_what_shares_something_dear_stays_with_one_worker():
     dealing.schedule()
     while dealing.pending:
         dealing.mark_test_complete(second, second.given[len(second.given) - 2])
-    assert first.given == [1, 3]
-    assert second.given == [0, 2, 4, 6, 8, 10, 5, 7, 9, 11]
+    assert first.given == [1, 4]
+    assert second.given == [2, 5, 8, 11, 0, 3, 6, 9, 7, 10]

@@ -2,7 +2,8 @@
 
 `pytest -p tests.support.cost` ends with the table that stands in CONTRIBUTING.md; the lanes of the
 Makefile load it. A broker or a JVM that is shared counts where it works: its start goes to the
-first test that asks for it. WEFT_COST=file keeps each test's seconds.
+first test that asks for it. WEFT_COST=file keeps a row per test: its worker, when
+it began, what it took, and its processor seconds.
 """
 
 from __future__ import annotations
@@ -77,15 +78,17 @@ class Cost:
             return (yield)
         finally:
             if time.monotonic() - began > LOOK_S:
-                self._count(item.nodeid)
+                self._count(item.nodeid, began)
 
-    def _count(self, node: str) -> None:
+    def _count(self, node: str, began: float) -> None:
         used = self._tree.total()
         self._tests[node] += used - self._used
         self._used = used
         if (path := os.environ.get("WEFT_COST")) and self._tests[node]:
+            worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+            row = f"{worker} {began:.1f} {time.monotonic() - began:.1f} {self._tests[node]:.2f} {node}"
             with Path(path).open("a") as file:
-                file.write(f"{self._tests[node]:.2f} {node}\n")
+                file.write(f"{row}\n")
 
     def pytest_sessionfinish(self) -> None:
         """Hand over what this process has counted."""

@@ -6,25 +6,36 @@ from typing import Any
 
 from xdist.scheduler import LoadScheduling
 
-#: These need the Spark session, or a broker that may be killed or refuses rights: begin of the id.
-SHARING = tuple(
-    f"tests/integration/{name}"
-    for name in (
-        "spark/test_fleet_session", "spark/test_fleet_table", "spark/test_process",
-        "spark/test_sink", "spark/test_source", "matrix", "test_admin", "app/test_seen",
-        "app/test_why_causes", "delivery/test_refused_outputs", "processes/test_broker_away",
-    )
+#: What the first worker begins with, and the second: begins of ids.
+SHARING = (
+    # the Spark session
+    ("spark/test_fleet_session", "spark/test_fleet_table", "spark/test_process", "spark/test_sink",
+     "spark/test_source"),
+    # a broker that may be killed, one that refuses rights
+    ("matrix", "test_admin", "app/test_seen", "app/test_why_causes", "delivery/test_refused_outputs",
+     "processes/test_broker_away"),
 )  # fmt: skip
 
 
+def group_of(test: str) -> int:
+    """Whose test it is: the number of a worker, or -1 where nothing is shared."""
+    begins = (tuple(f"tests/integration/{name}" for name in names) for names in SHARING)
+    return next((number for number, names in enumerate(begins) if test.startswith(names)), -1)
+
+
 class Dealing(LoadScheduling):
-    """One worker begins with what shares, the others with the rest; then each takes what is left.
+    """A worker begins with its own, goes on with what nobody shares, and ends with what is left.
 
     Groups of xdist's own would do the same, but 3.8 never ends with them once a worker has died.
     """
 
     def _send_tests(self, node: Any, num: int) -> None:
-        sharing = node is self.nodes[0]
+        worker = self.nodes.index(node)
         collection = self.collection or []
-        self.pending.sort(key=lambda n: (collection[n].startswith(SHARING) is not sharing, n))
+
+        def turn(number: int) -> tuple[int, int]:
+            group = group_of(collection[number])
+            return (0 if group == worker else 1 if group < 0 else 2), number
+
+        self.pending.sort(key=turn)
         super()._send_tests(node, num)

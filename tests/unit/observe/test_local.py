@@ -84,7 +84,7 @@ def test_runs_are_found_and_asked(server):
 
 def dead_socket(server, pid):
     """One that nobody listens on."""
-    path = server.path.parent / f"{pid}-0.sock"
+    path = server.path.parent / f"{pid}-999999.sock"  # no number that a server of this process had
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(path))
     return path
@@ -105,7 +105,7 @@ def test_a_killed_run_is_reported_for_ten_minutes(server, monkeypatch):
     dead_socket(server, process.pid)
     assert runs() == [server.path]
     ((name, ago_s),) = gone()
-    assert (name, ago_s < 60) == (f"{process.pid}-0", True)
+    assert (name, ago_s < 60) == (f"{process.pid}-999999", True)
     shown = runs_of(None, None)
     with pytest.raises(FatalError, match=f"^process {process.pid} is gone without a clean stop"):
         shown[1].ask({"ask": "snapshot"})
