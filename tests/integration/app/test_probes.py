@@ -1,4 +1,4 @@
-"""The probes of docs/seen.md as Kubernetes calls them, on a run as the manifest starts it."""
+"""The probes of docs/observability.md as Kubernetes calls them, on a run as the manifest starts it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(record):
 
 def container() -> dict[str, Any]:
     """What the docs put into a container."""
-    text = (ROOT / "docs" / "seen.md").read_text()
+    text = (ROOT / "docs" / "observability.md").read_text()
     (block,) = [one for one in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "Probe" in one]
     parsed: dict[str, Any] = yaml.safe_load(block)
     return parsed
