@@ -165,7 +165,7 @@ def test_topics_are_created_once_and_with_the_partitions_asked_for(at):
     other = weft("topics", "create", first, "--partitions", "4", *at)
     assert (other.returncode, other.stdout) == (2, "")
     assert other.stderr.count("\n") == 1
-    assert "exists already, with 3 partitions, not 4" in other.stderr
+    assert "already exists with 3 partitions, not 4" in other.stderr
 
 
 def test_lines_become_records(kafka_broker, at, tmp_path):

@@ -163,8 +163,8 @@ def test_set_says_first_what_it_would_do(group: str, at: list[str]):
     back = weft("set", *where, "--offset", "90")
     assert back.returncode == 0
     assert "100 -> 90" in back.stdout
-    assert "17 done records handled again (7 of them done beyond" in back.stdout
-    assert "0 records that are not done skipped" in back.stdout
+    assert "17 done records processed again (7 of them done beyond" in back.stdout
+    assert "0 unfinished records skipped" in back.stdout
     assert "add --yes" in back.stderr
     ahead = json.loads(weft("set", *where, "--offset", "150", "--json").stdout)
     assert ahead == [
@@ -244,7 +244,7 @@ def test_set_refuses_bad_input_in_one_line(group: str, at: list[str]):
         ([*where, "--offset", "5"], "give --partition too"),
         ([*where, "--partition", "3", "--offset", "5"], "has no partition 3, only 0 to 2"),
         ([*where, "--partition", "0", "--offset", "201"], "holds offsets 0 to 200, not 201"),
-        ([*where, "--to-timestamp", "yesterday"], "'yesterday' is no time"),
+        ([*where, "--to-timestamp", "yesterday"], "'yesterday' is not a time"),
         ([*where[:-1], "no-such-topic", "--to-latest"], "topic no-such-topic does not exist"),
         (["--group", "nobody", *where[2:], "--to-latest"], "group nobody does not exist"),
     ]

@@ -1,4 +1,4 @@
-"""`weft broker`: a real local Kafka, up, down and looked at."""
+"""`weft broker`: start, stop and inspect a real local Kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 _Data = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="Folder of the cluster; each folder is a cluster of its own."
+        "--data", metavar="DIR", help="Data directory; each directory is a separate cluster."
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -31,17 +31,17 @@ def up(
     port: Annotated[
         int | None,
         typer.Option(
-            help="Port of the first node; further nodes take the next ones. Default: a free one."
+            help="Port of the first node; further nodes use the next ports. Default: a free port."
         ),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes, 1 to 3. Default: 1.")] = None,
     data: _Data = None,
     as_json: _Json = False,
 ) -> None:
-    """Start the broker, and print its bootstrap address when it answers.
+    """Start a broker and print its bootstrap address when it is ready.
 
-    Run again, it prints the same address. Without --data the records live until `weft broker
-    down`; with --data they stay in the folder.
+    Running it again prints the same address. Without --data the records are deleted by `weft
+    broker down`; with --data they are kept.
 
     Example: weft broker up --port 9092
     """
@@ -52,7 +52,7 @@ def up(
 
 @app.command()
 def down(data: _Data = None) -> None:
-    """Stop the broker; without --data its records go too.
+    """Stop the broker. Without --data its records are deleted.
 
     Example: weft broker down
     """
@@ -66,7 +66,7 @@ def down(data: _Data = None) -> None:
 
 @app.command()
 def status(data: _Data = None, as_json: _Json = False) -> None:
-    """Show the nodes, their addresses and whether they run.
+    """Show the nodes, their addresses and their state.
 
     Example: weft broker status --json
     """

@@ -1,4 +1,4 @@
-"""The options of the commands that talk to a cluster, and the clients they make of them."""
+"""Options of the commands that connect to a cluster, and the client settings they give."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weft.errors import ConfigError, FatalError
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import ClientSettings, client_settings
 
-#: where `weft broker up --port 9092` listens, and most people's first broker
+#: where `weft broker up --port 9092` listens
 LOCAL_BROKER = "localhost:9092"
-#: how long a broker may take for one answer
+#: limit for one broker response
 ANSWER_S = 10.0
 
 Bootstrap = Annotated[
-    str, typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="Where the brokers are.")
+    str, typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="Broker addresses.")
 ]
 Properties = Annotated[
     list[str] | None,
@@ -32,14 +32,14 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="File of librdkafka properties, one key=value a line: keeps secrets out of `ps`.",
+        help="File of librdkafka properties, one key=value per line. Keeps secrets out of `ps`.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def properties_of(pairs: Sequence[str] | None, config: Path | None) -> dict[str, str]:
-    """Properties of the file, then of the -X options; a value is never printed."""
+    """Properties of the file, then of the -X options; values are never printed."""
     properties: dict[str, str] = {}
     if config is not None:
         try:
@@ -56,14 +56,14 @@ def properties_of(pairs: Sequence[str] | None, config: Path | None) -> dict[str,
 
 
 def settings_of(bootstrap: str, pairs: Sequence[str] | None, config: Path | None) -> ClientSettings:
-    """What the clients of a command are made with; raises ConfigError."""
+    """Settings of a command's Kafka clients; raises ConfigError."""
     properties = properties_of(pairs, config)
     if "bootstrap.servers" in properties:
-        raise ConfigError("the property bootstrap.servers is given by --bootstrap-servers")
+        raise ConfigError("the property bootstrap.servers is set by --bootstrap-servers")
     return client_settings(
         {**properties, "bootstrap.servers": bootstrap},
         {},
-        group="weft",  # nobody joins
+        group="weft",  # never joined
         buffer_records=10_000,
         buffer_bytes=64 * 2**20,
         delivery="at_least_once",
@@ -72,7 +72,7 @@ def settings_of(bootstrap: str, pairs: Sequence[str] | None, config: Path | None
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """A broker that does not answer is no bad input: one line, and exit 1."""
+    """Turn an unreachable broker into one line and exit 1: it is not bad input."""
     try:
         yield
     except KafkaUnavailable as error:

@@ -1,4 +1,4 @@
-"""The commands of `weft`, by name; each is imported when it is asked for."""
+"""The commands of `weft`, by name; each is imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from weft._version import __version__
 
-#: name -> where its function is, or the Typer app with its own commands
+#: name -> module and function, or the Typer app that holds subcommands
 COMMANDS = {
     "run": "weft.cli.run:run",
     "broker": "weft.cli.broker:app",
@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 class _OnDemand(TyperGroup):
-    """Knows its commands by name, and imports the one that is called."""
+    """Imports only the command that is called."""
 
     def list_commands(self, _context: Any) -> list[str]:
         return list(COMMANDS)
@@ -45,7 +45,7 @@ class _OnDemand(TyperGroup):
 
 
 def command_line(function: Any) -> typer.Typer:
-    """A program that is this one command."""
+    """A program with this single command."""
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
     made.command()(function)
     return made
@@ -76,7 +76,7 @@ def _weft(
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """One Python handler, many calls at once, with every promise of a single-threaded consumer.
+    """Run one Python handler over Kafka records concurrently, in key order, without loss.
 
     Example: weft run geofence:app
     """

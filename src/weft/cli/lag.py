@@ -1,4 +1,4 @@
-"""`weft lag`: what a group has really left to do, from Kafka alone."""
+"""`weft lag`: the true lag of a group, read from Kafka alone."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ WIDTH_MAX = 10_000
 def lag(
     group: Annotated[str, typer.Option("--group", help="The consumer group.")],
     bootstrap_servers: cluster.Bootstrap,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s.")] = False,
     as_json: cluster.Json = False,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus and /lag for KEDA."),
+        typer.Option(
+            metavar="HOST:PORT", help="Serve /metrics (Prometheus) and /lag (KEDA) instead."
+        ),
     ] = None,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Show what a group has really left: what is done beyond its commits does not count.
+    """Show the true lag of a group: records finished beyond the commit are not counted.
 
-    Any group with offset maps, the Java Parallel Consumer's too. It does not join the group.
+    Works for any group with offset maps, also of the Java Parallel Consumer, without joining it.
 
     Example: weft lag --group geofence --bootstrap-servers localhost:9092 --json
     """
@@ -71,7 +73,7 @@ def _measured(measured: GroupLag) -> list[PartitionLag]:
 
 
 def _watch(measured: GroupLag, *, as_json: bool) -> None:
-    """Until Ctrl-C; JSON is one line a look."""
+    """Until Ctrl-C; JSON is one line per refresh."""
     rows = _measured(measured)
     if as_json:
         while True:
@@ -85,16 +87,16 @@ def _watch(measured: GroupLag, *, as_json: bool) -> None:
 
 
 def lag_json(group: str, rows: Sequence[PartitionLag]) -> dict[str, Any]:
-    """As the contract has it."""
+    """The JSON format of the contract."""
     remaining = sum(row.remaining or 0 for row in rows)
     return {"group": group, "remaining": remaining, "partitions": [row.row() for row in rows]}
 
 
 class LagTable:
-    """The partitions with most left first; those beyond what fits are counted.
+    """The partitions with the highest lag first; those beyond ROWS_MAX are only counted.
 
-    Nothing is ever cut: on a narrow screen a topic, and what is wrong with it, has a line for
-    itself above its numbers.
+    Text is never truncated: on a narrow screen, the topic and its problem get a separate line
+    above the numbers.
     """
 
     def __init__(self, group: str, rows: Sequence[PartitionLag]) -> None:
@@ -104,7 +106,7 @@ class LagTable:
         self._title = f"group {group}: {total:,} remaining in {len(rows):,} partitions"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What the screen has room for."""
+        """The wide table if it fits, else the narrow one."""
         table = _table(self._rows, Column("topic"), Column("problem"))
         yield Text(self._title)
         wished = Measurement.get(console, options.update(width=WIDTH_MAX), table).maximum
@@ -117,13 +119,13 @@ class LagTable:
 
     def _narrow(self) -> Iterator[RenderableType]:
         for (topic, problem), rows in groupby(self._rows, lambda row: (row.topic, row.problem)):
-            said = f"{topic}: {problem}" if problem else topic
-            yield Text(said, overflow="fold")
+            heading = f"{topic}: {problem}" if problem else topic
+            yield Text(heading, overflow="fold")
             yield _table(list(rows))
 
 
 def _table(rows: Sequence[PartitionLag], *named: Column) -> Table:
-    """The numbers, between the topic and its problem where these have columns."""
+    """The numbers, between the columns for topic and problem if those are given."""
     names = "partition", "end", "committed", "done beyond", "remaining", "oldest", "age", "map"
     numbers = [Column(name, justify="right", overflow="fold") for name in names]
     table = Table(*named[:1], *numbers, *named[1:], box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

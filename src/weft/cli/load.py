@@ -1,4 +1,4 @@
-"""Finding the app that `module:attribute` names; what goes wrong is one line."""
+"""Load the app that `module:attribute` names; errors are one line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load_module(name: str) -> ModuleType:
         raise ConfigError(f"module {name} cannot be imported: {error.msg} ({where})") from error
     except SystemExit as error:
         raise ConfigError(
-            f"module {name} ended the program while it was imported: put what it runs under "
+            f"module {name} exited while it was imported: put what it runs under "
             'if __name__ == "__main__":'
         ) from error
     except Exception as error:
@@ -72,14 +72,14 @@ def load_module(name: str) -> ModuleType:
 
 def _missing(name: str, error: ModuleNotFoundError) -> str:
     if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-        return f"there is no module {name} in this folder or among the installed packages"
+        return f"module {name} does not exist in this folder or among the installed packages"
     return f"module {name} cannot be imported: it imports {error.name}, which is not installed"
 
 
 def _where(error: BaseException) -> str:
-    """The last place in the user's own code, for a message of one line."""
+    """The last line in the user's code, for a one-line message."""
     frames = traceback.extract_tb(error.__traceback__)
-    # `<frozen os>`, which raises the KeyError of os.environ["X"], is nobody's own.
+    # `<frozen os>` raises the KeyError of os.environ["X"]; it is not the user's code.
     own = [f for f in frames if "importlib" not in f.filename and not f.filename.startswith("<")]
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 

@@ -1,4 +1,4 @@
-"""What `weft run` logs, how it looks, and where it goes: one line an event, on stderr."""
+"""Logging of `weft run`: one line per event, on stderr, as text or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = ("debug", "info", "warning", "error")
 LEVEL = "info"
 
 
-#: what every log record has; the rest came with `extra=`
+#: attributes of every log record; others were passed with `extra=`
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"weft", "message", "asctime", "taskName"}
 
 
@@ -25,7 +25,7 @@ class TextLines(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO assigned partitions=orders[0,1]`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it where there is one; what does not print is escaped."""
+        """One line, with the traceback below; unprintable characters are escaped."""
         source = "" if record.name == "weft" else f"{record.name}: "
         line = f"{_time(record)} {record.levelname} {source}{_one_line(record.getMessage())}"
         trace = _trace(self, record)
@@ -36,7 +36,7 @@ class JsonLines(logging.Formatter):
     """`{"time": …, "level": …, "logger": …, "event": …, further fields}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever stands in the message."""
+        """One line, whatever the message contains."""
         fields: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -51,7 +51,7 @@ class JsonLines(logging.Formatter):
 
 
 class _OnConsole(logging.Handler):
-    """Writes above the progress line instead of through it."""
+    """Writes above the progress line."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _OnConsole(logging.Handler):
 
 
 def check(style: str, level: str | None) -> None:
-    """Raise ConfigError for unknown words."""
+    """Raise ConfigError for unknown values."""
     for option, value, known in (
         ("--log-format", style, FORMATS),
         ("--log-level", level or LEVEL, LEVELS),
@@ -77,10 +77,10 @@ def check(style: str, level: str | None) -> None:
 
 
 def set_up(console: Console, style: str, level: str | None) -> bool:
-    """Send the log to stderr, by way of `console`; False where the user has set up logging.
+    """Send the log to stderr through `console`; False if the user has configured logging.
 
-    His handlers and levels stay as they are then; only a level that was asked for on the command
-    line is set, for Weft's own logger.
+    The user's handlers and levels are then kept. Only a level given on the command line is set,
+    on Weft's own logger.
     """
     check(style, level)
     root = logging.getLogger()
@@ -88,8 +88,8 @@ def set_up(console: Console, style: str, level: str | None) -> bool:
         if level is not None:
             logging.getLogger("weft").setLevel(level.upper())
         return False
-    # A terminal's lines go above the progress line. A pipe, and JSON, gets plain ones of any
-    # length: no terminal codes in what a machine reads.
+    # On a terminal, lines go above the progress line. Pipes and JSON get plain lines without
+    # terminal codes.
     handler: logging.Handler = (
         _OnConsole(console) if console.is_terminal and style == "text" else logging.StreamHandler()
     )
@@ -100,7 +100,7 @@ def set_up(console: Console, style: str, level: str | None) -> bool:
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The traceback: of an exception, or the text that Weft has of one."""
+    """The traceback of an exception, or its text where Weft has only that."""
     if record.exc_info and not hasattr(record, "weft"):
         return formatter.formatException(record.exc_info)
     return record.exc_text or ""

@@ -1,4 +1,4 @@
-"""The `weft` command: how it starts, and how its errors end. Imports only what it must."""
+"""The `weft` command: start and error handling. Imports as little as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft._version import __version__
 from weft.runtime.run.exits import EXIT_BAD_INPUT, refused
 
 EXIT_INTERRUPTED = 130
-EXIT_GRACE_S = 2.0  # for what else holds the process: a handler's own thread that hangs
+EXIT_GRACE_S = 2.0  # for other threads, such as a handler's own one that hangs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end_soon(code: int) -> None:
-    """End the process with its exit code even if a handler's own thread hangs.
+    """Exit with the code even if a thread of a handler hangs.
 
-    Python waits at its end for the threads of every pool, such as asyncio.to_thread's.
+    At exit, Python waits for the threads of every pool, such as asyncio.to_thread's.
     """
 
     def end() -> None:
@@ -39,7 +39,7 @@ def _end_soon(code: int) -> None:
 
 
 def run(arguments: Sequence[str] | None = None, command: Any = None, name: str = "weft") -> int:
-    """Run the command line, or that of another program; return its exit code."""
+    """Run the command line, or another program's; return the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     if command is None and list(words) == ["--version"]:  # without Typer: 20 ms, not 100
         sys.stdout.write(f"weft {__version__}\n")

@@ -1,4 +1,4 @@
-"""`weft offsets`: a group's committed progress, read, shown and moved."""
+"""`weft offsets`: decode, show and move a group's committed offsets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from weft.errors import ConfigError
 from weft.kafka.group_offsets import GroupOffsets, Move, Progress, plan_move
 
 app = typer.Typer(
-    no_args_is_help=True, help="Read, show and move what a group has committed, maps included."
+    no_args_is_help=True, help="Decode, show and move committed offsets, including offset maps."
 )
 
-#: Runs of offsets shown in a table before the rest is only counted.
+#: runs of offsets shown in a table; further ones are only counted
 _RUNS_SHOWN = 8
 
 _Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
@@ -31,18 +31,18 @@ _Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
 @app.command()
 def decode(
-    metadata: Annotated[str, typer.Argument(help='The text committed with the offset; may be "".')],
+    metadata: Annotated[str, typer.Argument(help='The metadata text of the commit; may be "".')],
     offset: Annotated[int, typer.Option(min=0, help="The committed offset.")],
     as_json: cluster.Json = False,
 ) -> None:
-    """Decode the metadata of a commit: which offsets at and beyond the frontier are done.
+    """Decode the metadata of a commit into the offsets that are not done.
 
     Example: weft offsets decode --offset 100 bAAK3AMA --json
     """
     try:
         found = decode_map(offset, metadata)
     except UnreadableMap as reason:
-        raise ConfigError(f"this metadata is no offset map: {reason}") from None
+        raise ConfigError(f"this metadata is not an offset map: {reason}") from None
     if as_json:
         typer.echo(json.dumps(_as_json(found)))
         return
@@ -60,7 +60,7 @@ def show(
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Show what a group has committed: frontier, what is done beyond it, and the lag.
+    """Show a group's committed offsets: frontier, records done beyond it, and lag.
 
     Example: weft offsets show --group geofence --bootstrap-servers localhost:9092 --json
     """
@@ -87,33 +87,33 @@ def set_(
     bootstrap_servers: cluster.Bootstrap,
     topic: Annotated[str, typer.Option(help="The topic.")],
     partition: Annotated[
-        int | None, typer.Option(min=0, help="The partition; without it all of the topic.")
+        int | None, typer.Option(min=0, help="The partition. Default: all partitions of the topic.")
     ] = None,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="The next offset to handle (needs --partition).")
+        int | None, typer.Option(min=0, help="The next offset to process; requires --partition.")
     ] = None,
     to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="Handle everything the log still holds.")
+        bool, typer.Option("--to-earliest", help="Process everything that is still in the log.")
     ] = False,
     to_latest: Annotated[
-        bool, typer.Option("--to-latest", help="Skip everything that is there now.")
+        bool, typer.Option("--to-latest", help="Skip everything that is in the log now.")
     ] = False,
     to_timestamp: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Handle from this time on: UNIX milliseconds, or ISO 8601."
+            metavar="TIME", help="Process from this time on: UNIX milliseconds or ISO 8601."
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it does.")] = (
+    yes: Annotated[bool, typer.Option("--yes", help="Apply the change. Default: dry run.")] = (
         False
     ),
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Move a group that has no members to other offsets; without --yes only say what it does.
+    """Move a group without members to other offsets. Without --yes it is a dry run.
 
-    The new commit has no offset map: what was done beyond the new offset is handled again.
+    The new commit has no offset map: records finished beyond the new offset are processed again.
 
     Example: weft offsets set --group geofence --bootstrap-servers localhost:9092
     --topic gps.positions --partition 0 --offset 120 --yes
@@ -123,20 +123,20 @@ def set_(
     if sum(given) != 1:
         raise ConfigError("give one of --offset, --to-earliest, --to-latest, --to-timestamp")
     if offset is not None and partition is None:
-        raise ConfigError("--offset is one partition's: give --partition too")
+        raise ConfigError("--offset applies to one partition: give --partition too")
     with GroupOffsets(bootstrap_servers, group, cluster.properties_of(x, config)) as offsets:
         where = _partitions_of(offsets, topic, partition)
         _refuse_members(offsets)
         moves = _moves(offsets, where, offset, to_latest, timestamp_ms)
         if yes:
             offsets.store(moves)
-    _tell(moves, yes, as_json)
+    _print_moves(moves, yes, as_json)
 
 
 def _partitions_of(
     offsets: GroupOffsets, topic: str, partition: int | None
 ) -> list[tuple[str, int]]:
-    """The partitions that are meant; ConfigError where there are none."""
+    """The selected partitions; ConfigError if there are none."""
     there = [one for one in offsets.partitions() if one[0] == topic]
     if not there:
         raise ConfigError(f"topic {topic} does not exist at {offsets.bootstrap}")
@@ -148,7 +148,7 @@ def _partitions_of(
 
 
 def _refuse_members(offsets: GroupOffsets) -> None:
-    """ConfigError unless the group is there and has no members: they would undo the change."""
+    """ConfigError unless the group exists and has no members, as members would undo the change."""
     members = offsets.members()
     if members is None:
         raise _no_group(offsets)
@@ -167,7 +167,7 @@ def _moves(
     to_latest: bool,
     timestamp_ms: int | None,
 ) -> list[Move]:
-    """What is to be committed, and what that repeats or skips."""
+    """The commits to make, and how many records each repeats or skips."""
     spans = offsets.spans(where)
     known = {(one.topic, one.partition): one for one in offsets.progress(where)}
     at = offsets.offsets_at(where, timestamp_ms) if timestamp_ms is not None else {}
@@ -175,7 +175,7 @@ def _moves(
     for one in where:
         span = spans[one]
         after = offset if offset is not None else span.end if to_latest else span.start
-        if one in at:  # No record is that late: everything there is came before.
+        if one in at:  # -1: all records are earlier
             after = at[one] if at[one] >= 0 else span.end
         if not span.start <= after <= span.end:
             raise ConfigError(
@@ -185,8 +185,8 @@ def _moves(
     return moves
 
 
-def _tell(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:
-    """Say what was or would be done."""
+def _print_moves(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:
+    """Print the moves that were, or would be, made."""
     if as_json:
         typer.echo(json.dumps([_move_as_json(move, is_done) for move in moves]))
         return
@@ -194,12 +194,12 @@ def _tell(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:
         before = "no commit" if move.before is None else str(move.before)
         typer.echo(
             f"{move.topic}[{move.partition}]: {before} -> {move.after}: "
-            f"up to {move.repeated} done records handled again "
+            f"up to {move.repeated} done records processed again "
             f"({move.repeated_beyond} of them done beyond the frontier), "
-            f"up to {move.skipped} records that are not done skipped"
+            f"up to {move.skipped} unfinished records skipped"
         )
     if not is_done:
-        typer.echo("Nothing was changed: add --yes to do it.", err=True)
+        typer.echo("Nothing was changed: add --yes to apply it.", err=True)
 
 
 def _timestamp_ms(text: str | None) -> int | None:
@@ -214,12 +214,12 @@ def _timestamp_ms(text: str | None) -> int | None:
         return int(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"--to-timestamp {text!r} is no time: write 1767225600000 or 2026-01-01T00:00:00Z"
+            f"--to-timestamp {text!r} is not a time: write 1767225600000 or 2026-01-01T00:00:00Z"
         ) from None
 
 
 def _as_json(found: OffsetMap) -> dict[str, Any]:
-    """The map in the format that `decode --json` promises."""
+    """The map in the format of `decode --json`."""
     return {
         "encoding": found.encoding,
         "frontier": found.frontier,
@@ -229,7 +229,7 @@ def _as_json(found: OffsetMap) -> dict[str, Any]:
 
 
 def _progress_as_json(one: Progress) -> dict[str, Any]:
-    """The same plus topic, partition and lag; `error` only where a map cannot be read."""
+    """The same plus topic, partition and lag; `error` only if the map is unreadable."""
     where = {"topic": one.topic, "partition": one.partition}
     error = {"error": one.unreadable} if one.unreadable else {}
     return {**where, **_as_json(one.map), "lag": one.lag, **error}
@@ -250,7 +250,7 @@ def _move_as_json(move: Move, is_done: bool) -> dict[str, Any]:
 
 
 def _runs(offsets: Sequence[int]) -> str:
-    """Offsets as ranges, such as 3-5, 9; what is too much is only counted."""
+    """Offsets as ranges, such as 3-5, 9; ranges beyond _RUNS_SHOWN are only counted."""
     runs = []
     for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
         members = [offset for _, offset in run]

@@ -1,4 +1,4 @@
-"""`weft produce`: send the lines of a file, enough to try an example."""
+"""`weft produce`: send the lines of a file, to try an example."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from weft.kafka.ports import Delivery, OutMessage
 from weft.kafka.producer import KafkaProducer
 from weft.kafka.settings import ClientSettings
 
-LINE_BYTES_MAX = 8 * 2**20  # no broker takes a record of that size unless it was told to
+LINE_BYTES_MAX = 8 * 2**20  # brokers refuse records of that size by default
 DELIVERY_S = 30.0
 QUEUE_WAIT_S = 0.01
 SHOW_AFTER_S = 2.0
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="The topic; `weft topics create` makes one.")],
+    topic: Annotated[str, typer.Argument(help="The topic; create it with `weft topics create`.")],
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="A record a line. Default: stdin.")
+        str | None, typer.Argument(metavar="[FILE]", help="One record per line. Default: stdin.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The key of every record. Default: none.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of every record. Default: none.")] = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Send each line of a file, or of stdin, as a record; empty lines are left out.
+    """Send each line of a file or of stdin as a record; empty lines are skipped.
 
     Example: echo '{"speed_kmh": 150}' | weft produce gps.positions --key car-7
     """
@@ -64,10 +64,10 @@ def _bytes(key: str) -> bytes:
 
 @contextmanager
 def _opened(file: str | None) -> Iterator[tuple[BinaryIO, int | None]]:
-    """What is read, and its size where it has one."""
+    """The input, and its size if known."""
     if file is None or file == "-":
         if sys.stdin.isatty():
-            typer.echo("A record a line; Ctrl-D ends.", err=True)
+            typer.echo("One record per line; Ctrl-D ends.", err=True)
         yield sys.stdin.buffer, None
         return
     path = Path(file).expanduser()
@@ -80,10 +80,10 @@ def _opened(file: str | None) -> Iterator[tuple[BinaryIO, int | None]]:
 
 
 class _Sending:
-    """The records of one command on their way."""
+    """Sends the records of one command."""
 
     def __init__(self, settings: ClientSettings, topic: str, key: bytes | None) -> None:
-        # What goes wrong is said at the end, once.
+        # Errors are reported once, at the end.
         quiet = {"log_level": 2, "message.timeout.ms": int(DELIVERY_S * 1000)}
         config = {**quiet, **settings.producer}
         self._producer = KafkaProducer(with_client_log(config))
@@ -94,7 +94,7 @@ class _Sending:
         self._error = ""
 
     def send(self, lines: BinaryIO, size: int | None) -> None:
-        """Send all lines, wait for the broker, and say how many it has."""
+        """Send all lines, wait for the broker, and print how many it has stored."""
         console = Console(stderr=True)
         began, progress = time.monotonic(), Progress(console=console, transient=True)
         task = progress.add_task("sending", total=size)
@@ -111,7 +111,7 @@ class _Sending:
             if progress.live.is_started:
                 progress.stop()
             self._producer.close(QUEUE_WAIT_S)
-            self._say()
+            self._print_count()
         if self._error:
             raise FatalError(self._error)
 
@@ -134,8 +134,8 @@ class _Sending:
         else:
             self._error = self._error or f"{delivery.error.message} ({delivery.error.type})"
 
-    def _say(self) -> None:
-        empty = f" ({counted(self._empty, 'empty line')} left out)" if self._empty else ""
+    def _print_count(self) -> None:
+        empty = f" ({counted(self._empty, 'empty line')} skipped)" if self._empty else ""
         typer.echo(f"{counted(self._sent, 'record')} sent to {self._topic}{empty}")
 
 
@@ -144,6 +144,6 @@ def _lines(opened: BinaryIO) -> Iterator[bytes]:
         text = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(text) > LINE_BYTES_MAX:
             raise ConfigError(
-                f"a line is longer than {LINE_BYTES_MAX} bytes: a record a line, please"
+                f"a line is longer than {LINE_BYTES_MAX} bytes: write one record per line"
             )
         yield text

@@ -1,4 +1,4 @@
-"""`weft replay module:app`: a stretch of time of a topic through its handler again, on Spark."""
+"""`weft replay module:app`: process a time range of a topic again, on Spark."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ def replay(
             metavar="MODULE:APP", help="The app, such as geofence:app for app in geofence.py."
         ),
     ],
-    topic: Annotated[str, typer.Option(help="The topic; its handler in the app is called.")],
+    topic: Annotated[str, typer.Option(help="The topic; its handler in the app processes it.")],
     start: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="TIME",
-            help="The first record's time: 2026-03-01T10:00 (UTC unless it says) or milliseconds.",
+            help="Start time: 2026-03-01T10:00 (UTC without a zone) or UNIX milliseconds.",
         ),
     ],
-    end: Annotated[
-        str, typer.Option("--to", metavar="TIME", help="The first time that is left out.")
-    ],
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="End time, exclusive.")],
     key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
     master: Annotated[
-        str | None, typer.Option(help="Such as spark://HOST:PORT; without it, all cores here.")
+        str | None,
+        typer.Option(help="Spark master, such as spark://HOST:PORT. Default: all cores here."),
     ] = None,
     conf: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A Spark property; may be repeated."),
+        typer.Option(metavar="KEY=VALUE", help="A Spark property; repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="No progress bar, which only a terminal gets.")
+        bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,
 ) -> int:
-    """Handle the records of a stretch of time again, and write what they give to its topics.
+    """Process the records of a time range again and write their outputs to the topics.
 
-    No group's offsets are touched; what ran before ran before: side effects happen again.
+    Committed offsets do not change. Side effects of the handler happen again.
 
-    Exit codes: 0 all are done; 1 the job failed; 2 bad input; 3 some records failed.
+    Exit codes: 0 all records are done; 1 the job failed; 2 bad input; 3 some records failed.
 
     Example: weft replay geofence:app --topic gps.positions --from 2026-03-01T10:00
     --to 2026-03-01T11:00
@@ -123,7 +122,9 @@ def time_ms(option: str, text: str) -> int:
     """A time of the command line as milliseconds."""
     if text.isascii() and text.isdigit():
         if int(text) > TIME_MS_MAX:
-            raise ConfigError(f"{option} {text}: that is no time in milliseconds")
+            raise ConfigError(
+                f"{option} {text}: not a time in milliseconds: write one such as 1772359200000"
+            )
         return int(text)
     try:
         when = dt.datetime.fromisoformat(text)

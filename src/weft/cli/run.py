@@ -1,4 +1,4 @@
-"""`weft run module:app`: one app in this process, until it is stopped or drained."""
+"""`weft run module:app`: run one app until it is stopped or drained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.runtime.run.progress import ProgressLine
 if TYPE_CHECKING:
     from weft.spark.table import ParquetTable
 
-#: Formats that people ask for and no released runtime of which works on this PySpark.
+#: formats of which no released runtime works on this PySpark
 NOT_YET = {"delta": "Delta", "iceberg": "Iceberg"}
 EXAMPLE = '--sink parquet:/shared/checked --sink-schema "inside boolean, zone string"'
 
@@ -32,22 +32,22 @@ def run(
         ),
     ],
     engine: Annotated[
-        str, typer.Option(help="Where it runs: local, this process; spark, its executors.")
+        str, typer.Option(help="Where it runs: local (this process) or spark (a fleet).")
     ] = "local",
     until: Annotated[
         str | None,
-        typer.Option(help="drained: end when all that is there at the start is finished with."),
+        typer.Option(help="drained: stop when all records present at the start are finished."),
     ] = None,
     members: Annotated[
-        int | None, typer.Option(help="spark: how many members, a task slot each.")
+        int | None, typer.Option(help="spark: number of members; each takes one task slot.")
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option(help="spark: such as spark://HOST:PORT; without it, local with a slot each."),
+        typer.Option(help="spark: master, such as spark://HOST:PORT. Default: local slots."),
     ] = None,
     conf: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="spark: a Spark property; may be repeated."),
+        typer.Option(metavar="KEY=VALUE", help="spark: a Spark property; repeatable."),
     ] = None,
     sink: Annotated[
         str | None,
@@ -57,28 +57,29 @@ def run(
         str | None,
         typer.Option(metavar="COLUMNS", help='spark: its columns: "inside boolean, zone string".'),
     ] = None,
-    log_format: Annotated[str, typer.Option(help="text or json, one line an event.")] = "text",
+    log_format: Annotated[str, typer.Option(help="text or json; one line per event.")] = "text",
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info (if not said otherwise), warning or error.")
+        str | None, typer.Option(help="debug, info, warning or error. Default: info.")
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve a page, probes and metrics here."),
+        typer.Option(metavar="HOST:PORT", help="Serve the web page, probes and metrics here."),
     ] = None,
     http_token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A token for --http beyond this machine.")
+        str | None, typer.Option(metavar="FILE", help="Token for --http beyond loopback.")
     ] = None,
     start_timeout: Annotated[
         str | None,
-        typer.Option(metavar="SECONDS", help="How long to wait for brokers; none: for ever."),
+        typer.Option(metavar="SECONDS", help="How long to wait for brokers; none: no limit."),
     ] = None,
     no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="No progress line, also not one a minute.")
+        bool,
+        typer.Option("--no-progress", help="Disable progress output, also in logs."),
     ] = False,
 ) -> int:
-    """Run an app, here or as a fleet on Spark. The current folder is importable.
+    """Run an app in this process or as a fleet on Spark. The current folder is importable.
 
-    SIGINT or SIGTERM stops it: what runs is finished and committed.
+    SIGINT or SIGTERM stops it: running calls are finished and committed.
 
     Exit codes: 0 done, or a clean stop; 1 stopped by weft.Stop, a fatal Kafka error, or fenced;
     2 bad input; 3 drained, but parked records remain; 130 or 143 after a second signal.
@@ -116,23 +117,23 @@ def patience_of(given: str) -> float | None:
 
 
 def properties_of(given: list[str] | None) -> dict[str, str] | None:
-    """`--conf key=value` as a dict; raises ConfigError for what is no pair."""
+    """`--conf key=value` as a dict; raises ConfigError for anything else."""
     if not given:
         return None
     pairs = [one.partition("=") for one in given]
     for (name, sign, _), one in zip(pairs, given, strict=True):
         if not name or not sign:
             raise ConfigError(
-                f"--conf {one!r} is no KEY=VALUE: write --conf spark.ui.enabled=false"
+                f"--conf {one!r} is not KEY=VALUE: write --conf spark.ui.enabled=false"
             )
     return {name: value for name, _, value in pairs}
 
 
 def table_of(sink: str | None, schema: str | None) -> ParquetTable | None:
-    """The table that `--sink` and `--sink-schema` name; ConfigError for what cannot be one."""
+    """The table that `--sink` and `--sink-schema` name; ConfigError for anything else."""
     if sink is None:
         if schema is not None:
-            raise ConfigError(f"--sink-schema has no meaning without --sink: write {EXAMPLE}")
+            raise ConfigError(f"--sink-schema requires --sink: write {EXAMPLE}")
         return None
     kind, _, path = sink.partition(":")
     if kind.lower() in NOT_YET:
@@ -141,10 +142,10 @@ def table_of(sink: str | None, schema: str | None) -> ParquetTable | None:
             "write parquet:PATH, or put a topic between (docs/results-to-tables.md)"
         )
     if kind != "parquet" or not path:
-        raise ConfigError(f"--sink {sink!r} is no table: write {EXAMPLE}")
+        raise ConfigError(f"--sink {sink!r} is not a table: write {EXAMPLE}")
     if schema is None:
         raise ConfigError(
-            f"--sink {sink}: give the columns of what handlers return, "
+            f"--sink {sink}: give the columns of the handlers' results, "
             '--sink-schema "inside boolean, zone string"'
         )
     from weft.spark.table import ParquetTable
@@ -164,7 +165,7 @@ def run_app(
     """Load the app and call `app.run(**how)` on it; the exit code."""
     console = Console(stderr=True)
     check(log_format, log_level)
-    # First the app: what it does about logging itself is left alone.
+    # The app first: logging that it configures is kept.
     application = load_app(target)
     set_up(console, log_format, log_level)
     os.environ.setdefault(SOCKET_VARIABLE, "1")

@@ -1,4 +1,4 @@
-"""`weft status` and `weft why`: what runs, how far it is, and what holds it up."""
+"""`weft status` and `weft why`: running apps, their progress, and what blocks it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ WATCH_EVERY_S = 2.0
 PARTITIONS_MAX = 10
 SENTENCES_MAX = 100
 LINES_MAX = 24
-#: of what is no terminal
+#: where output is not a terminal
 WIDTH_MAX = 10_000
 NAME_MIN = 12
 
-Watch = Annotated[bool, typer.Option("--watch", help="Look again every two seconds.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh every 2 s.")]
 Row = Mapping[str, Any]
 
 
@@ -55,15 +55,16 @@ def status(
     reports: Reports = REPORTS,
     watch: Watch = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Every member and partition, not the worst 24 lines.")
+        bool,
+        typer.Option("--all", help="Show every member and partition, not only the worst 24 lines."),
     ] = False,
     as_json: cluster.Json = False,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Show the runs on this machine, the worst first: what holds up, partitions, rates.
+    """Show the runs on this machine, worst first: blocking records, partitions, rates.
 
-    Runs started with `weft run` are discovered automatically. What is well is one line.
+    Runs started with `weft run` are discovered automatically. Healthy ones share one line.
 
     Example: weft status --watch
     """
@@ -77,16 +78,19 @@ def status(
 
 
 def _width() -> int:
-    """What the terminal has room for; of a pipe there is no end."""
+    """Width of the terminal; unlimited for a pipe."""
     console = Console()
     return console.width if console.is_terminal else WIDTH_MAX
 
 
 def why(
     where: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC[:PARTITION[:OFFSET]]]", help="What is stuck.")
+        str | None,
+        typer.Argument(
+            metavar="[TOPIC[:PARTITION[:OFFSET]]]", help="The stuck topic, partition or record."
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Records of this key.")] = None,
+    key: Annotated[str | None, typer.Option(help="Explain the records of this key.")] = None,
     url: Url = None,
     token_file: TokenFile = None,
     group: Group = None,
@@ -97,13 +101,13 @@ def why(
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Say in one sentence what holds up a commit, where a record is, and what to do next.
+    """Explain what blocks a commit, where a record is, and what to do next.
 
-    Without an argument: why nothing starts, and the three worst records.
+    Without an argument: why no record starts, and the three worst records.
 
     Example: weft why gps.positions:3
     """
-    question(where, key)  # a bad one is refused before anybody is asked
+    question(where, key)  # refuse a bad argument before asking any run
     asked = {"ask": "why", "where": where, "key": key}
     properties = cluster.properties_of(x, config)
     where_from = Where(url, token_file, group, bootstrap_servers, reports, properties)
@@ -118,7 +122,7 @@ Answers = list[tuple[str, dict[str, Any]]]
 
 
 def _asked(runs: Sequence[Shown], asked: Row) -> Answers:
-    """The answers of all; what goes wrong with one alone is its answer."""
+    """The answers of all runs; one run's error is its answer."""
     if len(runs) == 1:
         return [(runs[0].name, runs[0].ask(asked))]
     answers = []
@@ -154,24 +158,24 @@ def _print(shown: str | RenderableType) -> None:
 
 
 def _json(answers: Answers) -> str:
-    """One object a run, in a list: the same shape for one run as for many."""
+    """A list with one object per run: the same shape for one run and for many."""
     return json.dumps([answer for _, answer in answers])
 
 
 def _why_shown(answers: Answers) -> Stack:
     lines: list[RenderableType] = []
     several = len(answers) > 1
-    answers = sorted(_told_once(answers), key=lambda one: _rank(one[1]))
-    about = {one["about"] for _, told in answers for one in _said(told)}
+    answers = sorted(_without_repeats(answers), key=lambda one: _rank(one[1]))
+    about = {one["about"] for _, answer in answers for one in _sentences(answer)}
     several = several and about != {"elsewhere"}
-    for name, told in answers:
+    for name, answer in answers:
         if several:
             lines.append(Text(name, style="bold"))
-        if told.get("silent_s"):
-            lines.append(Text(f"silent for {seconds(told['silent_s'])}: killed, or cut off"))
-        if "error" in told:
-            lines.append(Text(told["error"], style="red"))
-        sentences = _said(told)
+        if answer.get("silent_s"):
+            lines.append(Text(f"silent for {seconds(answer['silent_s'])}: killed or disconnected"))
+        if "error" in answer:
+            lines.append(Text(answer["error"], style="red"))
+        sentences = _sentences(answer)
         for one in sentences[:SENTENCES_MAX]:
             lines.append(Text(one["text"]))
             if one["next"]:
@@ -180,52 +184,52 @@ def _why_shown(answers: Answers) -> Stack:
                 lines += [Text(f"    {line}", "bright_black") for line in one.get("stack") or ()]
         if (more := len(sentences) - SENTENCES_MAX) > 0:
             lines.append(Text(f"and {more:,} more: name a partition, or see --json"))
-        for row in told.get("found", ()):
+        for row in answer.get("found", ()):
             lines += [
                 Text(f"  {_at(event['at'])} {event['what']}") for event in row.get("story", ())
             ]
-        if not told.get("sentences") and "error" not in told:
-            lines.append(Text("No such record is held here: it is done, or of another member."))
+        if not answer.get("sentences") and "error" not in answer:
+            lines.append(Text("This run holds no such record: it is done, or in another member."))
     return Stack(*lines)
 
 
-def _rank(told: Row) -> int:
-    """What an answer begins with: the worst comes first."""
-    if "error" in told:
+def _rank(answer: Row) -> int:
+    """The worst rank in an answer; sorts the answers."""
+    if "error" in answer:
         return MEMBER
-    return min((one.get("rank", WELL) for one in _said(told)), default=WELL)
+    return min((one.get("rank", WELL) for one in _sentences(answer)), default=WELL)
 
 
-#: durations differ by the moment at which each run was asked
+#: durations differ by the moment of each answer
 _DURATION = re.compile(r"[\d.,]+ (ms|s|min|h|d)\b")
 _OF_RECORDS = {place.name for place in PLACES} | {"unfetched"}
 
 
-def _told_once(answers: Answers) -> Answers:
-    """Runs of one group know of each other: what one has said the others need not say again.
+def _without_repeats(answers: Answers) -> Answers:
+    """Leave out sentences that another run has already reported.
 
-    Nor that a record is elsewhere, or nothing, where another has told where it is.
+    Also "elsewhere" and empty answers, if another run has reported where the record is.
     """
-    known = any(one["about"] in _OF_RECORDS for _, told in answers for one in _said(told))
-    said: set[str] = set()
+    known = any(one["about"] in _OF_RECORDS for _, answer in answers for one in _sentences(answer))
+    seen: set[str] = set()
     kept = []
-    for name, told in answers:
+    for name, answer in answers:
         fresh = []
-        for one in _said(told):
+        for one in _sentences(answer):
             text = _DURATION.sub("", one["text"])
             of_one = one["about"] in {*_OF_RECORDS, "elsewhere"} or text.startswith("Member ")
-            if not of_one or text not in said:
+            if not of_one or text not in seen:
                 fresh.append(one)
-            said.add(text)
+            seen.add(text)
         if known:
             fresh = [one for one in fresh if one["about"] != "elsewhere"]
-        if fresh or (not known and not _said(told)) or "error" in told:
-            kept.append((name, {**told, "sentences": fresh}))
+        if fresh or (not known and not _sentences(answer)) or "error" in answer:
+            kept.append((name, {**answer, "sentences": fresh}))
     return kept
 
 
-def _said(told: Row) -> Sequence[Row]:
-    sentences: Sequence[Row] = told.get("sentences", ())
+def _sentences(answer: Row) -> Sequence[Row]:
+    sentences: Sequence[Row] = answer.get("sentences", ())
     return sentences
 
 
@@ -237,7 +241,7 @@ def _at(when: float) -> str:
 
 
 def _status_shown(answers: Answers, *, every: bool = False, width: int | None = None) -> Stack:
-    """The worst first, what is well in one line; without `every` in LINES_MAX lines."""
+    """The worst run first, healthy ones in one line; LINES_MAX lines without `every`."""
     width = width or WIDTH_MAX
     heard = {
         _where(row)
@@ -245,14 +249,14 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
         if "error" not in shot and not shot.get("silent_s")
         for row in shot["partitions"]
     }
-    told = sorted(
+    ranked = sorted(
         ((_first(shot, heard), name, shot) for name, shot in answers), key=lambda one: one[0].rank
     )
-    well = [shot for first, _, shot in told if first.rank >= FULL and "error" not in shot]
+    well = [shot for first, _, shot in ranked if first.rank >= FULL and "error" not in shot]
     fold = len(well) > 1 and not every
     lines = [
         line
-        for first, name, shot in told
+        for first, name, shot in ranked
         if not (fold and shot in well)
         for line in _run_shown(name, shot, first, heard, width, every=every)
     ]
@@ -269,7 +273,7 @@ def _where(row: Row) -> tuple[str, int]:
 
 
 def _first(shot: Row, heard: set[tuple[str, int]]) -> Sentence:
-    """What `weft why` says first of this run."""
+    """The first sentence of `weft why` for this run."""
     if "error" in shot:
         return Sentence(shot["error"], "", "error", rank=MEMBER)
     if shot.get("silent_s"):
@@ -279,7 +283,7 @@ def _first(shot: Row, heard: set[tuple[str, int]]) -> Sentence:
 
 
 def _members_folded(shots: Sequence[Row]) -> Text:
-    """Several that are well, in one line."""
+    """Several healthy runs in one line."""
     rows = [row for shot in shots for row in shot["partitions"]]
     apps = [shot.get("app", {}) for shot in shots[:3]]
     names = ", ".join(f"{app.get('group', '')} {app.get('member', '')}" for app in apps)
@@ -290,7 +294,7 @@ def _members_folded(shots: Sequence[Row]) -> Text:
 
 
 def _left(rows: Sequence[Row]) -> str:
-    """What remains there, as far as that is known."""
+    """The remaining records, if known."""
     known = total(rows, "remaining")
     return "unknown" if known is None else f"{known:,}"
 
@@ -298,14 +302,16 @@ def _left(rows: Sequence[Row]) -> str:
 def _silent_shown(
     name: str, shot: Row, heard: set[tuple[str, int]], width: int, *, every: bool
 ) -> list[Text]:
-    """A member that says nothing any more: of what it said last only what nobody else has said."""
+    """A silent member: of its last report, only what no other member has reported."""
     app = shot.get("app", {})
-    head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: killed, or cut off"
-    head += f"; last heard {seconds(shot['silent_s'])} ago"
+    head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: killed or disconnected"
+    head += f"; last report {seconds(shot['silent_s'])} ago"
     rows = [row for row in shot["partitions"] if _where(row) not in heard]
     if not rows:
-        return [Text(f"{head}; others have its partitions", style="bright_black")]
-    head += f" with {_left(rows)} remaining in {len(rows):,} partitions that nobody else reports"
+        return [Text(f"{head}; others own its partitions", style="bright_black")]
+    head += (
+        f" with {_left(rows)} remaining in {len(rows):,} partitions that no other member reports"
+    )
     gone = [{**row, **dict.fromkeys(HELD), "past_map": None, "silent": True} for row in rows]
     return [*_wrapped(head, width, "bold"), *_partitions(gone, width, every=every)]
 
@@ -313,7 +319,7 @@ def _silent_shown(
 def _run_shown(
     name: str, shot: Row, first: Sentence, heard: set[tuple[str, int]], width: int, *, every: bool
 ) -> list[Text]:
-    """One run: a line, what holds it up, its handlers, its partitions with the worst first."""
+    """One run: its state, what blocks it, its handlers, its partitions with the worst first."""
     if "error" in shot:
         return _wrapped(f"{name}: {shot['error']}", width, "red")
     if shot.get("silent_s"):
@@ -323,7 +329,7 @@ def _run_shown(
     left = "unknown" if away and not rows else _left(rows)
     head = f"{app.get('group', name)}  {app.get('member', '')}  {shot['state']}"
     head += f"  {left} remaining in {len(rows):,} partitions"
-    head += " when a broker answered last" if away and rows else ""
+    head += " at the last broker response" if away and rows else ""
     lines = _wrapped(head, width, "bold")
     if first.rank < FULL:
         lines += _wrapped(first.text, width, "red")
@@ -333,7 +339,7 @@ def _run_shown(
 
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
-    """In as many lines as the width asks for; nothing is cut."""
+    """Wrapped to the width; nothing is truncated."""
     return [Text(line, style=style) for line in textwrap.wrap(text, width) or [""]]
 
 
@@ -361,7 +367,7 @@ def _ms(value: float | None) -> str:
 
 
 def _partitions(rows: Sequence[Row], width: int, *, every: bool) -> list[Text]:
-    """Those that are not well, the worst first; the others in one line."""
+    """Unhealthy partitions, the worst first; healthy ones in one line."""
     ordered = sorted(rows, key=worst_first)
     bad = [row for row in ordered if every or severity(row) < NOT_BAD]
     shown = bad if every else bad[:PARTITIONS_MAX]
@@ -392,7 +398,7 @@ def _number(value: int | None) -> str:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Text]:
-    """The first column as wide as there is room, a name too long for it shorter in its middle."""
+    """Aligned columns; the first takes the remaining width and shortens names in the middle."""
     wide = [max(len(row[at]) for row in (names, *rows)) for at in range(len(names))]
     wide[0] = max(NAME_MIN, min(wide[0], width - sum(wide[1:]) - 2 * len(wide[1:])))
 

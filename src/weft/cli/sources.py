@@ -1,4 +1,4 @@
-"""Where `weft status`, `why` and `top` look: runs on this machine, a URL, or a group's reports."""
+"""Data sources of `weft status`, `why` and `top`: local runs, a URL, or a group's reports."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ URL_BYTES_MAX = 256 * 2**20
 
 Url = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="A run's HTTP address, such as http://127.0.0.1:8080."),
+    typer.Option(metavar="URL", help="HTTP address of a run, such as http://127.0.0.1:8080."),
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", help="For --url: the file with its token.")
+    Path | None, typer.Option("--token-file", help="For --url: file with its token.")
 ]
 
 
 class Shown:
-    """One run that can be asked."""
+    """One run that can be queried."""
 
     def __init__(self, name: str, ask: Any) -> None:
         self.name = name
@@ -48,21 +48,23 @@ class Shown:
 
 
 Group = Annotated[
-    str | None, typer.Option("--group", help="The whole group, by its reports (App(reports=…)).")
+    str | None, typer.Option("--group", help="Read the reports of a whole group (App(reports=…)).")
 ]
 Servers = Annotated[
     str | None,
-    typer.Option("--bootstrap-servers", metavar="HOST:PORT,…", help="For --group: the brokers."),
+    typer.Option(
+        "--bootstrap-servers", metavar="HOST:PORT,…", help="For --group: broker addresses."
+    ),
 ]
 Reports = Annotated[
-    str, typer.Option("--reports", metavar="TOPIC", help="For --group: the topic of the reports.")
+    str, typer.Option("--reports", metavar="TOPIC", help="For --group: topic of the reports.")
 ]
 REPORTS = "weft.reports"
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Whom a command asks."""
+    """Where a command gets its data."""
 
     url: str | None = None
     token_file: Path | None = None
@@ -72,27 +74,27 @@ class Where:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def runs(self) -> list[Shown]:
-        """Whoever can be asked; ConfigError when there is nobody."""
+        """The runs to query; ConfigError if there are none."""
         if self.group is None:
             if self.servers is not None:
-                raise ConfigError("--bootstrap-servers is for --group: give that, too")
+                raise ConfigError("--bootstrap-servers requires --group: give both")
             return runs_of(self.url, self.token_file)
         if self.servers is None or self.url is not None:
-            raise ConfigError("--group goes with --bootstrap-servers, and not with --url")
+            raise ConfigError("--group requires --bootstrap-servers and excludes --url")
         shots = self._reported(self.group, self.servers)
         if not shots:
             raise ConfigError(
                 f"no member of group {self.group} has reported to {self.reports} within the last "
-                f"hour: it needs App(reports={self.reports!r})"
+                f"hour: set App(reports={self.reports!r})"
             )
         return [Shown(str(shot["app"]["member"]), partial(_reported, shot)) for shot in shots]
 
     def _reported(self, group: str, servers: str) -> list[dict[str, Any]]:
-        """The members' last reports; on stderr one line about those that are none."""
+        """The members' last reports; invalid ones are one line on stderr."""
         words: dict[bytes, Word] = {}
         now, mine = time.time(), wanted_of(group)
         for key, value, at in words_of(servers, self.properties, self.reports):
-            now = max(now, at)  # the broker's clock may be ahead of ours
+            now = max(now, at)  # the broker's clock may be ahead
             if key is None or not mine(key):
                 continue
             words.pop(key, None)
@@ -107,20 +109,20 @@ class Where:
 
 
 def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a member's last report says; a record that is no blocker is not in it."""
+    """Answer from a member's last report, which holds blocking records only."""
     if asked["ask"] == "snapshot":
         return shot
     about = question(asked.get("where"), asked.get("key"))
     rows = [row for row in shot["blockers"] if _meant(row, about)]
     if about.key is not None or about.offset is not None:
-        told = [record_sentence(row, shot["app"]["member"]) for row in rows]
+        found = [record_sentence(row, shot["app"]["member"]) for row in rows]
     elif about.topic is None or any(_meant_part(row, about) for row in shot["partitions"]):
         parts = [{**row, "silent": bool(shot["silent_s"])} for row in shot["partitions"]]
-        told = why({**shot, "partitions": parts}, about.topic, about.partition)
+        found = why({**shot, "partitions": parts}, about.topic, about.partition)
     else:
-        told = []
+        found = []
     silent = {"silent_s": shot["silent_s"]} if shot["silent_s"] else {}
-    return {"sentences": [one.row() for one in told], "found": rows if told else [], **silent}
+    return {"sentences": [one.row() for one in found], "found": rows if found else [], **silent}
 
 
 def _meant_part(row: Mapping[str, Any], about: Question) -> bool:
@@ -137,7 +139,7 @@ def _meant(row: Mapping[str, Any], about: Question) -> bool:
 
 
 def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
-    """Whoever can be asked; ConfigError when there is nobody."""
+    """The runs to query; ConfigError if there are none."""
     if url is not None:
         return [Shown(url, lambda question: _by_url(url, token_file, question))]
     found = local.runs()
@@ -154,17 +156,17 @@ def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
 
 def _killed(name: str, ago_s: float) -> str:
     return (
-        f"process {name.partition('-')[0]} is gone without a clean stop (kill -9, out of memory, a "
-        f"crash?), noticed {seconds(ago_s)} ago"
+        f"process {name.partition('-')[0]} ended without a clean stop (kill -9, out of memory, a "
+        f"crash?), detected {seconds(ago_s)} ago"
     )
 
 
 def _gone(text: str, _question: Mapping[str, Any]) -> dict[str, Any]:
-    raise FatalError(f"{text}; its partitions go to other members after session.timeout.ms")
+    raise FatalError(f"{text}; other members get its partitions after session.timeout.ms")
 
 
 def _by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask over HTTP."""
+    """Query a run over HTTP."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url {url!r:.80}: write http://HOST:PORT")
@@ -187,19 +189,23 @@ def _by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> d
         reason = getattr(error, "reason", error)
         raise FatalError(f"{url}: no answer: {reason}") from None
     try:
-        told: dict[str, Any] = json.loads(body)
+        found: dict[str, Any] = json.loads(body)
     except ValueError:
-        told = {}
-    if not is_answer(question["ask"], told):
-        raise ConfigError(f"{url}: what answers there is no run of Weft")
-    return told
+        found = {}
+    if not is_answer(question["ask"], found):
+        raise ConfigError(f"{url}: the server there is not a Weft run: check the address")
+    return found
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Why not, in Weft's words; of what is not Weft's the status alone."""
+    """The reason in a Weft response; the status alone of any other server."""
     text = error.read(500).decode(errors="replace").strip()
     try:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         ours = error.code in (401, 403) and len(text.splitlines()) == 1
-    return text if ours else f"HTTP {error.code}: what answers there is no run of Weft"
+    return (
+        text
+        if ours
+        else f"HTTP {error.code}: the server there is not a Weft run: check the address"
+    )

@@ -1,4 +1,4 @@
-"""`weft top`: a live view on the terminal."""
+"""`weft top`: a live view in the terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def top(
     group: Group = None,
     bootstrap_servers: Servers = None,
     reports: Reports = REPORTS,
-    every: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between looks.")] = 2.0,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=60.0, help="Refresh interval in seconds.")
+    ] = 2.0,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
 ) -> None:
-    """Watch runs live: handlers, partitions, the lanes that stand, failures. `?` tells the keys.
+    """Watch runs live: handlers, partitions, blocked lanes, failures. `?` lists the keys.
 
-    Every run of yours on this machine that `weft run` started is found by itself.
+    Runs started with `weft run` on this machine are discovered automatically.
 
     Example: weft top --url http://127.0.0.1:8080
     """
@@ -35,14 +37,14 @@ def top(
         raise ConfigError(f"weft top needs {error.name}: pip install 'weft[top]'") from None
     properties = cluster.properties_of(x, config)
     ask = Asking(Where(url, token_file, group, bootstrap_servers, reports, properties).runs)
-    ask()  # nobody there, or a wrong token: said before the screen is taken
+    ask()  # fail before taking the screen if no run answers or the token is wrong
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("weft top needs a terminal: use weft status, or weft status --json")
+        raise ConfigError("weft top needs a terminal: use weft status or weft status --json")
     Top(ask, every).run()
 
 
 class Asking:
-    """Called, the snapshots of all runs that answer; raises where none does."""
+    """Returns the snapshots of all runs that answer; raises if none does."""
 
     def __init__(self, runs: Callable[[], list[Shown]]) -> None:
         self._runs = runs
@@ -50,7 +52,7 @@ class Asking:
         self.missing: list[str] = []
 
     def __call__(self) -> list[dict[str, Any]]:
-        """Ask all of them."""
+        """Query all runs."""
         found, missing = [], []
         for one in self._runs():
             try:

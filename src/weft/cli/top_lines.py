@@ -1,4 +1,4 @@
-"""The lines of `weft top`: handlers, their partitions, and the lanes that stand in them."""
+"""The lines of `weft top`: handlers, their partitions, and their blocked lanes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from weft.observe.sentences import percent, seconds
 
 Row = Mapping[str, Any]
 
-#: the columns behind the name, and how wide each is: with the name they fit into 80
+#: the columns after the name and their widths: with the name they fit into 80
 COLUMNS = {
-    "left": 8, "past": 6, "map": 6, "oldest": 7, "run": 5, "retry": 6, "park": 5, "a second": 10,
+    "left": 8, "past": 6, "map": 6, "oldest": 7, "run": 5, "retry": 6, "park": 5, "rate/s": 10,
 }  # fmt: skip
 NAME = "handler / partition"
 #: what the columns run, retry and park show
@@ -24,7 +24,7 @@ HOURS_FROM_S = 10_000.0
 
 
 class Line(NamedTuple):
-    """One line: what it is of, how deep it stands, its cells, and whether it is a bad one."""
+    """One line: its key, its indentation, its cells, and whether to highlight it."""
 
     key: str
     depth: int
@@ -33,19 +33,19 @@ class Line(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the viewer asked for."""
+    """What the viewer has selected."""
 
     order: str = "worst"
     text: str = ""
     start: int = 0
-    #: keys of lines whose inside is shown
+    #: keys of expanded lines
     opened: frozenset[str] = frozenset()
-    #: so many characters a name has
+    #: width of the name column
     chars: int = NAME_CHARS
 
 
 def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
-    """Handlers, under each those of the asked partitions that are its own; and how many there are.
+    """Handlers with their selected partitions, and the number of partitions in all.
 
     At most PARTITIONS_MAX partitions from `start` on.
     """
@@ -64,7 +64,7 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
         key, own = f"h {handler['name']}", parts.get(handler["name"], [])
         found.append(_handler(key, handler, own, wanted.chars))
         if key in wanted.opened:
-            continue  # closed: handlers are open until one closes them
+            continue  # collapsed: for handlers, `opened` means closed
         for row in listed["rows"]:
             if row["handler"] == handler["name"]:
                 found += _partition(view, row, wanted)
@@ -113,7 +113,7 @@ def _partition(view: Row, row: Row, wanted: Wanted) -> list[Line]:
         found += [_lane(one, wanted.chars) for one in lanes]
         if not lanes:
             empty = [""] * len(COLUMNS)
-            found.append(Line(f"{key} none", 2, ("    no record holds it up", *empty)))
+            found.append(Line(f"{key} none", 2, ("    no blocking record", *empty)))
     return found
 
 
@@ -135,7 +135,7 @@ def _lane(row: Row, chars: int) -> Line:
 
 
 def middle(text: str, most: int) -> str:
-    """The text in so many characters; a long one loses its middle."""
+    """The text in at most `most` characters; a long one is shortened in the middle."""
     if len(text) <= most:
         return text
     end = most * 2 // 3
@@ -143,7 +143,7 @@ def middle(text: str, most: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """In few characters: 1,234 or 12.3M; a dash for what is not known."""
+    """A short number, such as 1,234 or 12.3M; a dash if unknown."""
     if value is None:
         return "-"
     for limit, unit in ((1e9, "G"), (1e6, "M")):
@@ -153,7 +153,7 @@ def number(value: float | None) -> str:
 
 
 def age(value: float | None) -> str:
-    """A duration, or a dash."""
+    """A duration, or a dash if unknown."""
     if value is None:
         return "-"
     return seconds(value) if value < HOURS_FROM_S else f"{value / 3600:,.0f} h"

@@ -1,4 +1,4 @@
-"""`weft top` on the terminal; what its lines say is in top_lines.py."""
+"""The screen of `weft top`; its lines come from top_lines.py."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from weft.observe.why import why
 
 HISTORY_MAX = 120
 HELP = (
-    "Enter open or close · / filter · > next order · [ ] page · Space hold still\n"
-    "b what holds up · f failures · q quit\n"
-    "left: really left (end - frontier - done beyond) · map: how full it is\n"
-    "past: keys that wait for room in it · run, retry, park: records there now"
+    "Enter open or close · / filter · > next order · [ ] page · Space freeze\n"
+    "b blocking records · f failures · q quit\n"
+    "left: true lag (end - frontier - done beyond) · map: how full the offset map is\n"
+    "past: keys that wait for room in it · run, retry, park: records in that state"
 )
 
 
@@ -51,7 +51,7 @@ class Top(App[None]):
     #text.shown { display: block; }
     #spark { height: 2; }
     #spark > Horizontal { width: 1fr; height: 2; padding: 0 1; }
-    #spark Static { width: 19; }
+    #spark Static { width: 20; }
     #spark Sparkline { width: 1fr; height: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,9 +61,9 @@ class Top(App[None]):
         Binding("greater_than_sign,f6", "order", "Order", key_display=">"),
         Binding("right_square_bracket,n", "page(1)", "Next", key_display="]"),
         Binding("left_square_bracket,p", "page(-1)", "Back", key_display="["),
-        Binding("b", "below('blockers')", "Held up"),
+        Binding("b", "below('blockers')", "Blocking"),
         Binding("f", "below('failures')", "Failures"),
-        Binding("space", "hold", "Hold"),
+        Binding("space", "hold", "Freeze"),
         Binding("question_mark,h,f1", "below('help')", "Help", key_display="?"),
         Binding("escape", "clear", "Clear", show=False),
     ]
@@ -76,7 +76,7 @@ class Top(App[None]):
         self._view: dict[str, Any] | None = None
         self._state = self._missing = ""
         self._failed = ""
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._held = False
         self._below = "blockers"
         self._wanted = Wanted()
@@ -99,7 +99,7 @@ class Top(App[None]):
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Build the table and start the refresh."""
         table = self._table()
         table.add_column(f" {NAME}", key=NAME, width=NAME_CHARS + 1)
         for name, wide in COLUMNS.items():
@@ -109,7 +109,7 @@ class Top(App[None]):
         self.set_interval(self._every_s, self._look_soon)
 
     def on_resize(self) -> None:
-        """The name has what the numbers leave; beside them may stand a scroll bar."""
+        """Give the name column the remaining width, with room for a scroll bar."""
         chars = max(NAME_CHARS, self.size.width - sum(COLUMNS.values()) - 3)
         if chars != self._wanted.chars:
             columns = {str(key.value): column for key, column in self._table().columns.items()}
@@ -126,27 +126,27 @@ class Top(App[None]):
         self.run_worker(self._look, thread=True, exclusive=True, group="look")
 
     def _look(self) -> None:
-        """On a thread: whoever is asked may take seconds to answer."""
+        """On a thread: a run may take seconds to answer."""
         try:
             shots = self._ask()
         except WeftError as error:
-            self.call_from_thread(self._heard, None, str(error))
+            self.call_from_thread(self._received, None, str(error))
         else:
-            self.call_from_thread(self._heard, shots, "")
+            self.call_from_thread(self._received, shots, "")
 
-    def _heard(self, shots: Sequence[Mapping[str, Any]] | None, failed: str) -> None:
+    def _received(self, shots: Sequence[Mapping[str, Any]] | None, failed: str) -> None:
         if not self.query("#head"):
-            return  # an answer that came while the screen was closed
+            return  # the screen was closed meanwhile
         self._failed = failed
         if shots is not None and not self._held:
             self._view = view = overview(shots)
             self._state = ", ".join(sorted({str(shot["state"]) for shot in shots}))
             self._missing = ", ".join(getattr(self._ask, "missing", ()))
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             sums = view["totals"]
             p99 = [row["latency_ms"].get("p99") or 0.0 for row in view["handlers"]]
-            told = (sums["rate_per_s"], sums["remaining"], max(p99, default=0.0))
-            for kept, value in zip(self._history.values(), told, strict=True):
+            latest = (sums["rate_per_s"], sums["remaining"], max(p99, default=0.0))
+            for kept, value in zip(self._history.values(), latest, strict=True):
                 kept.append(float(value or 0.0))
         self._show()
 
@@ -160,7 +160,7 @@ class Top(App[None]):
         self._show_head()
         self._show_lines(found)
         self._show_history()
-        self.query_one("#below", Static).update(self._told())
+        self.query_one("#below", Static).update(self._below_text())
 
     def _show_head(self) -> None:
         view, head = self._view, Text(no_wrap=True, overflow="ellipsis")
@@ -177,9 +177,11 @@ class Top(App[None]):
             if self._missing:
                 head.append(f" · {self._missing}", "bold red")
         if self._held:
-            head.append(" · held still", "bold yellow")
+            head.append(" · frozen", "bold yellow")
         if self._failed:
-            for_s = f" for {time.monotonic() - self._heard_at:.0f} s" if self._heard_at else ""
+            for_s = (
+                f" for {time.monotonic() - self._received_at:.0f} s" if self._received_at else ""
+            )
             head = Text(f" no answer{for_s}: {self._failed}", "bold red", overflow="ellipsis")
         self.query_one("#head", Static).update(head)
 
@@ -202,31 +204,31 @@ class Top(App[None]):
                 table.update_cell(line.key, name, cell)
 
     def _show_history(self) -> None:
-        units = {"rate": "a second", "left": "left", "p99": "ms p99"}
+        units = {"rate": "per second", "left": "left", "p99": "ms p99"}
         for name, kept in self._history.items():
             now = f"{number(kept[-1]):>9}\n{units[name]:>9}"
             self.query_one(f"#{name}-now", Static).update(Text(now))
             self.query_one(f"#{name}-line", Sparkline).data = list(kept)
 
-    def _told(self) -> Text:
+    def _below_text(self) -> Text:
         assert self._view is not None
         if self._below == "help":
             return Text(HELP)
-        told = Text()
+        text = Text()
         if self._below == "failures":
             for row in self._view["failures"][:5]:
-                told.append(f"{row['attempts']:>6,} × {row['type']}", "bold")
+                text.append(f"{row['attempts']:>6,} × {row['type']}", "bold")
                 example = row["example"]
                 where = f"{example['topic']}[{example['partition']}] {example['offset']}"
-                told.append(f" {row['handler']}, last {where}: {example['message']}\n")
-            return told or Text("No attempt has failed.")
+                text.append(f" {row['handler']}, last {where}: {example['message']}\n")
+            return text or Text("No attempt has failed.")
         for one in why({**self._view, "state": self._state}):
-            if not told and one.next:
-                told.append(f"{one.text}\n", "bold")
-                told.append(f"  Next: {one.next}\n", "cyan")
+            if not text and one.next:
+                text.append(f"{one.text}\n", "bold")
+                text.append(f"  Next: {one.next}\n", "cyan")
             else:
-                told.append(f"{one.text}\n")
-        return told
+                text.append(f"{one.text}\n")
+        return text
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -235,12 +237,12 @@ class Top(App[None]):
         self._show()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter: open or close what the cursor is on."""
+        """Enter: open or close the selected line."""
         key = str(event.row_key.value)
         self._want(opened=self._wanted.opened ^ {key})
 
     def action_order(self) -> None:
-        """The next order of the partitions."""
+        """The next sort order."""
         names = list(ORDERS)
         self._want(order=names[(names.index(self._wanted.order) + 1) % len(names)], start=0)
 
@@ -251,28 +253,28 @@ class Top(App[None]):
             self._want(start=start)
 
     def action_below(self, what: str) -> None:
-        """What stands below the table."""
+        """Choose what is shown below the table."""
         self._below = "blockers" if self._below == what else what
         self._show()
 
     def action_hold(self) -> None:
-        """Hold still, and go on."""
+        """Freeze or resume."""
         self._held = not self._held
         self._show()
 
     def action_filter(self) -> None:
-        """Ask for a text that partitions must have in their name."""
+        """Ask for a text to filter partition names by."""
         field = self.query_one("#text", Input)
         field.add_class("shown")
         field.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """The text is there."""
+        """Apply the filter."""
         self._close_filter()
         self._want(text=event.value.strip(), start=0)
 
     def action_clear(self) -> None:
-        """Forget the text."""
+        """Clear the filter."""
         self.query_one("#text", Input).value = ""
         self._close_filter()
         self._want(text="", start=0)

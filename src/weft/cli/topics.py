@@ -1,4 +1,4 @@
-"""`weft topics`: make the topics that an example needs. Not a Kafka admin tool."""
+"""`weft topics`: create the topics that an example needs. Not a Kafka admin tool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def _topics() -> None:
-    """Make the topics that an example needs.
+    """Create the topics that an example needs.
 
     Example: weft topics create orders
     """
@@ -30,14 +30,14 @@ def _topics() -> None:
 def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="The topics.")],
     partitions: Annotated[
-        int | None, typer.Option(help="Partitions of each. Default: what the broker is set to.")
+        int | None, typer.Option(help="Partitions of each. Default: the broker's setting.")
     ] = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Create topics, with the cluster's own default replication; those that exist stay as they are.
+    """Create topics with the cluster's default replication; existing topics are not changed.
 
     Example: weft topics create gps.positions gps.alerts --partitions 4
     """
@@ -51,7 +51,7 @@ def create(
             _check_same(name, partitions, count)
             made.append({"topic": name, "partitions": count, "created": is_new})
             if not as_json:
-                what = "created" if is_new else "exists already"
+                what = "created" if is_new else "already exists"
                 typer.echo(f"{name}: {what}, {counted(count, 'partition')}")
     if as_json:
         typer.echo(json.dumps(made))
@@ -65,7 +65,7 @@ def _check(names: list[str], partitions: int | None) -> None:
 
 
 def check_topic(name: str) -> None:
-    """ConfigError for what cannot be the name of a topic."""
+    """ConfigError for an invalid topic name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise ConfigError(
             f"{name!r:.80} cannot be a topic: Kafka allows letters, digits, '.', '_' and '-', at "
@@ -76,8 +76,8 @@ def check_topic(name: str) -> None:
 def _check_same(name: str, wanted: int | None, count: int) -> None:
     if wanted is not None and wanted != count:
         raise ConfigError(
-            f"topic {name} exists already, with {counted(count, 'partition')}, not {wanted}: "
-            "leave out --partitions, or choose another name"
+            f"topic {name} already exists with {counted(count, 'partition')}, not {wanted}: "
+            "omit --partitions or choose another name"
         )
 
 

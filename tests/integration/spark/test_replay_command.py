@@ -75,7 +75,7 @@ def test_only_one_key(replay):
     [
         (["--from", "2026-03-01", "--to", "2026-03-01"], "is not before --to"),
         (["--from", "yesterday", "--to", "2026-03-01"], "--from 'yesterday': write a time"),
-        (["--from", "1" * 17, "--to", "1" * 18], "no time in milliseconds"),
+        (["--from", "1" * 17, "--to", "1" * 18], "not a time in milliseconds"),
     ],
 )
 def test_bad_times_are_one_line(replay, arguments, says):

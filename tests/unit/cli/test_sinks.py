@@ -23,11 +23,11 @@ def test_a_folder_and_its_columns_are_a_table() -> None:
 @pytest.mark.parametrize(
     ("sink", "schema", "told"),
     [
-        (None, COLUMNS, "--sink-schema has no meaning without --sink: write --sink parquet:"),
-        ("parquet:/x", None, "give the columns of what handlers return, --sink-schema"),
-        ("/x", COLUMNS, "--sink '/x' is no table: write --sink parquet:"),
-        ("parquet:", COLUMNS, "is no table: write --sink parquet:"),
-        ("orc:/x", COLUMNS, "is no table: write --sink parquet:"),
+        (None, COLUMNS, "--sink-schema requires --sink: write --sink parquet:"),
+        ("parquet:/x", None, "give the columns of the handlers' results, --sink-schema"),
+        ("/x", COLUMNS, "--sink '/x' is not a table: write --sink parquet:"),
+        ("parquet:", COLUMNS, "is not a table: write --sink parquet:"),
+        ("orc:/x", COLUMNS, "is not a table: write --sink parquet:"),
         ("parquet:s3://b/x", COLUMNS, "for an object store take a topic between"),
         ("delta:/x", COLUMNS, "no released Delta runtime works on PySpark 4.3: write parquet:"),
         ("iceberg:db.t", None, "no released Iceberg runtime works on PySpark 4.3"),

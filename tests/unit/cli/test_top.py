@@ -111,7 +111,7 @@ def test_failures_and_help_stand_below(shot):
     _, text = piloted(lambda: [shot], ["f"])
     assert "1 × ValueError check, last orders[0] 0: [bold]no[/bold]" in text
     _, text = piloted(lambda: [shot], ["question_mark"])
-    assert "hold still" in text
+    assert "freeze" in text
     _, text = piloted(lambda: [shot], ["f", "b"])
     assert "is parked" in " ".join(text.split())
 
@@ -174,9 +174,9 @@ def test_hold_still(shot):
     """While it holds still nothing changes; then it goes on."""
     shots = [[shot]]
     _, text = piloted(lambda: shots[0], ["space"], [])
-    assert "held still" in text
+    assert "frozen" in text
     top, text = piloted(lambda: shots[0], ["space", "space"])
-    assert "held still" not in text
+    assert "frozen" not in text
     assert len(top._history["rate"]) >= 1
 
 

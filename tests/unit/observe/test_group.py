@@ -240,7 +240,7 @@ def test_status_tells_of_a_silent_member_what_nobody_else_tells():
         "g  m2  SILENT: killed, or cut off; last heard 40 s ago; others have its partitions"
     )
     alone = told(dead)
-    assert "with 15 remaining in 1 partitions that nobody else reports" in alone
+    assert "with 15 remaining in 1 partitions that no other member reports" in alone
     assert alone.splitlines()[-1].split().count("-") == 4  # past map, run, retry, park
 
 
@@ -281,7 +281,7 @@ def test_that_nothing_holds_up_is_told_of_each_run():
     assert why_of(well, well).count("Nothing holds up a commit.") == 2
     nowhere = why_of(said(), said())
     assert len(nowhere) == 4
-    assert nowhere[1].startswith("No such record is held here")
+    assert nowhere[1].startswith("This run holds no such record")
 
 
 def test_what_to_do_about_a_silent_members_partition():

@@ -107,7 +107,7 @@ def test_a_killed_run_is_reported_for_ten_minutes(server, monkeypatch):
     ((name, ago_s),) = gone()
     assert (name, ago_s < 60) == (f"{process.pid}-999999", True)
     shown = runs_of(None, None)
-    with pytest.raises(FatalError, match=f"^process {process.pid} is gone without a clean stop"):
+    with pytest.raises(FatalError, match=f"^process {process.pid} ended without a clean stop"):
         shown[1].ask({"ask": "snapshot"})
     monkeypatch.setattr(local, "GONE_SHOWN_S", -1.0)
     assert gone() == []

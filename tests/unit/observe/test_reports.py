@@ -327,9 +327,9 @@ def test_topics_that_cannot_be(topic):
 
 def test_options_that_do_not_go_together():
     """One line each, before anybody is asked."""
-    with pytest.raises(ConfigError, match="--group goes with --bootstrap-servers"):
+    with pytest.raises(ConfigError, match="--group requires --bootstrap-servers"):
         Where(group="g").runs()
-    with pytest.raises(ConfigError, match="not with --url"):
+    with pytest.raises(ConfigError, match="excludes --url"):
         Where(group="g", servers="x:1", url="http://x").runs()
-    with pytest.raises(ConfigError, match="is for --group"):
+    with pytest.raises(ConfigError, match="requires --group"):
         Where(servers="x:1").runs()

@@ -95,7 +95,7 @@ def test_a_socket_of_somebody_else(capsys, tmp_path, command, answer):
     with stranger(local.folder() / "7-0.sock", answer):
         code, line = said(capsys, command)
     assert code == 1
-    assert "7-0.sock: what answers there is no run of Weft" in line or "no answer: " in line
+    assert "7-0.sock: the server there is not a Weft run" in line or "no answer: " in line
 
 
 def test_a_socket_where_nobody_answers(capsys, monkeypatch):
@@ -118,11 +118,11 @@ def test_a_runtime_folder_that_is_not_there(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (200, HOSTILE, "what answers there is no run of Weft"),
-        (200, b"{}", "what answers there is no run of Weft"),
-        (200, b"null", "what answers there is no run of Weft"),
-        (404, HOSTILE, "HTTP 404: what answers there is no run of Weft"),
-        (500, b"", "HTTP 500: what answers there is no run of Weft"),
+        (200, HOSTILE, "the server there is not a Weft run"),
+        (200, b"{}", "the server there is not a Weft run"),
+        (200, b"null", "the server there is not a Weft run"),
+        (404, HOSTILE, "HTTP 404: the server there is not a Weft run"),
+        (500, b"", "HTTP 500: the server there is not a Weft run"),
         (401, b"a token is needed: Authorization: Bearer TOKEN\n", "a token is needed"),
     ],
 )

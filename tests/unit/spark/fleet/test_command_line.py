@@ -28,7 +28,7 @@ def handle(record): ...
         (["--members", "0"], 'members=0: engine="spark" needs how many members'),
         (["--members", "2", "--master", "sprak://h:1"], "is no Spark master"),
         (["--members", "2", "--conf", "spark.speculation=true"], "spark.speculation=true cannot"),
-        (["--members", "2", "--conf", "spark.x"], "is no KEY=VALUE"),
+        (["--members", "2", "--conf", "spark.x"], "is not KEY=VALUE"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
