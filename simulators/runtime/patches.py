@@ -46,7 +46,7 @@ PROCESSES = "weft.runtime.calls.processes"
 
 
 #: what an app imports when it runs
-AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.reports", "weft.runtime.calls.as_handled")
+AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.result_stream", "weft.runtime.calls.as_handled")
 for _name in AT_RUN:
     import_module(_name)
 

@@ -20,7 +20,7 @@ from weft.types import DeliveryName, OnLost, Ordering, RunReport, StopMode
 
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
     from weft.runtime.run.handle import RunHandle
-    from weft.runtime.run.reports import ResultStream
+    from weft.runtime.run.result_stream import ResultStream
 
 _log = logging.getLogger("weft")
 
@@ -342,7 +342,7 @@ class App:
     def results(self) -> ResultStream:
         """The result of every record from now on, for one reader; ends when the app ends."""
         from weft.runtime.calls.as_handled import as_handled
-        from weft.runtime.run.reports import ResultStream
+        from weft.runtime.run.result_stream import ResultStream
 
         with self._handing_over:
             if self._run is not None and not self._run.over:

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from weft.broker import LocalBroker
 from weft.errors import ConfigError
-from weft.kafka import answers, clib, wakeable
+from weft.kafka import clib, ports, wakeable
 
 METADATA_TOO_LARGE = 12
 ILLEGAL_GENERATION = 22
@@ -110,7 +110,7 @@ def write_by_aiokafka(bootstrap: str, group: str, topic: str, texts: dict[int, s
     asyncio.run(write())
 
 
-def answer_of(queue: clib.CommitQueue, token: int, limit_s: float = 60) -> answers.CommitReply:
+def answer_of(queue: clib.CommitQueue, token: int, limit_s: float = 60) -> ports.CommitReply:
     """The answer with this token; fails after the limit."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -173,8 +173,8 @@ def test_what_we_write_we_read(topic: str, make_consumer: Callable[..., Consumer
     answer_of(queue, queue.send([(topic, 0, 5, "bgAA")]))
     queue.close()
     assert clib.committed(consumer, [(topic, 0), (topic, 1)], 60) == [
-        answers.CommittedOffset(topic, 0, 5, "bgAA", 0),
-        answers.CommittedOffset(topic, 1, None, "", 0),
+        ports.CommittedOffset(topic, 0, 5, "bgAA", 0),
+        ports.CommittedOffset(topic, 1, None, "", 0),
     ]
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer
 
 from weft.broker import LocalBroker
 from weft.kafka import clib, wakeable
-from weft.kafka.answers import CommitReply
+from weft.kafka.ports import CommitReply
 
 SEED = 7
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DIES = """
 import pytest
-from weft.kafka import guard
+from weft import guard
 
 def die():
     raise {error}

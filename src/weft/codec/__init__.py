@@ -4,7 +4,7 @@ Pure (no I/O, no clock) and byte-compatible with the Java Parallel Consumer, so 
 progress moves between the two in both directions.
 """
 
-from weft.codec.errors import MapTooLarge, UnreadableMap
+from weft.codec.limits import MapTooLarge, UnreadableMap
 from weft.codec.reader import OffsetMap, decode
 from weft.codec.writer import encode, encode_fitting, measure
 

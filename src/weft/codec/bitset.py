@@ -7,8 +7,7 @@ the little-endian number Java's ``BitSet`` writes. The length in front is big-en
 from collections.abc import Iterator, Sequence
 from itertools import compress
 
-from weft.codec.errors import UnreadableMap
-from weft.codec.limits import NOT_DONE_MAX
+from weft.codec.limits import NOT_DONE_MAX, UnreadableMap
 
 #: Longest map whose length fits the signed 16 bits of version 1.
 V1_RANGE_MAX = 2**15 - 1

@@ -1,4 +1,9 @@
-"""Every cap of the offset map in one place: what is never exceeded when reading or writing."""
+"""Every limit of the offset map in one place, and the two errors of what exceeds them.
+
+ValueError
+ +-- UnreadableMap   the metadata is not a map we can trust: ignore it, start at the frontier
+ +-- MapTooLarge     no encoding can hold this map: write a part of it (encode_fitting)
+"""
 
 #: What a broker stores of one partition's metadata by default (offset.metadata.max.bytes).
 BROKER_CHARS_MAX = 4096
@@ -22,3 +27,11 @@ RANGE_MAX = 2**31 - 1
 
 #: Kafka's own largest offset.
 OFFSET_MAX = 2**63 - 1
+
+
+class UnreadableMap(ValueError):
+    """The metadata is no offset map, or a corrupt one; the message is one line that says why."""
+
+
+class MapTooLarge(ValueError):
+    """The map spans or names more offsets than any encoding may hold."""

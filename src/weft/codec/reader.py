@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from weft.codec import bitset, runlength, wire
-from weft.codec.errors import UnreadableMap
-from weft.codec.limits import OFFSET_MAX
+from weft.codec.limits import OFFSET_MAX, UnreadableMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from operator import sub
 
-from weft.codec.errors import UnreadableMap
-from weft.codec.limits import NOT_DONE_MAX, RANGE_MAX
+from weft.codec.limits import NOT_DONE_MAX, RANGE_MAX, UnreadableMap
 
 #: Longest run of version 1 (16 bits, signed).
 V1_RUN_MAX = 2**15 - 1

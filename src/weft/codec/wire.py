@@ -8,8 +8,7 @@ import binascii
 from dataclasses import dataclass
 
 from weft.codec import zstd
-from weft.codec.errors import UnreadableMap
-from weft.codec.limits import BODY_BYTES_MAX, TEXT_CHARS_MAX
+from weft.codec.limits import BODY_BYTES_MAX, TEXT_CHARS_MAX, UnreadableMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from weft.codec import bitset, runlength, wire, zstd
-from weft.codec.errors import MapTooLarge
 from weft.codec.limits import (
     BROKER_CHARS_MAX,
     NOT_DONE_MAX,
     RANGE_MAX,
     TEXT_CHARS_MAX,
     WRITTEN_BODY_BYTES_MAX,
+    MapTooLarge,
 )
 from weft.codec.wire import Encoding
 

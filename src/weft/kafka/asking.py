@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 
 from weft.core.starting import Found
-from weft.kafka import answers, clib, clib_offsets
+from weft.kafka import clib, clib_offsets, ports
 from weft.kafka.ports import KafkaUnavailable
 from weft.types import TopicPartition
 
@@ -55,7 +55,7 @@ class Asking:
             if place in logs
         }
 
-    def _found(self, held: answers.CommittedOffset, log: clib_offsets.Bounds) -> Found:
+    def _found(self, held: ports.CommittedOffset, log: clib_offsets.Bounds) -> Found:
         # The high watermark is the log's end, also for who reads what is committed: offsets past
         # an open transaction are no lost log.
         latest = log.end if log.stable_end < 0 else log.stable_end
@@ -110,7 +110,7 @@ class Asking:
 
     def _held(
         self, partitions: Sequence[TopicPartition], timeout_s: float
-    ) -> list[answers.CommittedOffset]:
+    ) -> list[ports.CommittedOffset]:
         try:
             return clib.committed(self._consumer, list(partitions), timeout_s)
         except KafkaException as error:

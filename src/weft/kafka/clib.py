@@ -22,8 +22,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, cimpl
 
 from weft.errors import ConfigError
-from weft.kafka.answers import CommitReply, CommittedOffset
-from weft.kafka.ports import ToCommit
+from weft.kafka.ports import CommitReply, CommittedOffset, ToCommit
 
 #: Type of the only event a commit queue gets: RD_KAFKA_EVENT_OFFSET_COMMIT.
 _EVENT_OFFSET_COMMIT = 0x20

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
 
+from weft.clock import REAL_CLOCK, Clock
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
-from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import (
     ConsumerPort,
     KafkaUnavailable,

@@ -20,9 +20,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from weft import guard
 from weft.core.starting import Found
 from weft.errors import ConfigError
-from weft.kafka import clib, guard, ports, wakeable
+from weft.kafka import clib, ports, wakeable
 from weft.kafka.asking import Asking
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog

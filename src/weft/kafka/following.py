@@ -15,7 +15,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from weft.kafka import guard
+from weft import guard
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.ports import Word
 

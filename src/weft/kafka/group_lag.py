@@ -18,10 +18,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from weft.codec import OffsetMap, UnreadableMap, decode
 from weft.errors import FatalError
 from weft.kafka import clib_offsets
-from weft.kafka.answers import CommittedOffset
 from weft.kafka.clib_offsets import Bounds
 from weft.kafka.group_offsets import ANSWER_S, GroupOffsets
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import CommittedOffset, KafkaUnavailable
 from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
 
 #: how long the records are waited for whose age is asked; those that do not come have none

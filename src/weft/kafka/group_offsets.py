@@ -13,12 +13,11 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from weft.codec import OffsetMap, UnreadableMap, decode
 from weft.errors import ConfigError, FatalError
-from weft.kafka import answers, clib
+from weft.kafka import clib, ports
 from weft.kafka import properties as librdkafka
 from weft.kafka.admin import UNTIMED_S, KafkaAdmin
-from weft.kafka.answers import CommittedOffset
 from weft.kafka.failures import passes, raised_code
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import CommittedOffset, KafkaUnavailable
 from weft.kafka.settings import ClientSettings
 from weft.kafka.values import check_addresses
 from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
@@ -245,7 +244,7 @@ class GroupOffsets:
             }
 
 
-def _progress(stored: answers.CommittedOffset, span: Span) -> Progress:
+def _progress(stored: ports.CommittedOffset, span: Span) -> Progress:
     """A commit with its map read, as far as it can be."""
     frontier = stored.offset or 0
     unreadable = None

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from weft.kafka import guard
+from weft import guard
 from weft.kafka.ports import Delivery, OutMessage
 from weft.kafka.refusals import Refusals
 from weft.kafka.verdicts import delivery_verdict

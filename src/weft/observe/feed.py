@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from weft import guard
 from weft.errors import ConfigError
-from weft.kafka import guard
 from weft.observe.overview import ORDERS, overview, page_of
 from weft.observe.why import why
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft import guard
 from weft.app_options import address
 from weft.errors import WeftError
-from weft.kafka import guard
 from weft.kafka.group_lag import GroupLag, PartitionLag
 from weft.observe.serving import listening, need_http, server_of
 

@@ -19,9 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from weft import owner
+from weft import guard, owner
 from weft.errors import ConfigError, WeftError
-from weft.kafka import guard
 from weft.observe.asking import Source, answer, is_answer, question_of
 
 ANSWER_S = 5.0

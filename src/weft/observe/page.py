@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft import guard
 from weft.errors import ConfigError
-from weft.kafka import guard
 from weft.observe.feed import Feed, view_of
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from weft import guard
 from weft.account.account import HALTS
 from weft.account.blockers import BLOCKERS_MAX
 from weft.account.picture import CELLS, CELLS_MAX, MAPS_MAX
 from weft.account.shown import shown_text
 from weft.codec import zstd
-from weft.kafka import guard
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
 from weft.observe.overview import most_left
 from weft.observe.sentences import RECORD_IN

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from weft import guard
 from weft.errors import ConfigError
-from weft.kafka import guard
 
 START_S = 10.0
 STOP_S = 5.0

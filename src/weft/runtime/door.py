@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from weft import guard
 from weft.core.effects import Effect
 from weft.core.endings import Ended
 from weft.core.engine import Engine
 from weft.core.partition import Work
 from weft.core.states import InternalError
-from weft.kafka import guard
 from weft.runtime.recent import Recent
 
 STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that

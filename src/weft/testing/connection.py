@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from weft.clock import Clock
 from weft.errors import ConfigError
 from weft.kafka.admin import TopicFacts
-from weft.kafka.clock import Clock
 from weft.kafka.ports import KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash

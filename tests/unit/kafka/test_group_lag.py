@@ -7,7 +7,6 @@ from confluent_kafka import KafkaError, KafkaException
 
 from weft.codec import encode_fitting
 from weft.kafka import clib
-from weft.kafka.answers import CommittedOffset
 from weft.kafka.clib_offsets import Bounds
 from weft.kafka.group_lag import (
     OPEN_TOO_LONG_S,
@@ -16,6 +15,7 @@ from weft.kafka.group_lag import (
     behind_transaction,
     lag_of,
 )
+from weft.kafka.ports import CommittedOffset
 
 CONTRACT = [
     "topic", "partition", "end", "committed", "done_beyond", "remaining", "oldest_not_done",

@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.member.refusals import TOLD_MAX, Refusals
+from weft.runtime.member.outputs import TOLD_MAX, Refusals
 from weft.runtime.run import preflight
 from weft.testing import MemoryKafka
 from weft.testing.connection import MemoryAdmin, MemoryConnection

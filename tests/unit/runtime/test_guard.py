@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import weft
+from weft import guard
 from weft.errors import ConfigError
-from weft.kafka import guard
 from weft.runtime.calls.processes.executor import ProcessExecutor
 from weft.runtime.member.callbacks import Callbacks
 from weft.runtime.member.topic_ids import TopicIds

@@ -10,7 +10,7 @@ import pytest
 
 from weft.errors import ConfigError
 from weft.runtime.member.callbacks import Callbacks
-from weft.runtime.run.reports import RESULTS_MAX, ResultStream
+from weft.runtime.run.result_stream import RESULTS_MAX, ResultStream
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from weft.core.spec import HandlerSpec
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.callbacks import Callbacks
 from weft.runtime.run import run as local
-from weft.runtime.run.reports import RESULTS_MAX, ResultStream
+from weft.runtime.run.result_stream import RESULTS_MAX, ResultStream
 from weft.runtime.run.results import Results
 from weft.testing import MemoryKafka
 from weft.types import Record

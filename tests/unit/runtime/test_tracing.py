@@ -12,9 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import weft
-from weft.runtime.calls import attempts
-from weft.runtime.calls.carrying import carried
-from weft.runtime.calls.tracing import Tracing, tracing
+from weft.runtime.calls import tracing as module
+from weft.runtime.calls.tracing import Tracing, carried, tracing
 from weft.testing import MemoryKafka, run
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -166,7 +165,7 @@ def test_it_is_off_without_a_provider_and_without_the_library():
 
 def test_failed_attempts_that_are_remembered_are_bounded(spans, monkeypatch):
     """Of more than the limit the oldest are forgotten."""
-    monkeypatch.setattr(attempts, "FAILED_MAX", 2)
+    monkeypatch.setattr(module, "FAILED_MAX", 2)
     one = Tracing(trace.get_tracer_provider().get_tracer("t"), "g")
 
     def fails(record):

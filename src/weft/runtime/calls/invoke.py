@@ -17,7 +17,7 @@ from weft.decoding import Undecodable, message_of
 from weft.errors import Reject, RetryAfter
 from weft.kafka.ports import OutMessage
 from weft.policies import Retry
-from weft.runtime.calls.carrying import carried
+from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
 

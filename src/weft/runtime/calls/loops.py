@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import Any
 
+from weft import guard
 from weft.errors import ConfigError, FatalError
-from weft.kafka import guard
 
 _log = logging.getLogger("weft")
 

@@ -15,11 +15,11 @@ from contextvars import Context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from weft import guard
 from weft.core.endings import Ended, GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.states import RUNNING
 from weft.decoding import is_async
-from weft.kafka import guard
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import failed

@@ -18,11 +18,11 @@ from contextvars import Context
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from weft import guard
 from weft.core.endings import GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
-from weft.kafka import guard
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import ending, failed

@@ -1,7 +1,8 @@
 """OpenTelemetry: a consumer span around each call of a handler. Nothing at all when it is off.
 
 It is on when the application has set up a tracer provider before the run starts. The API alone is
-used: exporters and samplers are the application's.
+used: exporters and samplers are the application's. Trace headers pass from a record to its outputs
+with OpenTelemetry or without.
 """
 
 from __future__ import annotations
@@ -13,13 +14,40 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from weft.account.shown import shown_key
-from weft.runtime.calls.attempts import Attempts
-from weft.runtime.calls.carrying import CARRIED
 from weft.types import Headers, Record
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, SpanContext, Tracer
+
+    from weft.runtime.calls.processes.protocol import Opened, Reply
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+from weft.runtime.logs import event
+
+#: W3C's names; others are the application's own to pass on
+NAMES = frozenset({"traceparent", "tracestate", "baggage"})
+#: in a call: makes the headers of its own span, for most calls have no outputs; None without
+#: OpenTelemetry
+CARRIED: ContextVar[Callable[[], Headers] | None] = ContextVar("weft_carried", default=None)
+
+
+def carried(headers: Headers, own: Headers) -> Headers:
+    """The output's own headers, and the trace's of its record unless it names one itself."""
+    of_span = CARRIED.get()
+    if of_span is not None:
+        trace = of_span()
+    elif not headers:
+        return own
+    else:
+        trace = tuple(pair for pair in headers if pair[0] in NAMES)
+    if not trace or any(name in NAMES for name, _ in own):
+        return own
+    return (*own, *trace)
+
 
 Function = Callable[..., Any]
 #: of a span, as it travels: trace, span, flags
@@ -196,3 +224,73 @@ def _carrier(headers: Headers) -> dict[str, str]:
         for name, value in headers
         if value is not None and len(value) <= 8192
     }
+
+
+#: of more the oldest are forgotten
+FAILED_MAX = 10_000
+
+
+class Attempts:
+    """The span of the last failed attempt of each record, in whatever form it is given."""
+
+    def __init__(self) -> None:
+        self._spans: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    def keep(self, record: Record, span: Any) -> None:
+        """This attempt has failed."""
+        self._spans[record.topic, record.partition, record.offset] = span
+        while len(self._spans) > FAILED_MAX:
+            self._spans.popitem(last=False)
+
+    def of(self, record: Record) -> Any:
+        """The last one's span; None where none is known."""
+        return self._spans.get((record.topic, record.partition, record.offset))
+
+    def take(self, record: Record) -> Any:
+        """The same, which is then forgotten."""
+        return self._spans.pop((record.topic, record.partition, record.offset), None)
+
+
+_log = logging.getLogger("weft")
+
+
+class WorkerSpans:
+    """Of the workers of one handler."""
+
+    def __init__(self, handler: str, group: str) -> None:
+        self._handler = handler
+        self._failed = Attempts()
+        self._expected = tracing_of(group) is not None
+
+    def opened(self, message: Opened) -> None:
+        """Here is a tracer provider: where a worker has none its calls make no spans, once told."""
+        if message.traced or not self._expected:
+            return
+        self._expected = False
+        event(
+            _log,
+            "warning",
+            "no spans of worker processes",
+            handler=self._handler,
+            fix="set up the tracer provider where each worker does it, too: at the top level of "
+            "the handler's module, or in the lifespan",
+        )
+
+    def note(self, record: Record, reply: Reply) -> None:
+        """A failed attempt's span, for the next one, which may be in another worker."""
+        if reply.span is not None:
+            self._failed.keep(record, reply.span)
+
+    def before(self, records: Iterable[tuple[int, Record]]) -> dict[int, SpanIds] | None:
+        """Spans of the attempts before, by number; None where there are none, as nearly always."""
+        if not self._failed:
+            return None
+        known = {
+            number: span
+            for number, record in records
+            if record.attempt > 1 and (span := self._failed.of(record)) is not None
+        }
+        return known or None

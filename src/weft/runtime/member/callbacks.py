@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from weft.kafka import guard
+from weft import guard
 
 _log = logging.getLogger("weft")
 

@@ -11,11 +11,11 @@ import logging
 import time
 from functools import partial
 
+from weft import guard
 from weft.account.account import Unread
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.errors import ConfigError
-from weft.kafka import guard
 from weft.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from weft.runtime.door import Door
 from weft.runtime.logs import event

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.clock import REAL_CLOCK, Clock
 from weft.core import effects as fx
 from weft.core.spec import Limits
 from weft.core.starting import Found
-from weft.kafka.clock import REAL_CLOCK, Clock
 from weft.kafka.ports import ConsumerPort, ProducerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan

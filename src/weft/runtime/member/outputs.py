@@ -9,6 +9,7 @@ room again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,8 +21,8 @@ from weft.core.endings import OutputsAnswer
 from weft.core.partition import Work
 from weft.core.states import SENDING
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
+from weft.runtime.logs import event
 from weft.runtime.member.dead_letters import Letters
-from weft.runtime.member.refusals import Refusals
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Sent
 
@@ -232,3 +233,36 @@ class Outputs:
 def _waits(work: Work) -> bool:
     """The engine still waits for the record's outputs."""
     return work.state == SENDING
+
+
+_log = logging.getLogger("weft")
+
+TOLD_MAX = 100  # different reasons in one run; topics that come from records could be many more
+CURES = {
+    "UNKNOWN_TOPIC_OR_PART": "create the topic with `weft topics create`, or correct its name",
+    "TOPIC_AUTHORIZATION_FAILED": "give the producer's user the right WRITE on the topic",
+    "TOPIC_EXCEPTION": "correct the topic's name",
+}
+CURES["_UNKNOWN_TOPIC"] = CURES["UNKNOWN_TOPIC_OR_PART"]
+
+
+class Refusals:
+    """Outputs that the broker refuses, each reason logged once: a record's failure alone is quiet.
+
+    `output=` and dead letters are checked before the start; the topic of a `Produce(topic=...)` is
+    known only when it is sent.
+    """
+
+    def __init__(self) -> None:
+        #: where it was to go, and what would help
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, error: ErrorInfo | None) -> None:
+        """An answer of the broker; nothing for None, and for what will not help to know."""
+        cure = "" if error is None else CURES.get(error.type, "")
+        if error is None or not cure:
+            return
+        where = error.message.partition(": ")[0], cure
+        if where not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(where)
+            event(_log, "error", "output refused", reason=error.message, cure=cure)

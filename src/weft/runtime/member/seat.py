@@ -12,8 +12,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
+from weft import guard
 from weft.core.partition import Partition
-from weft.kafka import guard
 from weft.kafka.ports import ConsumerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor

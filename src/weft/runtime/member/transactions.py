@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from weft import guard
 from weft.core import effects as fx
 from weft.core.partition import Work
-from weft.kafka import guard
 from weft.kafka.ports import (
     Delivery,
     KafkaUnavailable,
@@ -28,7 +28,7 @@ from weft.kafka.ports import (
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
 from weft.runtime.member.dead_letters import Letters
-from weft.runtime.member.refusals import Refusals
+from weft.runtime.member.outputs import Refusals
 from weft.runtime.member.seat import Seat
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.result_stream import ResultStream
 from weft.types import RunReport, StopMode
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from weft.app_options import AppOptions
+from weft.core.starting import Found
 from weft.errors import ConfigError, FatalError
 from weft.kafka.connect import AdminPort, Connection
 from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.properties import canonical
 from weft.observe.reports import TOPIC_CONFIG
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter
 from weft.routing import Routes
 from weft.runtime.logs import event
 from weft.runtime.run.drain import Drain
+from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")
 
@@ -193,3 +197,46 @@ def drain_of(
     except KafkaUnavailable as error:
         raise unanswered(connection, error) from error
     return Drain(admin, group, starts, ends)
+
+
+_log = logging.getLogger("weft")
+
+RESET = "auto.offset.reset"
+DEFAULT = "earliest"
+
+
+class FirstStart:
+    """Reports once where a group without commits starts.
+
+    Kafka's own default is the end of the log, Weft's the beginning: who expects the other
+    one skips everything there, or handles years of it. Where a repeated or a missed record costs
+    money, relying on the default is a warning.
+    """
+
+    def __init__(
+        self, group: str, kafka: Mapping[str, Any], handlers: Sequence[HandlerOptions]
+    ) -> None:
+        given = {canonical(name): value for name, value in kafka.items()}
+        self._group = group
+        self._reset = given.get(canonical(RESET))
+        self._stakes = sorted({s for handler in handlers if (s := _at_stake(handler))})
+
+    def tell(self, found: Mapping[TopicPartition, Found]) -> None:
+        """Of the partitions that were assigned, those without a commit."""
+        fresh = sorted(where for where, one in found.items() if one.committed is None)
+        if not fresh:
+            return
+        topics = ",".join(dict.fromkeys(topic for topic, _ in fresh))
+        told = {"group": self._group, "topics": topics, "partitions": len(fresh)}
+        level, told["starts_at"] = "info", f"{self._reset or DEFAULT} ({RESET})"
+        if self._reset is None and self._stakes:
+            level = "warning"
+            told["cure"] = f"with {' and '.join(self._stakes)} set {RESET}, to say where to begin"
+        event(_log, level, "no commits yet", **told)
+
+
+def _at_stake(handler: HandlerOptions) -> str:
+    """The option by which the handler says that repeats or losses cost money; empty without."""
+    if handler.ledger is not None:
+        return "a ledger"
+    return "" if handler.delivery == "at_least_once" else handler.delivery

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from weft import guard
 from weft.account.snapshot import total
 from weft.errors import NotStarted
-from weft.kafka import guard
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")

@@ -11,7 +11,7 @@ from weft.core import effects as fx
 from weft.errors import ConfigError
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.member import Member
-from weft.runtime.run.reports import ResultStream, forward
+from weft.runtime.run.result_stream import ResultStream, forward
 from weft.types import Result
 
 LAST_CALLS_S = 1.0

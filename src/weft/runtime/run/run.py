@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft import guard
 from weft.core.spec import Limits
 from weft.core.states import InternalError
-from weft.kafka import guard
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.routing import Routes
 from weft.runtime.calls.as_handled import as_handled
@@ -31,13 +31,12 @@ from weft.runtime.member.topic_ids import TopicIds
 from weft.runtime.member.transactions import Transactor
 from weft.runtime.run import gc_pace
 from weft.runtime.run.drain import Drain
-from weft.runtime.run.first_start import FirstStart
+from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside, RunSource
 from weft.runtime.run.plans import commit_of, log_end, log_start, plans_of
-from weft.runtime.run.preflight import admin_of, check_cluster, drain_of
-from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.preflight import FirstStart, admin_of, check_cluster, drain_of
+from weft.runtime.run.result_stream import ResultStream
 from weft.runtime.run.results import Results
-from weft.runtime.run.signals import StopSignals
 from weft.runtime.run.snapshot import Snapshots, ending_of, report_of, under_way
 from weft.runtime.run.watching import Watching
 from weft.types import RunReport, StopMode

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from weft.app_options import AppOptions
 from weft.errors import ConfigError
 from weft.runtime.hosted import Hosted
-from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.result_stream import ResultStream
 from weft.runtime.run.run import Run
 from weft.spark.fleet.link import Link
 from weft.types import RunReport, StopMode

@@ -22,7 +22,7 @@ from weft.errors import ConfigError, WeftError
 from weft.runtime.calls.processes.protocol import by_value
 from weft.runtime.run.drain import passed
 from weft.runtime.run.outside import RunSource
-from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import pickles
 from weft.spark.fleet.handle import MemberApp, MemberHandle
 from weft.spark.fleet.limits import (

@@ -10,7 +10,7 @@ from weft.core.starting import Found
 from weft.kafka.connect import AdminPort, Connection, RealConnection
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.run.preflight import check_cluster
-from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.result_stream import ResultStream
 from weft.runtime.run.run import Run
 from weft.types import TopicPartition
 

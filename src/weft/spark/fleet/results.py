@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from weft.runtime.run.reports import ResultStream
+from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import pickles
 from weft.spark.fleet.limits import LINE_BYTES_MAX, RESULTS_UNDER_WAY_MAX
 from weft.spark.fleet.link import Link

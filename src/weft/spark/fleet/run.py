@@ -15,9 +15,9 @@ from weft.errors import ConfigError, FatalError
 from weft.observe.about import about_run
 from weft.runtime.calls.as_handled import as_handled
 from weft.runtime.logs import event
+from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside
-from weft.runtime.run.reports import ResultStream
-from weft.runtime.run.signals import StopSignals
+from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.drained import GroupDrain

@@ -17,10 +17,10 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from weft import guard
 from weft.core.endings import Ended, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
-from weft.kafka import guard
 from weft.runtime.calls import stacks
 from weft.runtime.calls.processes.endings import Deaths, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.link import Item, Link
@@ -34,7 +34,7 @@ from weft.runtime.calls.processes.protocol import (
     Warn,
     WorkerSpec,
 )
-from weft.runtime.calls.processes.spans import WorkerSpans
+from weft.runtime.calls.tracing import WorkerSpans
 from weft.runtime.door import Door, since_boot
 from weft.runtime.handling import Call, HandlerPlan, may_call
 from weft.runtime.logs import event

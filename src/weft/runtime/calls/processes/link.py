@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from weft import guard
 from weft.core.partition import Work
-from weft.kafka import guard
 from weft.runtime.calls.processes import loglines
 from weft.runtime.calls.processes.protocol import (
     IDLE,

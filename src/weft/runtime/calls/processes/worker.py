@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from weft import guard
 from weft.decoding import all_decoded, decoding_of, is_async
-from weft.kafka import guard
 from weft.kafka.ports import OutMessage
 from weft.runtime.calls import stacks
 from weft.runtime.calls.acks import Acks

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from weft import guard
 from weft.errors import ConfigError
-from weft.kafka import guard
 from weft.runtime.member.callbacks import Callbacks
 from weft.types import Result
 
