@@ -15,6 +15,7 @@ from weft.core.work import Received
 from weft.policies import Batch, Retry, Skip
 
 SHORT = "short-lived"
+
 ONCE = {"retry": Retry(attempts=1), "on_exhausted": Skip()}
 LATER = {"retry": Retry(delay_s=1e6)}
 HANDLERS = {
@@ -28,6 +29,14 @@ HANDLERS = {
     "batches exactly once": {"delivery": "exactly_once", "batch": Batch(3, 60.0), **LATER},
     "batches at most once": {"delivery": "at_most_once", "batch": Batch(3, 60.0), **ONCE},
 }
+
+
+@pytest.fixture(autouse=True)
+def what_was_there_before_is_not_looked_through():
+    """Half a second a look with all tests in memory."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def started(desk) -> list[fx.Start]:
