@@ -33,43 +33,41 @@ class Place(NamedTuple):
 
 #: Every place; a record is in exactly one of them.
 PLACES = (
-    Place("ready", "may start: waits for a free slot, or for what `halts` says"),
-    Place("gathering", "in a batch that is not called yet: it fills up, or lingers"),
+    Place("ready", "ready: waits for a free slot, or for a cause in `halts`"),
+    Place("gathering", "in a batch that is filling or lingering"),
     Place("behind", "queued behind an earlier record of its lane"),
-    Place("past_map", "the offset map has no room for it: starts once records before it are done"),
+    Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
     Place("held", "its lane waits for a call of an earlier epoch that still runs"),
-    Place("marking", "at_most_once: its started-mark is on the way to the broker"),
-    Place("running", "with the handler"),
+    Place("marking", "at_most_once: its started-mark is being committed"),
+    Place("running", "in the handler"),
     Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
     Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
-    Place("pending", "exactly_once: handled, waits for a transaction or rides in one"),
-    Place("retrying", "failed; waits for the time of its next attempt"),
+    Place("pending", "exactly_once: handled, waits for its transaction to end"),
+    Place("retrying", "failed; waits for its next attempt"),
     Place("parked", "attempts used up: stays not-done until a restart or a rebalance"),
 )
 
-#: Why nothing starts at all, of everything, a handler, a topic or a partition.
+#: Why no record starts: of everything, a handler, a topic or a partition.
 HALTS = (
-    Place("unassigned", "this member has no partition"),
-    Place("paused", "the application said app.pause()"),
-    Place(
-        "stopping", "a stop was asked for: what runs is finished (`buffered`: what is held, too)"
-    ),
-    Place("revoking", "the partition is being taken away"),
-    Place("outputs", "the producer is full of outputs the broker has not acknowledged"),
+    Place("unassigned", "this member has no partitions"),
+    Place("paused", "the application called app.pause()"),
+    Place("stopping", "a stop was requested: running calls are finished (`buffered`: all held)"),
+    Place("revoking", "the partition is being revoked"),
+    Place("outputs", "the producer queue is full of outputs without acknowledgement"),
     Place("results", "the reader of app.results() is slow"),
-    Place("membership", "the polling thread stood still: it is not proven that we are a member"),
+    Place("membership", "the polling thread was blocked: group membership is not confirmed"),
     Place("broker", "the broker does not answer"),
-    Place("refused", "the broker refuses our login"),
+    Place("refused", "the broker refuses the login"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
-    Place("slots", "all calls that the handler's concurrency allows are taken"),
-    Place("map", "the offset map is full: nothing further out starts before its frontier moves"),
-    Place("buffers", "the partition is not fetched: buffers are full"),
-    Place("open_transaction", "what comes next is behind an open transaction of another producer"),
-    Place("start_unknown", "the partition is assigned, its start is not known yet"),
-    Place("not_fetched", "the partition's log grows, nothing pauses it, and no record arrives"),
+    Place("slots", "all concurrency slots of the handler are taken"),
+    Place("map", "the offset map is full: records further out start when the frontier moves"),
+    Place("buffers", "the partition is not fetched: its buffers are full"),
+    Place("open_transaction", "the next records are behind another producer's open transaction"),
+    Place("start_unknown", "the partition is assigned, but its start offset is unknown"),
+    Place("not_fetched", "the partition's log grows, it is not paused, and no record arrives"),
 )
 
-#: The place of a record in each state; queued ones are told apart by where they wait.
+#: The place of a record in each state; queued records are classified by where they wait.
 PLACE_OF_STATE = {
     states.MARKING: "marking",
     states.RUNNING: "running",

@@ -1,4 +1,4 @@
-"""Which run a snapshot is of."""
+"""Identity of the run in a snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _runs = itertools.count()
 
 
 def about_run(group: str, instance_id: str | None) -> dict[str, Any]:
-    """The group, this member's name in it, and where it runs."""
+    """The group, the member's name and where it runs."""
     host, number = socket.gethostname(), next(_runs)
     name = f"{host}-{os.getpid()}" + (f"-{number}" if number else "")
     return {

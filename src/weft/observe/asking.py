@@ -1,4 +1,4 @@
-"""What can be asked of a run from outside, and the answers; by socket, by HTTP and by name."""
+"""Queries to a run and their answers, by socket, HTTP and name."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from weft.observe.sentences import record_sentence
 from weft.observe.why import why
 
 KEY_BYTES_MAX = 16 * 2**10
-#: partitions of a topic whose frontier is looked up, where it is not among the worst anyway
+#: how many frontiers are looked up beyond those among the worst
 LOOKED_UP_MAX = 20
 
 
 class Source(Protocol):
-    """A run, as seen from outside. Every method may be called from any thread, at any time."""
+    """A run as queried from outside. Every method may be called from any thread at any time."""
 
     def snapshot(self) -> dict[str, Any]:
         """See `App.snapshot`."""
 
     def measures(self) -> dict[str, Any]:
-        """A snapshot for metrics: it may be without blockers."""
+        """A snapshot for metrics, possibly without blockers."""
 
     def report(self) -> dict[str, Any]:
-        """A snapshot for the other members: with the offset maps, which they draw."""
+        """A snapshot for the other members, with offset maps."""
 
     def members(self) -> list[dict[str, Any]]:
-        """The snapshots of all members that are known of; `silent_s` where one is not heard of."""
+        """The snapshots of all known members; silent ones have `silent_s`."""
 
     def sums(self) -> list[dict[str, Any]]:
-        """The same for sums over time: our own may be without blockers, which costs less."""
+        """The same for sums over time; this member's may lack blockers, which costs less."""
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """One partition's offset map and worst records; None where it is not."""
+        """One partition's offset map and worst records; None if it is unknown."""
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
-        """Where one record is."""
+        """The place of one record."""
 
     def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
-        """Where the first records of one key are."""
+        """The places of the first records of one key."""
 
     def live(self) -> tuple[bool, str]:
-        """Whether it works at all, and if not why; the broker may be away."""
+        """Liveness and the reason if it is false; an unavailable broker does not count."""
 
     def ready(self) -> tuple[bool, str]:
-        """Whether it handles records, and if not why."""
+        """Readiness and the reason if it is false."""
 
 
-#: what is asked -> fields that its answer has
+#: query -> required fields of its answer
 ANSWERS = {"snapshot": ("state", "partitions", "handlers"), "why": ("sentences", "found")}
 
 
-def is_answer(what: str, told: object) -> bool:
-    """Whether it can be a run's answer; somebody else may listen there."""
-    return isinstance(told, dict) and all(name in told for name in ANSWERS[what])
+def is_answer(what: str, found: object) -> bool:
+    """Whether this can be a run's answer; another program may listen there."""
+    return isinstance(found, dict) and all(name in found for name in ANSWERS[what])
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What `weft why` asks about; nothing in particular when all is None."""
+    """What `weft why` asks about; everything if all fields are None."""
 
     topic: str | None = None
     partition: int | None = None
@@ -70,7 +70,7 @@ class Question:
 
 
 def question(where: str | None, key: str | None) -> Question:
-    """`TOPIC[:PARTITION[:OFFSET]]` and a key; ConfigError for what is neither."""
+    """Parse `TOPIC[:PARTITION[:OFFSET]]` and a key; raises ConfigError."""
     if key is not None and len(key.encode(errors="replace")) > KEY_BYTES_MAX:
         raise ConfigError(f"--key: at most {KEY_BYTES_MAX:,} bytes")
     if where is None:
@@ -83,11 +83,11 @@ def question(where: str | None, key: str | None) -> Question:
 
 
 def question_of(given: Mapping[str, Any]) -> Question:
-    """A question as JSON or a query has it; ConfigError for what is none."""
+    """Parse a question from JSON or a query string; raises ConfigError."""
     where = given.get("where")
     key = given.get("key")
     if not isinstance(where, str | None) or not isinstance(key, str | None):
-        raise ConfigError("where and key are text")
+        raise ConfigError("where and key must be text")
     return question(where, key)
 
 
@@ -97,16 +97,16 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
     shot = _shot(source)
     member = shot.get("app", {}).get("member", "")
     if found is not None:
-        told = [record_sentence(row, str(row.get("member", member))) for row in found]
-        return {"sentences": [one.row() for one in told], "found": found}
+        sentences = [record_sentence(row, str(row.get("member", member))) for row in found]
+        return {"sentences": [one.row() for one in sentences], "found": found}
     if asked.topic is not None:
         _add_frontiers(source, shot, asked)
-    told = why(shot, asked.topic, asked.partition)
-    return {"sentences": [one.row() for one in told], "found": []}
+    sentences = why(shot, asked.topic, asked.partition)
+    return {"sentences": [one.row() for one in sentences], "found": []}
 
 
 def _shot(source: Source) -> dict[str, Any]:
-    """What the member says; of a group that is known, what all of them say."""
+    """The member's snapshot, or the overview of its group if that is known."""
     shots = source.members()
     if len(shots) < 2:
         return shots[0] if shots else source.snapshot()
@@ -115,7 +115,7 @@ def _shot(source: Source) -> dict[str, Any]:
 
 
 def _found(source: Source, asked: Question) -> list[dict[str, Any]] | None:
-    """Records that were asked for by offset or key; None where none were."""
+    """Records requested by offset or key; None if none were requested."""
     if asked.key is not None:
         rows = source.find_key(asked.key.encode(errors="surrogateescape"), asked.topic)
         return [row for row in rows if asked.partition in (None, row["partition"])]
@@ -125,7 +125,7 @@ def _found(source: Source, asked: Question) -> list[dict[str, Any]] | None:
 
 
 def _add_frontiers(source: Source, shot: dict[str, Any], asked: Question) -> None:
-    """The record at the frontier of each partition asked about, also where it is no bad one."""
+    """Add the record at the frontier of each requested partition, also if it is healthy."""
     known = {(row["topic"], row["partition"]) for row in shot["blockers"] if row["at_frontier"]}
     looked_up = 0
     for part in shot["partitions"]:
@@ -136,5 +136,5 @@ def _add_frontiers(source: Source, shot: dict[str, Any], asked: Question) -> Non
             continue
         looked_up += 1
         row = source.find(*where, part["frontier"])
-        if "attempts" in row:  # else it has moved on since
+        if "attempts" in row:  # else the frontier has moved since
             part["blocker"] = {**row, "done_beyond": part["done_beyond"]}

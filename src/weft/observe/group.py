@@ -1,4 +1,4 @@
-"""A member that knows its group: itself as it is now, the others as they last reported."""
+"""A source with the whole group: this member's state now, the others' last reports."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ class Words(Protocol):
     """The last report of each member."""
 
     def last(self) -> Mapping[bytes, Word]:
-        """By key, packed."""
+        """Packed reports by key."""
 
     def now(self) -> float:
-        """The time by the clock that stamped them."""
+        """The time of the clock that stamped the reports."""
 
 
 class GroupSource:
-    """A source that knows of other members of its group, too."""
+    """A source that includes the other members of the group."""
 
     def __init__(
         self, own: Source, words: Words, group: str, refused: Callable[[str], None]
     ) -> None:
-        """`refused` takes a line for each report that is none."""
+        """`refused` gets one line for each invalid report."""
         self._own, self._words = own, words
         self.snapshot, self.measures, self.report = own.snapshot, own.measures, own.report
         self.live, self.ready = own.live, own.ready
         self._reports, self._lock = GroupReports(group, refused), threading.Lock()
 
     def members(self) -> list[dict[str, Any]]:
-        """Ourselves first, then the others; who is silent has `silent_s`."""
+        """This member first, then the others; silent ones have `silent_s`."""
         return self._with_others(self._own.members())
 
     def sums(self) -> list[dict[str, Any]]:
-        """The same, at less cost: ourselves without the records that hold up most."""
+        """The same at less cost: this member without its blocking records."""
         return self._with_others(self._own.sums())
 
     def _with_others(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ class GroupSource:
         return [shot for shot in shots if shot["app"]["member"] not in ours]
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """Our own partition's offset map; of another member's what it reported."""
+        """A partition's offset map: this member's, or as another member reported it."""
         drawn = self._own.picture(topic, partition)
         return drawn if drawn is not None else self._reported_picture(topic, partition)
 
@@ -69,7 +69,7 @@ class GroupSource:
     def _reported(
         self, topic: str, partition: int
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The reports that have this partition, the latest word first."""
+        """The reports with this partition, the latest first."""
         shots = self._others({str(shot["app"]["member"]) for shot in self._own.sums()})
         for shot in sorted(shots, key=lambda one: -float(one["at"])):
             for part in shot["partitions"]:
@@ -77,7 +77,7 @@ class GroupSource:
                     yield shot, part
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
-        """Where one record is; of another member's partition as far as its report tells."""
+        """The place of one record; in another member's partition as far as its report shows."""
         found = self._own.find(topic, partition, offset)
         if found["place"] != "elsewhere":
             return found
@@ -92,7 +92,7 @@ class GroupSource:
         return found
 
     def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
-        """Our own records of this key, and those of others that hold something up."""
+        """This member's records of the key, and other members' blocking ones."""
         text = key.decode(errors="backslashreplace")
         own = self._own.sums()
         others = self._others({str(shot["app"]["member"]) for shot in own})
@@ -105,7 +105,7 @@ class GroupSource:
 
 
 def wanted_of(group: str) -> Any:
-    """Whether a key of the topic is one of this group's members."""
+    """A test whether a key of the reports topic is of this group."""
     begins = key_of(group, "").removesuffix(b'""]')
     return lambda key: key.startswith(begins)
 

@@ -36,7 +36,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 def token_of(path: object) -> str:
-    """The token in this file; ConfigError when it cannot serve as one."""
+    """The token in this file; ConfigError if it is unusable."""
     if not isinstance(path, str | Path):
         raise ConfigError(f"http_token_file={path!r:.80}: give the path of a file")
     try:
@@ -53,26 +53,26 @@ def token_of(path: object) -> str:
 
 
 class Guard:
-    """Who may read: by Host, Origin and token."""
+    """Access control by Host, Origin and token."""
 
     def __init__(self, host: str, token: str | None) -> None:
         self._hosts = {"localhost", "127.0.0.1", "::1", host.lower()} if token is None else None
         self._token = token
 
     def refusal(self, path: str, headers: Any) -> tuple[int, str] | None:
-        """Status and reason, or None where the request is in order."""
+        """Status and reason of a refusal, or None."""
         host = headers.get("host", "")
         name = _hostname(host)
         if self._hosts is not None and name not in self._hosts:
-            return 403, "this Host is not ours"
+            return 403, "this Host header is not allowed"
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return 403, "this Origin is not ours"
+            return 403, "this Origin is not allowed"
         if path in PROBES or self._token is None or self._knows(headers.get("authorization", "")):
             return None
         if headers.get("authorization"):
-            return 401, "this token is wrong: give the one in the run's http_token_file"
-        return 401, "a token is needed: Authorization: Bearer TOKEN"
+            return 401, "wrong token: send the one in the run's http_token_file"
+        return 401, "token required: send Authorization: Bearer TOKEN"
 
     def _knows(self, given: str) -> bool:
         assert self._token is not None
@@ -95,17 +95,17 @@ def _hostname(host: str) -> str | None:
 
 
 def routes_of(source: Source) -> list[BaseRoute]:
-    """What is served, each for GET alone."""
+    """The routes; GET only."""
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
     def probe(ask: Callable[[], tuple[bool, str]]) -> Callable[[Request], Response]:
-        def told(_: Request) -> Response:
+        def state(_: Request) -> Response:
             well, reason = ask()
             return PlainTextResponse(f"{reason}\n", 200 if well else 503)
 
-        return told
+        return state
 
     def metrics(_: Request) -> Response:
         return Response(exposed(source.measures), media_type=CONTENT_TYPE_LATEST)
@@ -129,14 +129,14 @@ def routes_of(source: Source) -> list[BaseRoute]:
 
 
 def app_of(source: Source, guard: Guard, more: Sequence[BaseRoute] = ()) -> Any:
-    """The ASGI app, every answer behind the guard."""
+    """The ASGI app with access control on every path."""
     from starlette.applications import Starlette
 
     return Guarded(Starlette(routes=[*routes_of(source), *more]), guard)
 
 
 class Guarded:
-    """An ASGI app behind the guard, by hand: it is asked each second while records flow."""
+    """ASGI access control without middleware classes, as it runs every second under load."""
 
     def __init__(self, app: Any, guard: Guard) -> None:
         self._app, self._guard = app, guard

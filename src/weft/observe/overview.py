@@ -1,4 +1,4 @@
-"""The snapshots of a group's members as one view: for the page and for `weft top`."""
+"""Merge the snapshots of a group's members into one view, for the page and `weft top`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Row = Mapping[str, Any]
 
 BLOCKERS_MAX = 20
 FAILURES_MAX = 50
-#: counts of a handler that add up over members
+#: counts of a handler that are summed over members
 SUMMED = (
     "rate_per_s", "done", "failures", "retries", "dead_lettered", "skipped", "parked",
     "superseded", "overdue", "in_flight", "concurrency",
 )  # fmt: skip
-#: of these what is so now, and not since the start
+#: of these, current values (not counts since the start)
 NOW = {"rate_per_s", "overdue", "in_flight", "concurrency"}
 _FAILURE_COUNTS = ("attempts", "parked", "dead_lettered", "skipped")
 
 
 def overview(shots: Sequence[Row]) -> dict[str, Any]:
-    """One view of these members; a snapshot's `silent_s` says that its member is not heard of."""
+    """One view of these members; those with `silent_s` are silent."""
     parts = partitions(shots)
     speaking = [shot for shot in shots if not shot.get("silent_s")]
     return {
@@ -64,14 +64,14 @@ def totals(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-#: what a member holds in memory: nothing of it is so any more when the member is not heard of
+#: what a member holds in memory: void when the member is silent
 HELD = ("buffered", "in_flight", "retrying", "parked")
 
 
 def held(parts: Iterable[Row]) -> dict[str, int]:
-    """Sums of what members that are heard of hold."""
-    heard = [part for part in parts if not part["silent"]]
-    return {name: sum(part[name] for part in heard) for name in HELD}
+    """Sums over members that report."""
+    reported = [part for part in parts if not part["silent"]]
+    return {name: sum(part[name] for part in reported) for name in HELD}
 
 
 def _over_handlers(shots: Sequence[Row], name: str) -> float:
@@ -79,12 +79,12 @@ def _over_handlers(shots: Sequence[Row], name: str) -> float:
 
 
 def _rate(shot: Row) -> float:
-    """Records a second; nothing is done by a member that is silent."""
+    """Records per second; 0 for a silent member."""
     return 0.0 if shot.get("silent_s") else _over_handlers([shot], "rate_per_s")
 
 
 def member_row(shot: Row) -> dict[str, Any]:
-    """One member with its sums; None of one that is silent: others have its partitions by now."""
+    """One member with its sums; None for a silent one, as others may own its partitions now."""
     about = {name: _app(shot, name) for name in ("member", "host", "pid", "started_at", "version")}
     return {
         **about,
@@ -106,7 +106,7 @@ def _sums(shot: Row) -> dict[str, float | None]:
 
 
 def partitions(shots: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every partition once, with its member; a silent member's only where nobody else has it."""
+    """Every partition once, with its member; a silent member's only if no other owns it."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for shot in sorted(shots, key=_silence, reverse=True):
         for part in shot["partitions"]:
@@ -120,9 +120,9 @@ def _silence(shot: Row) -> float:
 
 
 def handlers(shots: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every handler with its sums; latencies are those of the slowest member.
+    """Every handler with its sums; latencies are the slowest member's.
 
-    Of a silent member what it has done counts, what it was doing does not.
+    A silent member's finished records count; its running calls do not.
     """
     merged: dict[str, dict[str, Any]] = {}
     for shot in shots:
@@ -141,7 +141,7 @@ def handlers(shots: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def blockers(shots: Sequence[Row], parts: Sequence[Row]) -> list[dict[str, Any]]:
-    """The worst of all members, each as the member tells it that has its partition now."""
+    """The worst records of all members, as reported by the partition's current owner."""
     holder = {(part["topic"], part["partition"]): part["member"] for part in parts}
     rows = [
         {**row, "member": member}
@@ -171,18 +171,18 @@ def _together(one: Row, other: Row) -> dict[str, Any]:
 
 
 def most_left(row: Row) -> tuple[bool, int]:
-    """The order by what is left, the most first; what is not known before all."""
+    """Sort key by remaining records, the most first; unknown counts come before all."""
     return row["remaining"] is not None, -(row["remaining"] or 0)
 
 
-#: of `severity`: not worth a line of its own
+#: `severity` that needs no separate line
 NOT_BAD = 6
-#: a commit that has stood for so long, with the frontier there, is stuck
+#: a commit that has not moved for this long, with the frontier there, is stuck
 STUCK_S = 10.0
 
 
 def severity(row: Row) -> int:
-    """How bad a partition is: 0 is not read by anyone, NOT_BAD and more is well."""
+    """How bad a partition is: 0 is read by no member, NOT_BAD and more is healthy."""
     if row.get("silent") or row.get("place"):
         return 0
     if row.get("past_map"):
@@ -192,18 +192,18 @@ def severity(row: Row) -> int:
 
 
 def _stuck(row: Row) -> bool:
-    """Its commit has not moved for a while, though something is to be done or is done beyond it."""
-    stands = (row.get("committed_for_s") or 0.0) >= STUCK_S and bool(row["in_flight"])
-    return stands and row["committed"] in (-1, row["frontier"])
+    """Its commit has not moved for STUCK_S although calls run."""
+    waits = (row.get("committed_for_s") or 0.0) >= STUCK_S and bool(row["in_flight"])
+    return waits and row["committed"] in (-1, row["frontier"])
 
 
 def worst_first(row: Row) -> tuple[Any, ...]:
-    """The order of `weft status` and `weft top`."""
+    """The sort key of `weft status` and `weft top`."""
     left = row["remaining"]
     return severity(row), left is not None, -(left or 0), row["topic"], row["partition"]
 
 
-#: what a list of partitions can be ordered by -> the key, the most urgent first
+#: orders of a list of partitions -> sort key, the most urgent first
 ORDERS: dict[str, Any] = {
     "worst": worst_first,
     "remaining": most_left,
@@ -222,7 +222,7 @@ def page_of(
     start: int = 0,
     count: int = 50,
 ) -> dict[str, Any]:
-    """Some of the partitions: those whose topic, `topic:partition` or member has the text in it."""
+    """One page of the partitions whose topic, `topic:partition` or member contains the text."""
     if text:
         rows = [row for row in rows if _has(row, text)]
     start = max(0, min(start, (len(rows) - 1) // count * count if rows else 0))

@@ -1,6 +1,6 @@
-"""The answer to `weft why`: a cause before what follows from it, so the first line is to act on.
+"""The answer of `weft why`: causes before consequences, so the first line is the one to act on.
 
-Made from a snapshot alone, of one member or of a group, out of the sentences of `sentences`.
+It is made from a snapshot of one member or a group, with the sentences of `sentences`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from weft.observe.sentences import (
 
 WORST = 3
 TOPICS_MAX = 10
-#: a call that runs so long, and three times as long as the slowest of a hundred, hangs
+#: a call hangs if it runs longer than this and than three times the p99
 HANGS_S = 10.0
 HANGS_P99 = 3.0
-#: a frontier that has not moved for so long is stuck, not slow
+#: a frontier that has not moved for this long is stuck, not slow
 STUCK_S = 10.0
 
 
 def why(shot: Row, topic: str | None = None, partition: int | None = None) -> list[Sentence]:
-    """For nothing in particular: why nothing starts and the three worst; else the partitions.
+    """Without a topic: what blocks all records, and the three worst records; else the partitions.
 
-    A cause stands before what follows from it, so the first of them is the one to act on.
+    Causes come before consequences, so the first sentence is the one to act on.
     """
     member = shot.get("app", {}).get("member", "")
     if topic is None:
@@ -57,27 +57,27 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     ]
     if not rows:
         return [Sentence(_elsewhere(shot, topic, partition), "", "elsewhere")]
-    # Of a partition that is not read its own sentence says so.
+    # A partition that is not read has a separate sentence.
     concerning = _concerning(shot.get("halts", ()), topic, rows)
     halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
-    told = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
+    found = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
     held = any(one.about == "open_transaction" for one in halts)
-    if held:  # what is left is held up after all
-        told = [one for one in told if one.about != "moving"]
-    return sorted(told + halts, key=lambda one: one.rank)
+    if held:  # the remaining records are blocked after all
+        found = [one for one in found if one.about != "moving"]
+    return sorted(found + halts, key=lambda one: one.rank)
 
 
-def _ranked(told: list[Sentence]) -> list[Sentence]:
-    """Causes first; what may follow from the first is not called normal."""
-    told = sorted(told, key=lambda one: one.rank)
-    if told and told[0].rank <= MAP:
-        after = "this follows from the first line, or passes with it"
-        told = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in told]
-    return told
+def _ranked(found: list[Sentence]) -> list[Sentence]:
+    """Causes first; possible consequences of the first are not called normal."""
+    found = sorted(found, key=lambda one: one.rank)
+    if found and found[0].rank <= MAP:
+        after = "a consequence of the first line, or temporary"
+        found = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in found]
+    return found
 
 
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
-    """The records that hold up most, but for those of which a cause has spoken."""
+    """The records that block most, except those that a cause already names."""
     named = {one.record for one in halts}
     rows = [
         row
@@ -89,15 +89,15 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
 
 
 def record_of(row: Row) -> tuple[str, int, int]:
-    """Which record it is of."""
+    """The record's topic, partition and offset."""
     return row["topic"], row["partition"], row["offset"]
 
 
 def _elsewhere(shot: Row, topic: str, partition: int | None) -> str:
-    """What was asked for is not here: what is."""
+    """The partition is not here; names the topics that are."""
     where = topic if partition is None else f"{topic}[{partition}]"
     here = sorted({row["topic"] for row in shot.get("partitions", ())})
-    text = f"{where} is not with this member now"
+    text = f"{where} is not assigned to this member now"
     if topic in here or not here:
         return f"{text}."
     shown = ", ".join(here[:TOPICS_MAX])
@@ -106,7 +106,7 @@ def _elsewhere(shot: Row, topic: str, partition: int | None) -> str:
 
 
 def _silent(shot: Row) -> list[Sentence]:
-    """Members of the group that report nothing any more, and have what nobody else has."""
+    """Silent members with partitions that no other member owns."""
     return [
         silent_sentence(
             one["member"],
@@ -120,36 +120,36 @@ def _silent(shot: Row) -> list[Sentence]:
 
 
 def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Sentence:
-    """Of a member that has stopped reporting, and these partitions that no other member has."""
+    """The sentence of a silent member with partitions that no other member owns."""
     left = total(rows, "remaining")
     text = (
-        f"Member {member} has not reported for {seconds(silent_s)}: killed, or cut off. No other "
-        f"member has its partitions ({len(rows):,}); {shown(left)} records remained there."
+        f"Member {member} has not reported for {seconds(silent_s)}: killed or disconnected. No "
+        f"other member owns its partitions ({len(rows):,}); {shown(left)} records remained there."
     )
     return Sentence(text, SILENT_NEXT, "silent", rank=MEMBER)
 
 
 def _bundled(shot: Row) -> list[Sentence]:
-    """Why nothing starts: of many partitions with the same cause one, and how many more."""
+    """What blocks all records; partitions with the same cause share one sentence."""
     alike: dict[tuple[Any, ...], list[Row]] = {}
     causes = {halt["cause"] for halt in shot.get("halts", ())}
     for number, halt in enumerate(shot.get("halts", ())):
         if halt["cause"] == "unassigned" and causes & {"broker", "refused"}:
-            continue  # no wonder
+            continue  # a consequence
         one = number if "partition" not in halt else (halt.get("member"), halt["topic"])
         if _blocks(halt):
             one = number
         alike.setdefault((halt["cause"], one), []).append(halt)
     found = []
     for halts in alike.values():
-        told, more = _of_member(shot, halts[0]), len(halts) - 1
-        so = f" So it is with {more:,} more of this topic." if more else ""
-        found.append(told._replace(text=told.text + so))
+        first, more = _of_member(shot, halts[0]), len(halts) - 1
+        also = f" The same applies to {more:,} more of this topic." if more else ""
+        found.append(first._replace(text=first.text + also))
     return found
 
 
 def _hangs(shot: Row, row: Row) -> bool:
-    """A call that runs, or one that ended last, so long ago that this is no slow handler."""
+    """The call has run, or ended, so long ago that the handler is not merely slow."""
     handlers = shot.get("handlers", ())
     if not isinstance(handlers, Mapping):
         handlers = {one["name"]: one for one in handlers}
@@ -158,14 +158,14 @@ def _hangs(shot: Row, row: Row) -> bool:
 
 
 def _hung(halt: Row) -> Sentence:
-    """Every slot is taken by a call that does not end."""
+    """The sentence for slots that are all taken by calls that do not end."""
     oldest = halt["oldest"]
     at = time.strftime("%H:%M:%S", time.localtime(halt.get("since", 0.0)))
     key = f" (key {oldest['key']})" if oldest.get("key") is not None else ""
     calls, slots = halt.get("calls", 0), halt.get("concurrency", 0)
     text = (
-        f"Nothing of {halt['handler']} has ended for {seconds(halt['for_s'])}: {calls:,} of "
-        f"{slots:,} calls run since {at} or longer; the oldest is "
+        f"No call of {halt['handler']} has ended for {seconds(halt['for_s'])}: {calls:,} of "
+        f"{slots:,} calls have been running since {at} or longer; the oldest is "
         f"{oldest['topic']}[{oldest['partition']}] record {oldest['offset']:,}{key}, "
         f"{seconds(oldest.get('for_s') or 0.0)}{at_line(oldest)}."
     )
@@ -174,17 +174,17 @@ def _hung(halt: Row) -> Sentence:
 
 
 def _blocks(halt: Row) -> bool:
-    """The map is full, and its frontier does not move."""
+    """The map is full and its frontier does not move."""
     known = halt["cause"] == "map" and "frontier" in halt and halt.get("partition") is not None
     return bool(known and halt.get("for_s", 0.0) >= STUCK_S)
 
 
 def _full_map(shot: Row, halt: Row) -> Sentence:
-    """The map is full: what waits for the record at the frontier, and what that waits for."""
+    """The sentence for a full map: what waits for the frontier, and what the frontier waits for."""
     where = f"{halt['topic']}[{halt['partition']}]"
     row = _holds_up(shot, halt) or {}
     text = (
-        f"{where} is blocked: its offset map is full, so {halt.get('waiting', 0):,} keys wait, and "
+        f"{where} is blocked: its offset map is full. {halt.get('waiting', 0):,} keys wait, and "
         f"{halt.get('behind', 0):,} records are queued behind others, until record "
         f"{halt['frontier']:,}"
     )
@@ -194,26 +194,26 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
         after = f"weft why {halt['topic']}:{halt['partition']}:{halt['frontier']}"
         return Sentence(text, after, cause, (), MAP, record)
     key = f" (key {row['key']})" if row.get("key") is not None else ""
-    told, after = RECORD_IN[row["place"]](row, "")
-    text += f"{key} is done, which {told}."
+    state, after = RECORD_IN[row["place"]](row, "")
+    text += f"{key} is done, which {state}."
     return Sentence(text, after, cause, tuple(row.get("stack") or ()), MAP, record)
 
 
 def _of_member(shot: Row, halt: Row) -> Sentence:
-    """Where several members are told of, it is said who halts."""
+    """The sentence of a cause; names the member if there are several."""
     if halt["cause"] == "slots" and "oldest" in halt and _hangs(shot, halt):
-        told = _hung(halt)
+        one = _hung(halt)
     else:
-        told = _full_map(shot, halt) if _blocks(halt) else halt_sentence(halt)
+        one = _full_map(shot, halt) if _blocks(halt) else halt_sentence(halt)
     if halt["cause"] == "unassigned" and shot.get("partitions"):
-        told = told._replace(rank=LOAD)  # others of the group work
+        one = one._replace(rank=LOAD)  # other members work
     if len(shot.get("members", ())) < 2:
-        return told
-    return told._replace(text=f"Member {halt['member']}: {told.text}")
+        return one
+    return one._replace(text=f"Member {halt['member']}: {one.text}")
 
 
 def weighs(row: Row) -> bool:
-    """It holds up others, or is not simply on its way."""
+    """It blocks others, or is failing."""
     return bool(row["waiting_behind"] or row["done_beyond"]) or row["place"] in (
         "parked",
         "retrying",
@@ -221,7 +221,7 @@ def weighs(row: Row) -> bool:
 
 
 def _concerning(halts: Iterable[Row], topic: str, rows: Sequence[Row]) -> list[Row]:
-    """Those about all, or about one of these partitions of a topic, or their handlers."""
+    """The causes that concern everything, one of these partitions, or their handlers."""
     numbers = {None, *(row["partition"] for row in rows)}
     handlers = {None, *(row["handler"] for row in rows)}
     return [
@@ -242,18 +242,18 @@ def _holds_up(shot: Row, part: Row) -> Row | None:
 
 
 def _of_blocker(shot: Row, row: Row, member: str) -> Sentence:
-    """A blocker at its partition's frontier is told with the commit that stands there."""
+    """The sentence of a blocking record; at the frontier it includes the stuck commit."""
     rank = HANGING if row["place"] == "running" and _hangs(shot, row) else RECORD
     for part in shot.get("partitions", ()):
         if row["at_frontier"] and _same(row, part):
             return partition_sentence(part, row, _member_of(part, member))._replace(rank=rank)
-    told = record_sentence(row, _member_of(row, member))
+    one = record_sentence(row, _member_of(row, member))
     behind = f" {row['waiting_behind']:,} wait behind it." if row["waiting_behind"] else ""
-    return told._replace(text=told.text + behind, rank=rank)
+    return one._replace(text=one.text + behind, rank=rank)
 
 
 def _same(row: Row, part: Row) -> bool:
-    """They are of one partition."""
+    """Both rows are of one partition."""
     return bool(row["topic"] == part["topic"] and row["partition"] == part["partition"])
 
 
@@ -263,5 +263,5 @@ def _member_of(row: Row, member: str) -> str:
 
 def _healthy(shot: Row) -> Sentence:
     left = total(shot.get("partitions", ()), "remaining")
-    text = f"Nothing is stuck: state {shot['state']}, {shown(left)} records left."
+    text = f"Nothing is stuck: state {shot['state']}, {shown(left)} records remaining."
     return Sentence(text, "", "healthy", rank=WELL)

@@ -73,7 +73,7 @@ def test_the_record_that_holds_up_a_commit_is_named(kafka):
         r"done \(offset map \d+ % full\), 4 wait behind it\.",
         text,
     ), text
-    assert "Next: a thread cannot be ended from outside: give what it waits for a time-out" in text
+    assert "Next: a thread cannot be cancelled: set a time-out on what it waits for" in text
 
 
 def test_each_record_is_found_by_offset_and_by_key(kafka):
@@ -117,7 +117,7 @@ def test_a_retrying_and_a_parked_record_tell_their_error(kafka):
     (retrying,) = why(f"{source}:0:0")
     (parked,) = why(f"{source}:0:1")
     assert re.search(
-        r"failed once: ValueError: not yet; attempt 2 of 2 comes in \d+", retrying["text"]
+        r"failed once: ValueError: not yet; attempt 2 of 2 starts in \d+", retrying["text"]
     )
     assert "is parked for" in parked["text"]
     assert "Reject: no such customer" in parked["text"]

@@ -193,7 +193,7 @@ def test_why_speaks_of_the_whole_group():
     texts = [one["text"] for one in answer(seen, Question())["sentences"]]
     assert "Member m3: Nothing starts: this member has no partition." in texts
     (elsewhere,) = answer(seen, Question("orders", 1, 11))["sentences"]
-    assert "is of a partition that member m2 has" in elsewhere["text"]
+    assert "is in a partition of member m2" in elsewhere["text"]
 
 
 def test_a_silent_member_does_nothing_any_more():
@@ -237,7 +237,7 @@ def test_status_tells_of_a_silent_member_what_nobody_else_tells():
         return stream.getvalue()
 
     assert told(alive, dead).splitlines()[-1].rstrip() == (
-        "g  m2  SILENT: killed, or cut off; last heard 40 s ago; others have its partitions"
+        "g  m2  SILENT: killed or disconnected; last report 40 s ago; others own its partitions"
     )
     alone = told(dead)
     assert "with 15 remaining in 1 partitions that no other member reports" in alone

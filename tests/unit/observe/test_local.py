@@ -135,7 +135,7 @@ def test_a_closed_run_leaves_nothing():
         (b"[1]\n", "JSON object with `ask`"),
         (b'{"ask": "shell"}\n', "nobody knows how to answer 'shell'"),
         (b'{"ask": "why", "where": "t:x"}\n', "write TOPIC"),
-        (b'{"ask": "why", "where": 7}\n', "where and key are text"),
+        (b'{"ask": "why", "where": 7}\n', "where and key must be text"),
         (b'{"ask": "why", "key": "' + b"k" * 20_000 + b'"}\n', "at most 16,384 bytes"),
         (b"x" * (local.ASKED_BYTES_MAX + 1), "one line of at most"),
     ],

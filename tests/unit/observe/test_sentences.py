@@ -59,19 +59,19 @@ def test_the_sentence_of_the_issue():
 
 ERROR = {"type": "ValueError", "message": "no such customer"}
 IN = {
-    "ready": ({}, "may start and waits for a free slot"),
-    "gathering": ({}, "in a batch that fills up"),
+    "ready": ({}, "is ready and waits for a free slot"),
+    "gathering": ({}, "in a batch that is filling"),
     "behind": ({"behind": record(offset=7)}, "queued behind record 7, which runs for 312 s"),
-    "past_map": ({}, "past the reach of the offset map"),
+    "past_map": ({}, "beyond the reach of the offset map"),
     "held": ({}, "a call of an earlier assignment"),
     "marking": ({}, "waits for 312 s for its started-mark"),
     "running": ({"timeout_s": 400.0}, "runs for 312 s, attempt 1 of 5"),
-    "sending": ({}, "not acknowledged by the broker for 312 s"),
+    "sending": ({}, "wait for 312 s for the broker's acknowledgement"),
     "committing": ({}, "waits for 312 s for its commit"),
     "pending": ({}, "waits for 312 s for its transaction"),
     "retrying": (
         {"attempts": 1, "last_error": ERROR, "due_in_s": 4.0},
-        "failed once: ValueError: no such customer; attempt 2 of 5 comes in 4.0 s",
+        "failed once: ValueError: no such customer; attempt 2 of 5 starts in 4.0 s",
     ),
     "parked": (
         {"attempts": 5, "last_error": ERROR},
@@ -96,8 +96,8 @@ def test_each_place_has_its_sentence_and_its_next_step(place):
     [
         ("unfetched", "not fetched again yet"),
         ("done", "is done."),
-        ("elsewhere", "this member does not have"),
-        ("not_read", "we stand at 5,000"),
+        ("elsewhere", "this member does not own"),
+        ("not_read", "the consumer is at 5,000"),
         ("not_there", "the log ends at 9,000"),
     ],
 )
@@ -115,27 +115,27 @@ def test_there_are_no_other_places():
 
 
 BY = {
-    "paused": ({"topic": "orders"}, "Nothing of orders starts: the application said app.pause()"),
-    "stopping": ({"mode": "buffered"}, "a stop was asked for (buffered)"),
+    "paused": ({"topic": "orders"}, "Nothing of orders starts: the application called app.pause()"),
+    "stopping": ({"mode": "buffered"}, "a stop was requested (buffered)"),
     "revoking": ({"topic": "orders", "partition": 3}, "Nothing of orders[3] starts"),
     "broker": (
         {"for_s": 12.0},
         "No broker has answered for 12 s: nothing is fetched or committed.",
     ),
     "rate_limit": ({"handler": "check"}, "Calls of check wait"),
-    "slots": ({"handler": "check"}, "All calls of check"),
-    "buffers": ({"topic": "orders", "partition": 3}, "Nothing more of orders[3] is fetched"),
+    "slots": ({"handler": "check"}, "All concurrency slots of check"),
+    "buffers": ({"topic": "orders", "partition": 3}, "Fetching of orders[3] is paused"),
     "open_transaction": (
         {"topic": "orders", "partition": 3, "stable_end": 12, "end": 40},
         "orders[3]: records from offset 12 on wait behind an open transaction of another producer",
     ),
     "start_unknown": (
         {"topic": "orders", "partition": 3, "for_s": 40.0, "reason": "no leader"},
-        "orders[3] is assigned, and its start is not known since 40 s: no leader",
+        "orders[3] is assigned, but its start offset has been unknown for 40 s: no leader",
     ),
     "not_fetched": (
         {"topic": "orders", "partition": 3, "for_s": 40.0, "reason": "no record arrives"},
-        "orders[3] is not fetched since 40 s, although its log grows: no record arrives",
+        "orders[3] has not been fetched for 40 s, although its log grows: no record arrives",
     ),
 }
 
@@ -170,15 +170,15 @@ def test_a_healthy_run_is_said_to_be():
     """With how much is left."""
     quick = record(waiting_behind=0, done_beyond=0, for_s=0.2)
     (told,) = why(shot(quick))
-    assert told.text == "Nothing is stuck: state running, 60,000 records left."
+    assert told.text == "Nothing is stuck: state running, 60,000 records remaining."
 
 
 def test_a_partition_that_is_drained_or_not_ours():
     """Both are answers."""
     done = partition(remaining=0)
-    assert "nothing left to do" in why(shot(partitions=[done]), "orders", 3)[0].text
-    assert "is not with this member" in why(shot(), "orders", 4)[0].text
-    assert "is not with this member" in why(shot(), "other")[0].text
+    assert "is drained" in why(shot(partitions=[done]), "orders", 3)[0].text
+    assert "is not assigned to this member" in why(shot(), "orders", 4)[0].text
+    assert "is not assigned to this member" in why(shot(), "other")[0].text
 
 
 def test_a_topic_is_all_of_its_partitions():
@@ -192,7 +192,9 @@ def test_a_topic_is_all_of_its_partitions():
 def test_a_partition_without_a_commit():
     """It is said that there is none, not that it is -1."""
     told = partition_sentence(partition(committed=-1), None)
-    assert told.text == "orders[3] has no commit yet. 60,000 records are left; none holds it up."
+    assert (
+        told.text == "orders[3] has no commit yet. 60,000 records remain; none blocks the commit."
+    )
 
 
 def test_of_many_partitions_that_stand_alike_one_is_told():
@@ -204,7 +206,7 @@ def test_of_many_partitions_that_stand_alike_one_is_told():
     buffers = {"cause": "buffers", "topic": "orders", "partition": 3, "member": "m0"}
     told = [one.text for one in why(shot(halts=[*halts, buffers]))]
     assert len(told) == 3
-    assert [text.endswith("So it is with 4,999 more of this topic.") for text in told] == [
+    assert [text.endswith("The same applies to 4,999 more of this topic.") for text in told] == [
         True, True, False,
     ]  # fmt: skip
 

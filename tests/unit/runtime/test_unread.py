@@ -167,7 +167,7 @@ def test_a_partition_whose_start_is_not_known_is_in_every_view(
         assert (row["place"], row["state"], row["remaining"]) == ("start_unknown", "assigned", None)
         assert row["handler"] in shot["handlers"]
         assert [halt["cause"] for halt in shot["halts"]] == ["start_unknown"]
-        told = "orders[0] is assigned, and its start is not known since "
+        told = "orders[0] is assigned, but its start offset has been unknown for "
         assert str(why(shot)[0]).startswith(told)
         assert [str(one).startswith(told) for one in why(shot, "orders", 0)] == [True]
         text = exposed(lambda: shot).decode()
