@@ -195,11 +195,18 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "stop", "stop", "fatal", "fatal",
         "the configuration cannot work with this cluster or this group",
-        "UNSUPPORTED_VERSION UNSUPPORTED_ASSIGNOR INCONSISTENT_GROUP_PROTOCOL INVALID_GROUP_ID "
+        "UNSUPPORTED_VERSION UNSUPPORTED_ASSIGNOR INVALID_GROUP_ID "
         "INVALID_SESSION_TIMEOUT INVALID_REGULAR_EXPRESSION INVALID_CONFIG "
         "INVALID_TRANSACTION_TIMEOUT UNSUPPORTED_ENDPOINT_TYPE MISMATCHED_ENDPOINT_TYPE "
         "_UNSUPPORTED_FEATURE _UNKNOWN_PROTOCOL _NOT_IMPLEMENTED _NOT_CONFIGURED _INVALID_ARG "
         "_INVALID_TYPE _EXISTING_SUBSCRIPTION _CONFLICT _CRIT_SYS_RESOURCE _FS",
+    ),
+    Family(
+        "stop", "stop", "fatal", "fatal",
+        "other members of the group assign partitions in another way: give all of them the same "
+        "group.protocol and partition.assignment.strategy (a fleet takes cooperative-sticky, one "
+        "process range), or stop them first; a killed one stays until its session.timeout.ms",
+        "INCONSISTENT_GROUP_PROTOCOL",
     ),
     Family(
         "gone", "report", "retry", "new_producer",

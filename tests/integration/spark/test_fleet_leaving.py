@@ -227,7 +227,7 @@ def test_a_run_pushes_out_what_a_killed_one_left(group, folder) -> None:
 @pytest.mark.long
 def test_a_stop_in_the_middle_of_a_rebalance_leaves_nobody(group, folder) -> None:
     """Ctrl-C as soon as a member has asked to join: after the end the group is empty."""
-    with group.neighbour("range") as polls, running(folder, "--members", "2") as fleet:
+    with group.neighbour("cooperative-sticky") as polls, running(folder, "--members", "2") as fleet:
         wait_until(lambda: group.described()[0] == "PREPARING_REBALANCING", START_S, "the join")
         fleet.ctrl_c()
         wait_until(lambda: "stop asked" in fleet.text, 60, "the stop")
@@ -239,7 +239,7 @@ def test_a_stop_in_the_middle_of_a_rebalance_leaves_nobody(group, folder) -> Non
 @pytest.mark.long
 def test_a_driver_killed_in_a_rebalance_leaves_nobody(group, folder) -> None:
     """The driver dies while its members join: they notice, wait for the join, and leave."""
-    with group.neighbour("range") as polls, running(folder, "--members", "2") as fleet:
+    with group.neighbour("cooperative-sticky") as polls, running(folder, "--members", "2") as fleet:
         wait_until(
             lambda: len(group.described()[1]) == 3 and "starting fleet" in fleet.text,
             START_S,

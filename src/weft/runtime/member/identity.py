@@ -31,6 +31,11 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE_FLAGS = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
 
 
+def stable_id(group: str, instance_id: str) -> str:
+    """The id of the member with this `group.instance.id`."""
+    return f"{group}-{instance_id}"
+
+
 def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable[[], None]]:
     """The id of this member, and what to call when it is free again.
 
@@ -38,7 +43,7 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
     id is a random one; the log says what that costs.
     """
     if instance_id is not None:
-        return f"{group}-{instance_id}", lambda: None
+        return stable_id(group, instance_id), lambda: None
     host = socket.gethostname()
     try:
         place, free = _held_place(hashlib.sha256(group.encode()).hexdigest()[:16])

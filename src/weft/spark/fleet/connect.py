@@ -69,6 +69,10 @@ class ConnectSession:
         """Only the server knows."""
         return []
 
+    def removed(self, _executor: str) -> bool:
+        """Only the server knows."""
+        return False
+
     def trouble(self, _group: str) -> str | None:
         """A query fails as a whole, with its reason."""
         return None

@@ -18,8 +18,9 @@ from weft.kafka.admin import KafkaAdmin, StaticMember
 from weft.kafka.connect import Connection, RealConnection
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
+from weft.runtime.member.identity import stable_id
 from weft.spark.fleet.limits import HELLO_BYTES_MAX
-from weft.spark.fleet.membership import DriverPlace, driver_of, run_of
+from weft.spark.fleet.membership import DriverPlace, driver_of, instance_name, run_of, static_id
 from weft.spark.fleet.wire import Wire, WireError
 from weft.types import TopicPartition
 
@@ -39,10 +40,21 @@ class Ghosts:
     """What earlier runs left in the group; looked for on a thread of its own."""
 
     def __init__(
-        self, group: str, run: str, topics: Sequence[str], connect: Callable[[str], Connection]
+        self,
+        group: str,
+        run: str,
+        topics: Sequence[str],
+        connect: Callable[[str], Connection],
+        *,
+        transactional: bool,
     ) -> None:
-        """`connect` makes the clients of a member with this static id."""
-        self._group, self._run, self._topics, self._connect = group, run, topics, connect
+        """`connect` makes the clients of a member with this static id.
+
+        `transactional`: members produce in transactions, and a dead one may have left one open.
+        """
+        self.group = group
+        self._run, self._topics, self._connect = run, topics, connect
+        self._transactional = transactional
         self._over = threading.Event()
         self._since: dict[str, float] = {}
 
@@ -57,30 +69,44 @@ class Ghosts:
     def push_out_own(self) -> list[str]:
         """After this run has ended: whoever of it is still in the group; who could not be."""
         try:
-            with self._admin() as admin:
+            with self.admin() as admin:
                 ours = [
                     one.instance_id
-                    for one in admin.static_members(self._group, _ANSWER_S)
-                    if run_of(one.instance_id, self._group) == self._run
+                    for one in admin.static_members(self.group, _ANSWER_S)
+                    if run_of(one.instance_id, self.group) == self._run
                 ]
-                self._push_out(ours)
-                left = admin.static_members(self._group, _ANSWER_S) if ours else []
+                self.push_out(ours)
+                left = admin.static_members(self.group, _ANSWER_S) if ours else []
         except (KafkaUnavailable, WeftError) as error:
             _log.debug("the group cannot be described now: %s", error)
             return []
         return [one.instance_id for one in left if one.instance_id in ours]
 
-    # -- inside ------------------------------------------------------------------------------------
-
-    def _admin(self) -> KafkaAdmin:
+    def admin(self) -> KafkaAdmin:
+        """A new client that can describe the group."""
         connection = self._connect("")
         assert isinstance(connection, RealConnection)
         return KafkaAdmin(connection.settings)
 
+    def static_id(self, index: int, seat: int) -> str:
+        """The id of one of this run's members."""
+        return static_id(instance_name(self.group, self._run), index, seat)
+
+    def push_out(self, names: Sequence[str]) -> None:
+        """Have these leave the group. They must be dead: one that lives would be fenced."""
+        tasks = [self._take_and_leave, *([self._end_transaction] if self._transactional else [])]
+        threads = [threading.Thread(target=task, args=(one,)) for one in names for task in tasks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_PUSH_S * 2)
+
+    # -- inside ------------------------------------------------------------------------------------
+
     def _look(self) -> None:
         until = time.monotonic() + LOOK_FOR_S
         try:
-            with self._admin() as admin:
+            with self.admin() as admin:
                 while time.monotonic() < until and self._look_once(admin):
                     if self._over.wait(_LOOK_EVERY_S):
                         return
@@ -91,15 +117,15 @@ class Ghosts:
         """Push out whose time is over; whether there is anybody to look at again."""
         others = [
             one
-            for one in admin.static_members(self._group, _ANSWER_S)
-            if run_of(one.instance_id, self._group) not in (None, self._run)
+            for one in admin.static_members(self.group, _ANSWER_S)
+            if run_of(one.instance_id, self.group) not in (None, self._run)
         ]
         dead = [one.instance_id for one in others if driver_is_dead(one)]
         now = time.monotonic()
         self._since = {name: self._since.get(name, now) for name in dead}
         due = [name for name, since in self._since.items() if now - since >= GRACE_S]
         if due:
-            self._push_out(due)
+            self.push_out(due)
             event(
                 _log,
                 "warning",
@@ -108,13 +134,6 @@ class Ghosts:
             )
         return bool(others)
 
-    def _push_out(self, names: Sequence[str]) -> None:
-        threads = [threading.Thread(target=self._take_and_leave, args=(one,)) for one in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_PUSH_S * 2)
-
     def _take_and_leave(self, name: str) -> None:
         try:
             consumer = self._connect(name).consumer()
@@ -122,6 +141,15 @@ class Ghosts:
             consumer.leave(_PUSH_S)  # which waits for the end of the join
         except Exception as error:
             _log.debug("%s could not be pushed out: %s", name, error)
+
+    def _end_transaction(self, name: str) -> None:
+        """Abort what a dead member left open: who gets its partitions cannot read them before."""
+        try:
+            transactions = self._connect(name).transactions(stable_id(self.group, name))
+            transactions.open()
+            transactions.close()
+        except Exception as error:
+            _log.debug("the transaction of %s could not be ended: %s", name, error)
 
 
 class _Nobody:

@@ -36,7 +36,7 @@ from weft.spark.fleet.limits import (
 from weft.spark.fleet.link import Link
 from weft.spark.fleet.member_run import MemberRun
 from weft.spark.fleet.member_task import MemberTask
-from weft.spark.fleet.membership import client_id, member_kafka
+from weft.spark.fleet.membership import client_id, has_ended, member_kafka, static_id
 from weft.spark.fleet.outside import answered
 from weft.spark.fleet.places import place_of, places_at_start
 from weft.spark.fleet.results import ResultsUp
@@ -63,8 +63,8 @@ class Host:
         app.adopt(
             None, _led(app, link, welcome, client_id(task.run, task.index, task.host, task.port))
         )
-        static = welcome["static"]
-        self._instance_id = f"{task.name}-{task.index}" if static else None
+        mine = static_id(task.name, task.index, int(welcome["seat"]))
+        self._instance_id = mine if welcome["static"] else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
         self._paused: set[str | None] = set(welcome["paused"])
         self._results_wanted = bool(welcome["results"])
@@ -252,7 +252,11 @@ class Host:
     def _answer(self, question: Message) -> None:
         """What somebody asks of single records or a partition, on the driver."""
         run = self._run
-        told = None if run is None or run.over else answered(RunSource(run), question)
+        told: Any = None
+        if question["ask"] == "ended":
+            told = has_ended(int(question["pid"]))
+        elif run is not None and not run.over:
+            told = answered(RunSource(run), question)
         self._link.send({"type": "answer", "id": question["id"], "answer": told})
 
     def _want_results(self, *, on: bool) -> None:

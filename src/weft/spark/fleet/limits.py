@@ -34,6 +34,9 @@ DEATHS_WINDOW_S = 120.0
 #: a member that is away for so long is told of in the log
 AWAY_S = 5.0
 AGAIN_S, AGAIN_MAX_S = 0.5, 5.0
+#: a killed member is pushed out of its group unless it is back after so long: in a rebalance that
+#: waits for it, and in a group at rest, where nobody but its own partitions waits
+IN_THE_WAY_S, RETURN_S = 0.4, 2.0
 
 #: a member whose driver does not answer tries its address for so long, and then has so long to
 #: finish what runs: with its last commit it is out of the group 10 s after the driver's death

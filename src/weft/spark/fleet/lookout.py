@@ -7,7 +7,9 @@ import time
 from collections.abc import Sequence
 
 from weft.runtime.logs import event
+from weft.spark.fleet.ghosts import Ghosts
 from weft.spark.fleet.limits import AWAY_S
+from weft.spark.fleet.lost import Lost
 from weft.spark.fleet.roster import Roster
 from weft.spark.fleet.session import FleetSession
 from weft.spark.fleet.slots import Slot
@@ -41,9 +43,9 @@ class AwayWatch:
         session = "the broker's session time-out"
         if self._session_ms is not None:
             session = f"the session time-out of {self._session_ms / 1000:g} s"
-        # Who has said goodbye has left the group.
+        # Who has said goodbye, or was pushed out, is not in the group any more.
         whose = f"Its partitions go to the others after {session}"
-        if slot.leaving:
+        if slot.leaving or slot.vacant:
             whose = "The others have its partitions"
         event(
             _log,
@@ -58,15 +60,24 @@ class AwayWatch:
 class Lookout:
     """Looks around for the run."""
 
-    def __init__(self, roster: Roster, session: FleetSession, session_ms: int | None) -> None:
-        """`session_ms`: see AwayWatch."""
+    def __init__(
+        self,
+        roster: Roster,
+        session: FleetSession,
+        session_ms: int | None,
+        ghosts: Ghosts | None = None,
+    ) -> None:
+        """`session_ms`: see AwayWatch. `ghosts` pushes out the dead; None where none stay."""
         self._roster, self._session = roster, session
+        self._lost = None if ghosts is None else Lost(roster, session, ghosts)
         self._away = AwayWatch(roster.slots, session_ms)
         self._moved_at = 0.0
 
     def look(self) -> None:
         """Now and then, while nobody has asked for the end."""
         self._away.look()
+        if self._lost is not None:
+            self._lost.look()
         now = time.monotonic()
         if now - self._moved_at > _MOVE_LOOK_S:
             self._moved_at = now

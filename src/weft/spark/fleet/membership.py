@@ -1,14 +1,17 @@
 """How a fleet's members stand in their group: their names there, and how long they may be silent.
 
-A static id is `{group}-{run}-{member}`. The client id says where the run's driver listens, so that
-a later run can find out whether that driver still lives.
+A static id is `{group}-{run}-{member}`, and `{group}-{run}-{member}.{seat}` once a dead one of that
+member was pushed out: nobody takes the place of one that is being pushed out. The client id says
+where the run's driver listens, so that a later run can find out whether that driver still lives.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 #: A member that is lost without a spare slot stops its partitions for so long. A killed one is
@@ -16,6 +19,9 @@ from typing import Any, NamedTuple
 SESSION_MS = 12_000
 #: How soon a member hears of a rebalance, and a restarted run gets its partitions.
 HEARTBEAT_MS = 1_000
+#: Members keep what does not move while the group rebalances: whoever is lost meanwhile holds up
+#: its own partitions and those on the move, not everybody's.
+STRATEGY = "cooperative-sticky"
 
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9._-]")
 _ID_GROUP_CHARS_MAX = 200
@@ -37,10 +43,42 @@ def instance_name(group: str, run: str) -> str:
     return f"{_NOT_IN_IDS.sub('_', group)[:_ID_GROUP_CHARS_MAX]}-{run}"
 
 
+def static_id(name: str, index: int, seat: int) -> str:
+    """A member's id in its group; `name` is that of the run, `seat` counts pushed-out holders."""
+    return f"{name}-{index}.{seat}" if seat else f"{name}-{index}"
+
+
 def run_of(instance_id: str, group: str) -> str | None:
     """The run that a static id is of; None where it is of no fleet of this group."""
-    found = re.fullmatch(re.escape(instance_name(group, "")) + r"([0-9a-f]{8})-\d+", instance_id)
+    name = re.escape(instance_name(group, ""))
+    found = re.fullmatch(name + r"([0-9a-f]{8})-\d+(\.\d+)?", instance_id)
     return None if found is None else found[1]
+
+
+def kernel() -> str | None:
+    """What gives this process its id: one kernel since its start, and one space of ids in it.
+
+    None where the platform does not show it: then process ids of two places cannot be compared.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def has_ended(pid: int) -> bool:
+    """Whether no process of this kernel runs under this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's is one, too
+        return False
+    try:  # one that its parent has not waited for yet has ended all the same
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
 
 
 def client_id(run: str, index: int, host: str, port: int) -> str:
@@ -66,7 +104,12 @@ def member_kafka(kafka: Mapping[str, Any], client: str) -> dict[str, Any]:
     enough_ms = max(SESSION_MS, 3 * (_number(given, "heartbeat.interval.ms") or 0))
     session_ms = _number(given, "session.timeout.ms") or min(enough_ms, longest_ms)
     heartbeat_ms = min(HEARTBEAT_MS, session_ms // 3)
-    return {"session.timeout.ms": session_ms, "heartbeat.interval.ms": heartbeat_ms, **given}
+    return {
+        "session.timeout.ms": session_ms,
+        "heartbeat.interval.ms": heartbeat_ms,
+        "partition.assignment.strategy": STRATEGY,
+        **given,
+    }
 
 
 def _number(kafka: Mapping[str, Any], name: str) -> int | None:

@@ -100,8 +100,8 @@ class Roster:
             else:
                 leave = self.orders.stop is not None
                 self._begin(slot, incarnation, wire)
-                slot.executor = hello.get("executor")
-        welcome = self.orders.welcome()
+                slot.executor, slot.kernel = hello.get("executor"), hello.get("kernel")
+            welcome = {**self.orders.welcome(), "seat": slot.seat}
         wire.send({**welcome, "leave": leave, "again": again})
         return index
 
@@ -301,13 +301,17 @@ class Roster:
                 if not self.slots[index].ended
             ]
 
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """What each member that is on the line answers, by its name; a partition's owner first."""
+    def ask(self, question: Mapping[str, Any], of: Slot | None = None) -> dict[str, Any]:
+        """What each member that is on the line answers, by its name; a partition's owner first.
+
+        `of`: ask this one alone.
+        """
         with self.changed:
             self._shot_id += 1
             number = self._shot_id
             answers = self._answers[number] = {}
-        asked = self.tell_all({**question, "type": "question", "id": number})
+            wires = [one.wire for one in (self.slots if of is None else [of]) if one.wire]
+        asked = sum(_tell(one, {**question, "type": "question", "id": number}) for one in wires)
         where = (str(question.get("topic")), int(question.get("partition", -1)))
         now = time.monotonic()
         with self.changed:

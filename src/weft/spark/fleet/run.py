@@ -136,7 +136,7 @@ class FleetRun:
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
         session.ship(self._sources)
         group = f"weft-{self._run_id}"
-        self._lookout = Lookout(self._roster, session, self._upfront.session_ms())
+        self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._ghosts)
         self._jobs = MemberJobs(session, group, self._describe, self._next_task)
         event(
             _log,

@@ -72,6 +72,9 @@ class FleetSession(Protocol):
     def going(self, executors: Collection[str]) -> list[str]:
         """Those of these executors that are being decommissioned."""
 
+    def removed(self, executor: str) -> bool:
+        """Spark has given this executor up; False where it cannot be asked."""
+
     def trouble(self, group: str) -> str | None:
         """Why tasks fail again and again, where Spark tells before it gives up."""
 
@@ -136,6 +139,15 @@ class ClassicSession:
             _log.debug("Spark's scheduler cannot be asked", exc_info=True)
             self._decommissions = None
             return []
+
+    def removed(self, executor: str) -> bool:
+        """Spark has given this executor up. Only Spark's Java has a call."""
+        try:
+            scheduler = self.context._jsc.sc().taskScheduler()  # noqa: SLF001  # see above
+            return not self.stopped and not scheduler.isExecutorAlive(executor)
+        except Exception:
+            _log.debug("Spark's scheduler cannot be asked", exc_info=True)
+            return False
 
     def trouble(self, group: str) -> str | None:
         """Why tasks fail again and again: there are many retries before Spark gives up."""

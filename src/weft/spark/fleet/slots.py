@@ -26,6 +26,12 @@ class Slot:
     incarnation: Incarnation | None = None
     #: Spark's id of the executor it lives on, where that is known
     executor: str | None = None
+    #: what counts the process ids where it lives, where that is known
+    kernel: str | None = None
+    #: how many dead holders of this place were pushed out of the group
+    seat: int = 0
+    #: the last one was pushed out, and nobody has come since
+    vacant: bool = False
     #: None while nobody is on the line
     wire: Wire | None = None
     #: it has said hello once
@@ -74,6 +80,7 @@ class Slot:
         elif self.deaths and self.silent_since is not None:
             self.deaths.pop()  # the line had broken, not the member
         self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
+        self.vacant = False
         self.heard_at = time.monotonic()
         return other
 

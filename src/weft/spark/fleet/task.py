@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.spark.fleet.link import Link
 from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.membership import kernel
 from weft.spark.fleet.wire import WireError
 
 #: What a member imports that is not Python's own.
@@ -37,6 +38,7 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "executor": executor_id(),
+        "kernel": kernel(),
     }
     try:
         welcome = link.open(facts)

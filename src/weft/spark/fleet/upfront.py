@@ -30,7 +30,7 @@ class Upfront:
         _check_ledgers(app)
         #: members have static ids; the new group protocol does not let them come back at once
         self.static = str(options.kafka.get("group.protocol", "classic")).lower() != "consumer"
-        transactional = any(handler.delivery == "exactly_once" for handler in app.handlers)
+        self._transactional = any(one.delivery == "exactly_once" for one in app.handlers)
         #: the driver's own clients
         self.connection = connect(
             options.kafka,
@@ -38,7 +38,7 @@ class Upfront:
             group=options.group,
             buffer_records=options.buffer_records,
             buffer_bytes=options.buffer_bytes,
-            delivery="exactly_once" if transactional else "at_least_once",
+            delivery="exactly_once" if self._transactional else "at_least_once",
         )
         self._routes = Routes(self._handlers)
         self._admin: AdminPort | None = None
@@ -50,7 +50,13 @@ class Upfront:
 
     def ghosts(self, run_id: str) -> Ghosts:
         """What earlier runs have left in the group."""
-        return Ghosts(self._group, run_id, self._routes.topics, self._as_member)
+        return Ghosts(
+            self._group,
+            run_id,
+            self._routes.topics,
+            self._as_member,
+            transactional=self._transactional,
+        )
 
     def _as_member(self, instance_id: str) -> Connection:
         """The clients of a member with this static id."""

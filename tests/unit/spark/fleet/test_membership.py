@@ -17,11 +17,13 @@ from weft.spark.fleet.lookout import AwayWatch
 from weft.spark.fleet.membership import (
     HEARTBEAT_MS,
     SESSION_MS,
+    STRATEGY,
     client_id,
     driver_of,
     instance_name,
     member_kafka,
     run_of,
+    static_id,
 )
 from weft.spark.fleet.server import Server
 from weft.spark.fleet.slots import Slot
@@ -32,6 +34,9 @@ def test_names_and_back() -> None:
     name = f"{instance_name('my group', '0a1b2c3d')}-17"
     assert name == "my_group-0a1b2c3d-17"
     assert run_of(name, "my group") == "0a1b2c3d"
+    assert run_of(static_id(instance_name("my group", "0a1b2c3d"), 17, 0), "my group") == "0a1b2c3d"
+    assert run_of(f"{name}.3", "my group") == "0a1b2c3d"  # of a member that followed a dead one
+    assert static_id("n", 17, 3) == "n-17.3"
     assert run_of(name, "my") is None
     assert run_of("somebody", "my group") is None
     place = driver_of(client_id("0a1b2c3d", 3, "10.0.0.7", 7077))
@@ -56,6 +61,14 @@ def test_members_are_missed_soon(given, session_ms, heartbeat_ms) -> None:
     assert kafka.get("session.timeout.ms") == session_ms
     assert kafka.get("heartbeat.interval.ms") == heartbeat_ms
     assert kafka["client.id"] == "c"
+    classic = "group.protocol" not in given
+    assert kafka.get("partition.assignment.strategy") == (STRATEGY if classic else None)
+    assert (
+        member_kafka({"partition.assignment.strategy": "range"}, "c")[
+            "partition.assignment.strategy"
+        ]
+        == "range"
+    )
     assert member_kafka({"client.id": "mine"}, "c")["client.id"] == "mine"
 
 

@@ -1,0 +1,134 @@
+"""Members that die while their fleet runs: pushed out of the group, so that no one waits for them.
+
+A classic group ends a rebalance when every member has joined again, or when a session has passed
+without a word of it. A dead member is waited for like that: its own partitions, and those that are
+on the move between members that live, wait too. So the driver pushes it out, once it is proved to
+be dead: its line has ended without a goodbye, and
+- its process is gone, as seen by the driver or a member under the same kernel; or
+- Spark has given its executor up, and an orphan has had the time to leave by itself.
+Without proof the session decides: a member that lives and is pushed out would be fenced in the
+middle of its work.
+
+Mostly Spark starts a killed member again within a second, and its static id brings it its
+partitions back without any rebalance. So a group that is at rest waits longer before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from weft.errors import WeftError
+from weft.kafka.admin import KafkaAdmin
+from weft.kafka.ports import KafkaUnavailable
+from weft.runtime.logs import event
+from weft.spark.fleet.ghosts import GRACE_S, Ghosts
+from weft.spark.fleet.limits import IN_THE_WAY_S, RETURN_S
+from weft.spark.fleet.membership import has_ended, kernel
+from weft.spark.fleet.roster import Roster
+from weft.spark.fleet.session import FleetSession
+from weft.spark.fleet.slots import Slot
+
+_log = logging.getLogger("weft")
+
+_LOOK_S = 0.1
+_PROOF_EVERY_S = 0.5
+_ANSWER_S = 2.0
+#: after so long without a word every session that Weft gives is over
+_GIVE_UP_S = 60.0
+
+
+class Lost:
+    """Looks after members whose line has ended; each on a thread of its own, for it waits."""
+
+    def __init__(self, roster: Roster, session: FleetSession, ghosts: Ghosts) -> None:
+        self._roster, self._session, self._ghosts = roster, session, ghosts
+        self._kernel = kernel()
+        #: member -> since when it was silent when we began to look after it
+        self._begun: dict[int, float] = {}
+
+    def look(self) -> None:
+        """Begin with those who are lost since the last look; returns at once."""
+        for slot in self._roster.slots:
+            since = slot.silent_since
+            if since is None or slot.leaving or self._begun.get(slot.index) == since:
+                continue
+            self._begun[slot.index] = since
+            threading.Thread(
+                target=self._look_after, args=(slot, since), name="weft-lost", daemon=True
+            ).start()
+
+    # -- one member --------------------------------------------------------------------------------
+
+    def _look_after(self, slot: Slot, since: float) -> None:
+        try:
+            proof = self._proved(slot, since)
+            if proof is None:
+                return
+            with self._ghosts.admin() as admin:
+                self._await_return(admin, slot, since)
+                if (name := self._vacated(slot, since)) is None:
+                    return
+                self._ghosts.push_out([name])
+                event(
+                    _log,
+                    "warning",
+                    "pushed out a dead member",
+                    member=slot.index,
+                    seconds=round(time.monotonic() - since, 1),
+                    reason=f"{proof}; the others get its partitions",
+                )
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+
+    def _waits(self, slot: Slot, since: float) -> bool:
+        """It has not come back, and the run goes on."""
+        return slot.silent_since == since and self._roster.orders.stop is None
+
+    def _proved(self, slot: Slot, since: float) -> str | None:
+        """Wait for a proof that it is dead; None when there is none, or it is back."""
+        while self._waits(slot, since) and time.monotonic() - since < _GIVE_UP_S:
+            if self._has_ended(slot):
+                return "its process is gone"
+            executor = slot.executor
+            given_up = executor is not None and self._session.removed(executor)
+            if given_up and time.monotonic() - since >= GRACE_S:
+                return "Spark has given its executor up"
+            self._pause(slot, since, _PROOF_EVERY_S)
+        return None
+
+    def _has_ended(self, slot: Slot) -> bool:
+        """Its process is gone, which only those know who live under its kernel."""
+        if slot.kernel is None or slot.incarnation is None:
+            return False
+        pid = slot.incarnation[1]
+        if slot.kernel == self._kernel:
+            return has_ended(pid)
+        with self._roster.changed:
+            near = (one for one in self._roster.slots if one.wire and one.kernel == slot.kernel)
+            neighbour = next(near, None)
+        if neighbour is None:
+            return False
+        return True in self._roster.ask({"ask": "ended", "pid": pid}, neighbour).values()
+
+    def _await_return(self, admin: KafkaAdmin, slot: Slot, since: float) -> None:
+        """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
+        while self._waits(slot, since) and time.monotonic() - since < RETURN_S:
+            in_the_way = time.monotonic() - since >= IN_THE_WAY_S
+            if in_the_way and admin.group_state(self._ghosts.group, _ANSWER_S)[0] != "STABLE":
+                return
+            self._pause(slot, since, _LOOK_S)
+
+    def _vacated(self, slot: Slot, since: float) -> str | None:
+        """Take its place away, so that who comes now gets another; its id, None when it is back."""
+        with self._roster.changed:
+            if not self._waits(slot, since):
+                return None
+            name = self._ghosts.static_id(slot.index, slot.seat)
+            slot.seat, slot.vacant = slot.seat + 1, True
+            return name
+
+    def _pause(self, slot: Slot, since: float, seconds: float) -> None:
+        with self._roster.changed:
+            self._roster.changed.wait_for(lambda: not self._waits(slot, since), seconds)
