@@ -21,10 +21,8 @@ from functools import partial
 from weft.account.account import begin, copies, slices
 from weft.account.snapshot import snapshot
 from weft.core import effects as fx
-from weft.core.commits import Answer
-from weft.core.endings import Failed
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Answer, Assignment, Failed
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Retry

@@ -6,7 +6,7 @@ from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
-from weft.core.endings import Ended, Failed, GivenBack, Returned
+from weft.core.events import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.portions import HELD_SHARE
 from weft.core.spec import AT_MOST_ONCE

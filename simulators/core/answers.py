@@ -8,7 +8,7 @@ from simulators.core.member import Member
 from simulators.core.stage import GROUP
 from simulators.core.world import World
 from weft.core import effects as fx
-from weft.core.commits import Answer, Verdict
+from weft.core.events import Answer, Verdict
 from weft.core.partition import Partition, Work
 from weft.types import Sent
 

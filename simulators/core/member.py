@@ -11,7 +11,7 @@ from simulators.core.stage import GROUP, Stage
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Assignment
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.core.starting import Found, Start, resolve

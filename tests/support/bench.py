@@ -7,9 +7,8 @@ from typing import Any
 
 import weft
 from weft.core import effects as fx
-from weft.core.commits import Answer
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Answer, Assignment
 from weft.core.partition import Work
 from weft.core.spec import HandlerSpec
 from weft.runtime.door import Door

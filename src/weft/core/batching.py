@@ -17,7 +17,8 @@ from itertools import count
 
 from weft.core import states
 from weft.core.calls import Call
-from weft.core.endings import Ended, Endings
+from weft.core.endings import Endings
+from weft.core.events import Ended
 from weft.core.handler import Handler
 from weft.core.partition import Partition, Work
 from weft.core.spec import EXACTLY_ONCE

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Literal, NamedTuple
 
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery.exactly_once import ExactlyOnce
+from weft.core.events import Answer, Verdict
 from weft.core.partition import Partition, Work
 from weft.core.plans import Plans
 from weft.core.spec import EXACTLY_ONCE
 from weft.core.state import EngineState
 from weft.types import Committed, ErrorInfo
-
-Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
-
-
-class Answer(NamedTuple):
-    """What the broker said of one partition of a commit."""
-
-    partition: Partition
-    sequence: int
-    verdict: Verdict
-    reason: str = ""
 
 
 class Commits:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from weft.core.partition import Partition, Work
 from weft.types import Committed, ErrorInfo, OutcomeName, Record
+
+if TYPE_CHECKING:
+    from weft.core.partition import Partition, Work
 
 Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
 

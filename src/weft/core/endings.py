@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery.protocol import Delivery
+from weft.core.events import Ended, Failed, Returned
 from weft.core.failing import batch_delay_s, retry_delay_s
 from weft.core.lanes import follows, unfollow
 from weft.core.partition import Work, plain_done
@@ -18,33 +18,6 @@ from weft.policies import DeadLetter, Park, Skip
 from weft.types import ErrorInfo, Sent
 
 MATE_WAIT_S = 0.05  # how soon it is looked again whether a batch has let go of a lane
-
-
-class Returned(NamedTuple):
-    """The call returned outputs that must be acknowledged before the record is done."""
-
-    work: Work
-    outputs: Any
-
-
-class Failed(NamedTuple):
-    """The call failed. `delay_s` is what RetryAfter or the policy's callable asked for."""
-
-    work: Work
-    error: ErrorInfo
-    final: bool = False
-    delay_s: float | None = None
-
-
-class GivenBack(NamedTuple):
-    """The call never started: the record goes back to the head of its lane."""
-
-    work: Work
-
-
-Ended = Returned | Failed | GivenBack
-#: what the broker stored of a record's outputs, or why it did not
-OutputsAnswer = tuple[Work, tuple[Sent, ...], ErrorInfo | None]
 
 
 class Endings:

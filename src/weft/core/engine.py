@@ -13,10 +13,11 @@ from typing import Any
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
-from weft.core.commits import Answer, Commits
+from weft.core.commits import Commits
 from weft.core.delivery.chosen import delivery_of
-from weft.core.endings import Ended, Endings, OutputsAnswer
-from weft.core.epochs import Assignment, Epochs
+from weft.core.endings import Endings
+from weft.core.epochs import Epochs
+from weft.core.events import Answer, Assignment, Ended, OutputsAnswer
 from weft.core.handler import Handler
 from weft.core.partition import Partition, Work
 from weft.core.plans import Plans

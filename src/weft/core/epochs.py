@@ -9,36 +9,18 @@ partition, so this fence is ours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commit_state import CommitState
 from weft.core.commits import Commits
+from weft.core.events import Assignment
 from weft.core.offsets import Offsets
 from weft.core.partition import Partition, Work
 from weft.core.spec import EXACTLY_ONCE
 from weft.core.state import EngineState
 from weft.core.work import LaneKey
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """One partition that was assigned, with the place it starts from (see `starting.py`)."""
-
-    topic: str
-    partition: int
-    handler: int
-    start: int
-    restored_top: int | None = None
-    restored_not_done: tuple[int, ...] = ()
-    #: there was no committed offset: commit the start at once, so that a crash before the first
-    #: commit does not skip (with "latest") what came meanwhile
-    commit_start: bool = False
-    #: what the group has committed for it, and the end of its log, as far as known; else -1
-    committed: int = -1
-    log_end: int = -1
 
 
 class Epochs:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from weft.core import states
+from weft.core.events import Stuck
 from weft.core.halving import Halving
 from weft.core.partition import Partition, Work
 from weft.core.spec import Limits
-from weft.core.suspects import Stuck, Suspects
+from weft.core.suspects import Suspects
 from weft.types import ErrorInfo
 
 HELD_SHARE = 0.25  # of `buffer_bytes`: with so much waiting for a transaction nothing starts

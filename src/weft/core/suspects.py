@@ -15,13 +15,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from weft.core import states
+from weft.core.events import Stuck
 from weft.core.partition import Partition, Work
 from weft.types import ErrorInfo
 
 TRIES = 2
-
-#: a record whose outputs did not get through, and what can be said of it
-Stuck = tuple[Work, ErrorInfo]
 
 
 class _Group:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from weft.core.commits import Verdict
+from weft.core.events import Verdict
 from weft.core.starting import Found
 from weft.errors import ConfigError
 from weft.types import ErrorInfo, Record, Sent

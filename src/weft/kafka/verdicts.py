@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from weft.core.commits import Verdict as CommitVerdict
+from weft.core.events import Verdict as CommitVerdict
 
 PollVerdict = Literal["retry", "rejoin", "stop", "report"]
 DeliveryVerdict = Literal["refused", "retry", "fatal"]

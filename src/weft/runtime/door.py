@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from weft import guard
 from weft.core.effects import Effect
-from weft.core.endings import Ended
 from weft.core.engine import Engine
+from weft.core.events import Ended
 from weft.core.partition import Work
 from weft.core.states import InternalError
 from weft.runtime.recent import Recent

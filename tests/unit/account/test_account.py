@@ -9,7 +9,7 @@ from weft.account.blockers import blockers
 from weft.account.finding import find, find_key
 from weft.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_text
 from weft.account.snapshot import snapshot
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch, Retry
 from weft.types import ErrorInfo

@@ -8,9 +8,8 @@ from simulators.core.invariants import check
 from weft.codec import decode, encode_fitting
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.commits import Answer
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Answer, Assignment
 from weft.core.partition import Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch

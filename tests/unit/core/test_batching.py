@@ -8,7 +8,8 @@ import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.endings import MATE_WAIT_S, Failed, GivenBack, Returned
+from weft.core.endings import MATE_WAIT_S
+from weft.core.events import Failed, GivenBack, Returned
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch, Commit, Retry, Skip
 from weft.types import Record, Sent

@@ -9,8 +9,7 @@ from weft.codec import decode
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.commit_state import CommitState
-from weft.core.commits import Answer
-from weft.core.endings import Returned
+from weft.core.events import Answer, Returned
 from weft.core.offsets import Offsets
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Commit, Retry, Skip

@@ -7,7 +7,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import DeadLetter, Park, Retry, Skip, Stop
 from weft.types import Record, Sent

@@ -7,7 +7,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Failed
+from weft.core.events import Failed
 from weft.core.failing import DELAY_MAX_S, RetrySchedule, batch_delay_s, retry_delay_s, spread
 from weft.core.sharing import SharedTexts
 from weft.core.spec import HandlerSpec

@@ -9,7 +9,7 @@ from weft.account.account import take
 from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec
 from weft.policies import Batch, Retry, Stop

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from weft.core.endings import Failed
+from weft.core.events import Failed
 from weft.core.sharing import TEXTS_MAX, SharedTexts, size_bytes
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import STORY_EVENTS_MAX, Failure, StoryEvent

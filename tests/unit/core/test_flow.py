@@ -7,7 +7,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.codec import decode
 from weft.core import effects as fx
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.reach import always_fits
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Retry

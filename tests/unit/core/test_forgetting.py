@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR
 
 from weft.core import effects as fx
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Received

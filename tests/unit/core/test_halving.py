@@ -9,7 +9,7 @@ from tests.unit.core.test_portions import SIZE, exact
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Returned
+from weft.core.events import Returned
 from weft.core.halving import WHOLE_TRIES, Halving
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.spec import HandlerSpec
 from weft.core.work import Failure
 from weft.policies import DeadLetter, Retry, Skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import states
-from weft.core.endings import Failed, GivenBack
+from weft.core.events import Failed, GivenBack
 from weft.core.spec import HandlerSpec
 from weft.policies import Park, Retry
 

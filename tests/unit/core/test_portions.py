@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, Desk, offsets
 
 from weft.core import effects as fx
-from weft.core.endings import Returned
+from weft.core.events import Returned
 from weft.core.partition import Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch

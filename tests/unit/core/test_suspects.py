@@ -10,7 +10,7 @@ from tests.unit.core.test_portions import exact
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.endings import Returned
+from weft.core.events import Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import Limits
 from weft.core.suspects import TRIES, Suspects

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, Desk
 
 from weft.core import effects as fx
-from weft.core.endings import Failed, Returned
+from weft.core.events import Failed, Returned
 from weft.core.offsets import Offsets
 from weft.core.sharing import size_bytes
 from weft.core.spec import HandlerSpec, Limits

@@ -9,7 +9,7 @@ from tests.unit.core.conftest import ERROR
 
 from weft.codec import decode
 from weft.codec.limits import NOT_DONE_MAX
-from weft.core.endings import Failed
+from weft.core.events import Failed
 from weft.core.reach import runs_fit
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Retry

@@ -9,7 +9,7 @@ from tests.unit.core.conftest import ERROR, Desk
 
 from weft.codec import encode_fitting
 from weft.core import effects as fx
-from weft.core.endings import Failed, GivenBack
+from weft.core.events import Failed, GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Retry

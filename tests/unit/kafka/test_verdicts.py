@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 from tests.support.cases import each
 
-from weft.core.commits import Verdict
+from weft.core.events import Verdict
 from weft.kafka.transactions import _why
 from weft.kafka.verdicts import (
     FAMILIES,

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core import effects as fx
-from weft.core.commits import Verdict
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Assignment, Verdict
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.kafka.ports import CommitAnswer, ToCommit

@@ -6,11 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from weft.core.commits import Answer
 from weft.core.effects import CommitOffsets, Start
-from weft.core.endings import Failed
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Answer, Assignment, Failed
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.kafka.connect import AdminPort
 from weft.policies import DeadLetter, Retry

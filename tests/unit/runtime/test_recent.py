@@ -8,7 +8,7 @@ import pytest
 
 from weft.core import states
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Assignment
 from weft.core.partition import Work
 from weft.core.spec import HandlerSpec
 from weft.core.states import InternalError

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from weft.core.endings import Returned
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Assignment, Returned
 from weft.core.spec import HandlerSpec
 from weft.errors import ConfigError
 from weft.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polled

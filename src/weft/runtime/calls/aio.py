@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from typing import Any
 
-from weft.core.endings import GivenBack
+from weft.core.events import GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING

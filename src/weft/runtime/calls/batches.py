@@ -11,7 +11,7 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.core.endings import Ended, GivenBack, Returned
+from weft.core.events import Ended, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.states import RUNNING

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from weft.core.endings import Ended, Failed, Returned
+from weft.core.events import Ended, Failed, Returned
 from weft.core.partition import Work
 from weft.decoding import Undecodable, message_of
 from weft.errors import Reject, RetryAfter

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
-from weft.core.endings import Ended, GivenBack
+from weft.core.events import Ended, GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.states import RUNNING
 from weft.decoding import is_async

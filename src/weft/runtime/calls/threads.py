@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from weft import guard
-from weft.core.endings import GivenBack
+from weft.core.events import GivenBack
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.commits import Answer
+from weft.core.events import Answer
 from weft.core.partition import Partition
 from weft.kafka.ports import CommitAnswer, KafkaUnavailable, ToCommit
 from weft.runtime.histogram import CALL_S, Histogram

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from weft.core.endings import OutputsAnswer
+from weft.core.events import OutputsAnswer
 from weft.core.partition import Work
 from weft.core.states import SENDING
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
-from weft.core.endings import Ended, OutputsAnswer
 from weft.core.engine import Engine
-from weft.core.epochs import Assignment
+from weft.core.events import Assignment, Ended, OutputsAnswer
 from weft.core.partition import Partition, Work
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE

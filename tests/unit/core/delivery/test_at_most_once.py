@@ -8,8 +8,7 @@ import pytest
 from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.commits import Answer
-from weft.core.endings import Failed, GivenBack, Returned
+from weft.core.events import Answer, Failed, GivenBack, Returned
 from weft.core.spec import HandlerSpec
 from weft.policies import Batch, Retry, Skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
-from weft.core.endings import Failed
+from weft.core.events import Failed
 from weft.core.spec import HandlerSpec
 from weft.policies import Retry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.endings import Ended, Failed, GivenBack, Returned
+from weft.core.events import Ended, Failed, GivenBack, Returned
 from weft.core.partition import Work
 from weft.policies import Retry
 from weft.runtime.calls.invoke import failed

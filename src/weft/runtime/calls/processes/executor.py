@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from weft import guard
-from weft.core.endings import Ended, GivenBack, Returned
+from weft.core.events import Ended, GivenBack, Returned
 from weft.core.partition import Partition, Work
 from weft.core.spec import AT_MOST_ONCE
 from weft.runtime.calls import stacks

@@ -1,0 +1,82 @@
+"""All that goes in: what is reported to the engine, beside records, offsets and times.
+
+`Engine` has one method for each event; these are what the methods take. What comes out is in
+effects.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from weft.types import ErrorInfo, Sent
+
+if TYPE_CHECKING:
+    from weft.core.partition import Partition, Work
+
+
+# -- partitions ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One partition that was assigned, with the place it starts from (see `starting.py`)."""
+
+    topic: str
+    partition: int
+    handler: int
+    start: int
+    restored_top: int | None = None
+    restored_not_done: tuple[int, ...] = ()
+    #: there was no committed offset: commit the start at once, so that a crash before the first
+    #: commit does not skip (with "latest") what came meanwhile
+    commit_start: bool = False
+    #: what the group has committed for it, and the end of its log, as far as known; else -1
+    committed: int = -1
+    log_end: int = -1
+
+
+# -- calls of a handler ----------------------------------------------------------------------------
+
+
+class Returned(NamedTuple):
+    """The call returned outputs that must be acknowledged before the record is done."""
+
+    work: Work
+    outputs: Any
+
+
+class Failed(NamedTuple):
+    """The call failed. `delay_s` is what RetryAfter or the policy's callable asked for."""
+
+    work: Work
+    error: ErrorInfo
+    final: bool = False
+    delay_s: float | None = None
+
+
+class GivenBack(NamedTuple):
+    """The call never started: the record goes back to the head of its lane."""
+
+    work: Work
+
+
+#: how a call ended that did not just return
+Ended = Returned | Failed | GivenBack
+
+# -- answers of the broker -------------------------------------------------------------------------
+
+#: what was stored of a record's outputs, or why it was not
+OutputsAnswer = tuple["Work", tuple[Sent, ...], ErrorInfo | None]
+#: a record whose outputs did not get through a transaction, and the reason
+Stuck = tuple["Work", ErrorInfo]
+Verdict = Literal["stored", "retry", "too_large", "gone", "stop"]
+
+
+class Answer(NamedTuple):
+    """The broker's answer for one partition of a commit."""
+
+    partition: Partition
+    sequence: int
+    verdict: Verdict
+    reason: str = ""
