@@ -9,7 +9,8 @@ from simulators.core.stage import GROUP
 from simulators.core.world import World
 from weft.core import effects as fx
 from weft.core.events import Answer, Verdict
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
+from weft.core.work import Work
 from weft.types import Sent
 
 VERDICTS: dict[str, Verdict] = {

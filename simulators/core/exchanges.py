@@ -11,7 +11,7 @@ from simulators.core.stage import GROUP
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
 from weft.core import states
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.testing.groups import METADATA_TOO_LARGE
 from weft.types import ErrorInfo
 

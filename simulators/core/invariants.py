@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from weft.account.account import PLACES, gathering, place_of, take
 from weft.core import states
+from weft.core.engine import EngineState
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
-from weft.core.state import EngineState
 from weft.core.states import InternalError
-from weft.core.work import STORY_EVENTS_MAX, LaneKey
+from weft.core.work import STORY_EVENTS_MAX, LaneKey, Work
 
 
 def check(state: EngineState, calls: Sequence[int] | None = None) -> None:

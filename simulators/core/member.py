@@ -11,10 +11,11 @@ from simulators.core.stage import GROUP, Stage
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core.engine import Engine
+from weft.core.epochs import Found, Start, resolve
 from weft.core.events import Assignment
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
-from weft.core.starting import Found, Start, resolve
+from weft.core.work import Work
 from weft.testing.groups import OffsetAndMetadata
 from weft.testing.memory import Log, UnstableOffset
 from weft.types import TopicPartition

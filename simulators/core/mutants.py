@@ -13,22 +13,18 @@ from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commits import Commits
-from weft.core.delivery.at_least_once import AtLeastOnce
-from weft.core.delivery.exactly_once import ExactlyOnce
+from weft.core.delivery import AtLeastOnce
+from weft.core.delivery.exactly_once import ExactlyOnce, Halving, Portions, Suspects
 from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
 from weft.core.flow import Flow
-from weft.core.halving import Halving
-from weft.core.handler import Handler
+from weft.core.handler import Handler, Slots
 from weft.core.lanes import Lanes
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition
 from weft.core.plans import Plans
-from weft.core.portions import Portions
-from weft.core.slots import Slots
 from weft.core.spec import AT_MOST_ONCE
-from weft.core.suspects import Suspects
 
 __all__ = ["MUTANTS", "Mutant", "mutants_logs"]  # which registers its own
 

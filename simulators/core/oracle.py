@@ -10,8 +10,9 @@ from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 from weft.codec import measure
 from weft.core import effects as fx
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.work import Work
 from weft.policies import DeadLetter, Skip
 from weft.testing.groups import OffsetAndMetadata
 from weft.types import TopicPartition

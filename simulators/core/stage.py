@@ -12,8 +12,8 @@ from simulators.core.oracle import Oracle
 from simulators.core.profiles import draw
 from simulators.core.setup import Odds, Setup
 from weft.core import effects as fx
-from weft.core.partition import Work
 from weft.core.spec import AT_MOST_ONCE
+from weft.core.work import Work
 from weft.testing.groups import OffsetAndMetadata
 from weft.testing.memory import MemoryBroker, ProducerId
 from weft.types import TopicPartition

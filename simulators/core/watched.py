@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from weft.core import epochs, offsets
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.partition import Partition
 from weft.core.states import (
     COMMIT_NAMES,
@@ -22,7 +22,7 @@ from weft.core.states import (
     RECORD_TABLE,
     InternalError,
 )
-from weft.core.work import Received
+from weft.core.work import Work
 
 
 class Edge(NamedTuple):
@@ -46,7 +46,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Table]] = {
 }
 #: Where each is made, by which name, and what it is.
 _MADE: tuple[tuple[Any, str, type[Any], str], ...] = (
-    (offsets, "Received", Received, "record"),
+    (offsets, "Work", Work, "record"),
     (epochs, "Partition", Partition, "epoch"),
     (epochs, "CommitState", CommitState, "commit"),
 )

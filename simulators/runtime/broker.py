@@ -11,7 +11,7 @@ from typing import Any
 from simulators.runtime.oracle import Oracle
 from simulators.runtime.setup import Setup
 from simulators.runtime.stage import Stage
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.kafka.connect import MEMORY
 from weft.kafka.ports import (
     CommitAnswer,

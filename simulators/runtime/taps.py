@@ -10,7 +10,8 @@ from simulators.runtime.oracle import Oracle
 from simulators.runtime.stage import Stage
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
+from weft.core.work import Work
 from weft.runtime.run.drain import Drain
 
 

@@ -14,8 +14,8 @@ from simulators.runtime.prompt import Prompt
 from simulators.runtime.setup import DEAD, OUTPUT, TOPIC, Odds, draw
 from simulators.runtime.stage import Stage
 from simulators.runtime.taps import Taps, tapped
-from weft.core.partition import Work
 from weft.core.states import SUPERSEDED
+from weft.core.work import Work
 from weft.runtime.run.handle import RunHandle
 from weft.types import TopicPartition
 

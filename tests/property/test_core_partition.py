@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulators.core.invariants import check_partition
 from weft.codec import decode, encode_fitting
 from weft.core import states
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.handler import Handler
 from weft.core.offsets import Offsets
 from weft.core.partition import Partition

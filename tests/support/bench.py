@@ -9,8 +9,8 @@ import weft
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.events import Answer, Assignment
-from weft.core.partition import Work
 from weft.core.spec import HandlerSpec
+from weft.core.work import Work
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.types import Record

@@ -17,11 +17,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from weft.core import states
+from weft.core.engine import EngineState
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
-from weft.core.state import EngineState
-from weft.core.work import LaneKey
+from weft.core.work import LaneKey, Work
 
 
 class Place(NamedTuple):

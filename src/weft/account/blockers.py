@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from weft.account.account import PLACE_OF_STATE, Account, Part
 from weft.account.shown import error_row, shown_key, shown_text
 from weft.core import states
-from weft.core.partition import Work
 from weft.core.spec import HandlerSpec
-from weft.core.work import Failure
+from weft.core.work import Failure, Work
 
 BLOCKERS_MAX = 20
 

@@ -11,8 +11,9 @@ from typing import Any
 from weft.account.account import gathering, place_of
 from weft.account.blockers import record_row, waiting_behind
 from weft.core import states
-from weft.core.partition import Partition, Work
-from weft.core.state import EngineState
+from weft.core.engine import EngineState
+from weft.core.partition import Partition
+from weft.core.work import Work
 
 FOUND_MAX = 20
 

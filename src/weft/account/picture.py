@@ -14,7 +14,7 @@ from weft.account.account import Account, Part
 from weft.account.blockers import blocker_row, blockers
 from weft.account.snapshot import frontier_of, partition_row
 from weft.core import states
-from weft.core.partition import Work
+from weft.core.work import Work
 
 CELLS_MAX = 600
 RECORDS_MAX = 50

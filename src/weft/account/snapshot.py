@@ -9,8 +9,8 @@ from weft.account.account import PLACES, Account, Part, Unread
 from weft.account.blockers import blocker_row, blockers, record_row
 from weft.core import states
 from weft.core.handler import Handler
-from weft.core.partition import Work
 from weft.core.reach import PRESSURE
+from weft.core.work import Work
 
 
 def snapshot(

@@ -16,14 +16,13 @@ from heapq import heappop, heappush
 from itertools import count
 
 from weft.core import states
-from weft.core.calls import Call
 from weft.core.endings import Endings
+from weft.core.engine import EngineState
 from weft.core.events import Ended
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import EXACTLY_ONCE
-from weft.core.state import EngineState
-from weft.core.work import LaneKey
+from weft.core.work import Call, LaneKey, Work
 
 _ALWAYS = float("inf")
 Lane = tuple[Partition, LaneKey]

@@ -14,7 +14,7 @@ from typing import Protocol
 from weft.core import states
 from weft.core.offsets import Offsets
 from weft.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
-from weft.core.work import AnyWork
+from weft.core.work import Work
 
 
 class Plan(Protocol):
@@ -33,7 +33,7 @@ class Plan(Protocol):
         """How many records past the frontier the map has as done."""
 
     @property
-    def claims(self) -> list[AnyWork]:
+    def claims(self) -> list[Work]:
         """Records whose next step waits for it."""
 
 
@@ -58,13 +58,13 @@ class CommitState:
     #: the plan on the way to the broker, or in doubt
     sent: Plan | None = None
     #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
-    claims: list[AnyWork] = field(default_factory=list)
+    claims: list[Work] = field(default_factory=list)
     #: the last plan had no room for all claims
     left_out: bool = False
     #: Commit(each): claims the map has no room for; they hold their lane and no slot
-    slotless: set[AnyWork] = field(default_factory=set)
+    slotless: set[Work] = field(default_factory=set)
     #: at_most_once: marked records, which the offsets have as done, that still run
-    marked: dict[int, AnyWork] = field(default_factory=dict)
+    marked: dict[int, Work] = field(default_factory=dict)
     #: characters of the map that was sent last, and of the one that the broker stored last
     map_chars: int = 0
     map_stored: int = 0
@@ -161,31 +161,31 @@ class CommitState:
 
     # -- claims ------------------------------------------------------------------------------------
 
-    def claim(self, work: AnyWork) -> None:
+    def claim(self, work: Work) -> None:
         """The record's next step waits for the next commit."""
         self.claims.append(work)
 
-    def claims_stored(self, claims: list[AnyWork]) -> None:
+    def claims_stored(self, claims: list[Work]) -> None:
         """The commit that these waited for is stored."""
         if self.claims[: len(claims)] == claims:  # mostly: the first ones, in their order
             del self.claims[: len(claims)]
         else:
             self.keep(set(map(id, claims)), inside=False)
 
-    def keep(self, ids: Collection[int], *, inside: bool = True) -> list[AnyWork]:
+    def keep(self, ids: Collection[int], *, inside: bool = True) -> list[Work]:
         """Keep the claims with these ids, or only the others; returns those that are none now."""
         left = [work for work in self.claims if (id(work) in ids) != inside]
         self.claims = [work for work in self.claims if (id(work) in ids) == inside]
         return left
 
-    def give_up_slot(self, work: AnyWork) -> bool:
+    def give_up_slot(self, work: Work) -> bool:
         """Commit(each): no room in the map; False where it has given up its slot before."""
         if work in self.slotless:
             return False
         self.slotless.add(work)
         return True
 
-    def take_slotless(self, work: AnyWork) -> bool:
+    def take_slotless(self, work: Work) -> bool:
         """Its commit is stored; True where it holds no slot."""
         held = work in self.slotless
         self.slotless.discard(work)
@@ -193,7 +193,7 @@ class CommitState:
 
     # -- started-marks of at_most_once -------------------------------------------------------------
 
-    def mark(self, offset: int, work: AnyWork) -> None:
+    def mark(self, offset: int, work: Work) -> None:
         """The started-mark of this record is stored."""
         self.marked[offset] = work
 

@@ -12,11 +12,12 @@ from math import inf
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery.exactly_once import ExactlyOnce
+from weft.core.engine import EngineState
 from weft.core.events import Answer, Verdict
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.plans import Plans
 from weft.core.spec import EXACTLY_ONCE
-from weft.core.state import EngineState
+from weft.core.work import Work
 from weft.types import Committed, ErrorInfo
 
 

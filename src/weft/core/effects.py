@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weft.types import Committed, ErrorInfo, OutcomeName, Record
 
 if TYPE_CHECKING:
-    from weft.core.partition import Partition, Work
+    from weft.core.partition import Partition
+    from weft.core.work import Work
 
 Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.protocol import Delivery
+from weft.core.delivery import Delivery
+from weft.core.engine import EngineState
 from weft.core.events import Ended, Failed, Returned
-from weft.core.failing import batch_delay_s, retry_delay_s
 from weft.core.lanes import follows, unfollow
-from weft.core.partition import Work, plain_done
-from weft.core.state import EngineState
-from weft.core.work import Failure
+from weft.core.partition import plain_done
+from weft.core.work import Failure, Work
 from weft.policies import DeadLetter, Park, Skip
 from weft.types import ErrorInfo, Sent
 
@@ -135,7 +134,7 @@ class Endings:
         its records, in halves.
         """
         count = getattr(work.outputs, "records", 0)
-        work.keep(None)
+        work.outputs = None
         if not self._delivery(work).refused(work):
             self._failed(work, Failed(work, error))  # final, and the lane's order is kept by it
             return
@@ -183,7 +182,7 @@ class Endings:
         if failure is not None and failure.given_up is not None:
             self._dead_letter_answered(work, failure, sent, error)
         elif error is None:
-            work.keep(sent)
+            work.outputs = sent
             self._handled(work)
         else:
             self._outputs_refused(work, error, ordered=True)
@@ -196,10 +195,17 @@ class Endings:
     def _delivery(self, work: Work) -> Delivery:
         return self._state.deliveries[work.partition.handler.index]
 
+    def outputs_stored(self, sent: Sequence[tuple[Work, tuple[Sent, ...]]]) -> None:
+        """exactly_once: a transaction is committed, and this is what was stored of its outputs."""
+        for work, stored in sent:
+            if work.state == states.PENDING:
+                work.outputs = stored
+
     def outputs_refused(self, refused: Sequence[tuple[Work, ErrorInfo]]) -> None:
         """exactly_once: outputs that the broker does not take; each failed its attempt."""
         for work, error in refused:
-            failure = work.refuse(self._state.texts)
+            failure = work.failure = work.failure or Failure(self._state.texts)
+            failure.left_lane = True
             work.partition.drop_outputs(work)
             work.partition.lanes.detach(work)
             if failure.given_up == "dead_lettered":
@@ -249,7 +255,7 @@ class Endings:
             self._requeue(work, failure)
             partition.retried()
             if failure.left_lane:
-                failure.back_in_lane()
+                failure.left_lane = False
                 partition.lanes.rejoin(work)
             elif not follows(work):  # else it is next when that one is done
                 partition.lanes.again(work)
@@ -263,7 +269,7 @@ class Endings:
         elif isinstance(policy, Park):
             self._park(work, failure)
         elif isinstance(policy, Skip):
-            failure.give_up("skipped")
+            failure.given_up = "skipped"
             self._handled(work)
         else:
             self._park(work, failure, outcome_failed=True)
@@ -282,7 +288,7 @@ class Endings:
         work.shed()
 
     def _dead_letter(self, work: Work, failure: Failure, policy: DeadLetter) -> None:
-        failure.give_up("dead_lettered")
+        failure.given_up = "dead_lettered"
         assert failure.error is not None
         topic = policy.topic_for(work.record.topic)
         self._delivery(work).send_dead_letter(work, fx.SendDeadLetter(work, topic, failure.error))
@@ -293,12 +299,13 @@ class Endings:
         if error is not None:
             self._no_dead_letter(work, failure, error)
             return
-        work.keep(sent)
+        work.outputs = sent
         self._handled(work)
 
     def _no_dead_letter(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
         """The broker does not take it: that is what the record says, and it is parked."""
-        work.keep(None)
-        failure.dead_letter_refused(error)
+        work.outputs = None
+        failure.given_up = None
+        failure.keep(error)
         failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
         self._park(work, failure)

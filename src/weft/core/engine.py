@@ -19,10 +19,10 @@ from weft.core.endings import Endings
 from weft.core.epochs import Epochs
 from weft.core.events import Answer, Assignment, Ended, OutputsAnswer
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.plans import Plans
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.state import EngineState
+from weft.core.work import Work
 from weft.types import ErrorInfo, Record, Sent, StopMode
 
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
@@ -154,7 +154,8 @@ class Engine:
         self.state.now = now
         works[0].partition.handler.slots.begun(works, now - ran_s)
         for work in works:
-            work.begun(now - ran_s)
+            if work.state == states.RUNNING:
+                work.since = now - ran_s
 
     def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
         """Records of batches that still run were acknowledged: they are done, their slot is not."""
@@ -227,9 +228,8 @@ class Engine:
         failed = self.state.portions.ended(
             outputs_of, stuck, committed=committed, slow=slow, reason=reason
         )
-        for work, outputs in sent:
-            if committed and work.state == states.PENDING:
-                work.keep(outputs)
+        if committed:
+            self._endings.outputs_stored(sent)
         self._endings.outputs_refused(
             self._commits.transacted(
                 sequence,

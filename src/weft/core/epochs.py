@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
-from weft.core.commit_state import CommitState
-from weft.core.commits import Commits
+from weft.core.commits import Commits, CommitState
+from weft.core.engine import EngineState
 from weft.core.events import Assignment
 from weft.core.offsets import Offsets
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import EXACTLY_ONCE
-from weft.core.state import EngineState
-from weft.core.work import LaneKey
+from weft.core.work import LaneKey, Work
 
 
 class Epochs:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weft.types import ErrorInfo, Sent
 
 if TYPE_CHECKING:
-    from weft.core.partition import Partition, Work
+    from weft.core.partition import Partition
+    from weft.core.work import Work
 
 
 # -- partitions ------------------------------------------------------------------------------------

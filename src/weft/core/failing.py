@@ -6,8 +6,7 @@ import heapq
 from itertools import count
 
 from weft.core import states
-from weft.core.partition import Work
-from weft.core.work import Failure
+from weft.core.work import Failure, Work
 from weft.policies import Retry
 
 DELAY_MAX_S = 7 * 86400.0  # no callable may put a record off for longer

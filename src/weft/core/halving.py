@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.core import states
-from weft.core.partition import Work
+from weft.core.work import Work
 
 WHOLE_TRIES = 2  # so often in a row it is tried as it is: most of what aborts one passes
 

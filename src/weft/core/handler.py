@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from weft.core.lanes import Lanes
 from weft.core.reach import Reach
-from weft.core.slots import Slots
 from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, HandlerSpec
-from weft.core.work import AnyWork
+from weft.core.work import Work
 
 
 class InTurn(Protocol):
@@ -29,7 +28,7 @@ class InTurn(Protocol):
 
     def may_start(
         self,
-        work: AnyWork,
+        work: Work,
         looked: dict[Any, None],
         taken: Iterable[Any] = (),
         *,
@@ -117,14 +116,14 @@ class Handler:
         if partition.lanes.ready and partition.startable and not partition.listed:
             self.enqueue(partition)
 
-    def take(self, now: float, most: int) -> list[AnyWork]:
+    def take(self, now: float, most: int) -> list[Work]:
         """Up to `most` records that may start now, in turns, fairly among the partitions.
 
         Those of batches take no room of the map yet: they join one, and may be put back.
         """
         if self.limited:
             most = self._affordable(now, most)
-        works: list[AnyWork] = []
+        works: list[Work] = []
         looked: dict[InTurn, None] = {}
         rotation = self.rotation
         while rotation and len(works) < most:
@@ -139,7 +138,7 @@ class Handler:
             self.tokens -= len(works)
         return works
 
-    def _take_one_each(self, most: int, works: list[AnyWork], looked: dict[InTurn, None]) -> None:
+    def _take_one_each(self, most: int, works: list[Work], looked: dict[InTurn, None]) -> None:
         """One record of each of the first `most` partitions."""
         rotation = self.rotation
         for _ in range(most):
@@ -161,7 +160,7 @@ class Handler:
             else:
                 partition.listed = False
 
-    def _take_share(self, share: int, works: list[AnyWork], looked: dict[InTurn, None]) -> None:
+    def _take_share(self, share: int, works: list[Work], looked: dict[InTurn, None]) -> None:
         """Up to `share` records of the next partition."""
         partition = self.rotation.popleft()
         if not partition.startable:
@@ -180,7 +179,7 @@ class Handler:
         else:
             partition.listed = False
 
-    def put_far(self, work: AnyWork) -> None:
+    def put_far(self, work: Work) -> None:
         """It waits until the map has room for its offset."""
         work.partition.lanes.put_far(work)
         self.short_of_room[work.partition] = None

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 
 from weft.core import states
 from weft.core.spec import KEY, UNORDERED
-from weft.core.work import AnyWork, LaneCharge, LaneKey
+from weft.core.work import LaneCharge, LaneKey, Work
 from weft.types import Ordering, Record
 
 WHOLE = "*"  # the one lane of ordering="partition"
@@ -30,16 +30,16 @@ class Lanes:
 
     _ordering: Ordering
     #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
-    held: dict[LaneKey, AnyWork | None] = field(default_factory=dict)
+    held: dict[LaneKey, Work | None] = field(default_factory=dict)
     #: lane key -> the last record of that lane
-    tails: dict[LaneKey, AnyWork] = field(default_factory=dict)
+    tails: dict[LaneKey, Work] = field(default_factory=dict)
     #: heads of lanes that may start, oldest first
-    ready: deque[AnyWork] = field(default_factory=deque)
+    ready: deque[Work] = field(default_factory=deque)
     #: takes the oldest of them; the deque's own, for it is called once a record
-    take_one: Callable[[], AnyWork] = field(init=False)
+    take_one: Callable[[], Work] = field(init=False)
     #: ready, but past what the map has room for, by offset; and a heap of these offsets, in which
     #: some may stand that wait no longer
-    far: dict[int, AnyWork] = field(default_factory=dict)
+    far: dict[int, Work] = field(default_factory=dict)
     _far_order: list[int] = field(default_factory=list)
     #: what lanes with a failing record hold
     blocked_records: int = 0
@@ -56,7 +56,7 @@ class Lanes:
 
     # -- joining -----------------------------------------------------------------------------------
 
-    def join(self, works: Sequence[AnyWork]) -> None:
+    def join(self, works: Sequence[Work]) -> None:
         """Records that came in, ascending: each goes to the end of its lane."""
         if self.held:
             for work in works:
@@ -69,7 +69,7 @@ class Lanes:
             for work in works:
                 self._append(WHOLE, work)
 
-    def _join_by_key(self, works: Sequence[AnyWork]) -> None:
+    def _join_by_key(self, works: Sequence[Work]) -> None:
         # The hottest loop of the core: two dictionary calls and one link a record.
         tails, append = self.tails, self.ready.append
         for work in works:
@@ -86,7 +86,7 @@ class Lanes:
                 if tail.charge is not None:
                     self._charge(work, tail.charge)
 
-    def _join_one(self, work: AnyWork) -> None:
+    def _join_one(self, work: Work) -> None:
         """The same of one record, where an old attempt may hold the lane."""
         key = self.key_of(work.record)
         if not isinstance(key, int):
@@ -96,7 +96,7 @@ class Lanes:
         else:
             self.ready.append(work)
 
-    def _append(self, key: LaneKey, work: AnyWork) -> None:
+    def _append(self, key: LaneKey, work: Work) -> None:
         tail = self.tails.get(key)
         self.tails[key] = work
         if tail is not None:
@@ -108,7 +108,7 @@ class Lanes:
         else:
             self.ready.append(work)
 
-    def rejoin(self, work: AnyWork) -> None:
+    def rejoin(self, work: Work) -> None:
         """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
         if work.charge is not None:
             self._uncharge(work, work.charge)
@@ -116,13 +116,13 @@ class Lanes:
         self.detach(work)
         self._join_one(work)
 
-    def detach(self, work: AnyWork) -> None:
+    def detach(self, work: Work) -> None:
         """The lane has gone on past this record: nothing is behind it any more."""
         work.next = None
 
     # -- leaving -----------------------------------------------------------------------------------
 
-    def take(self, most: int) -> list[AnyWork]:
+    def take(self, most: int) -> list[Work]:
         """Up to `most` ready heads, oldest first."""
         ready, take_one = self.ready, self.take_one
         if most >= len(ready):
@@ -131,7 +131,7 @@ class Lanes:
             return works
         return [take_one() for _ in range(most)]
 
-    def leave(self, work: AnyWork) -> bool:
+    def leave(self, work: Work) -> bool:
         """The record leaves the head of its lane; True when the next one is ready by that."""
         if work.charge is not None:
             self._uncharge(work, work.charge)
@@ -153,7 +153,7 @@ class Lanes:
                 del tails[key]
         return False
 
-    def pass_on(self, work: AnyWork) -> bool:
+    def pass_on(self, work: Work) -> bool:
         """As `leave`, where the record itself is not finished with: it is charged no more."""
         goes_on = self.leave(work)
         work.charge = None
@@ -177,15 +177,15 @@ class Lanes:
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
 
-    def again(self, work: AnyWork) -> None:
+    def again(self, work: Work) -> None:
         """A head whose time has come: behind the others that are ready."""
         self.ready.append(work)
 
-    def put_back(self, heads: Iterable[AnyWork]) -> None:
+    def put_back(self, heads: Iterable[Work]) -> None:
         """Heads that were taken and did not begin: in front of all others, in this order."""
         self.ready.extendleft(reversed(list(heads)))
 
-    def put_far(self, work: AnyWork) -> None:
+    def put_far(self, work: Work) -> None:
         """It waits until the map has room for its offset."""
         self.far[work.record[2]] = work
         heappush(self._far_order, work.record[2])
@@ -206,7 +206,7 @@ class Lanes:
 
     # -- several of a lane in one batch ------------------------------------------------------------
 
-    def _skip_finished(self, work: AnyWork) -> tuple[AnyWork, AnyWork | None]:
+    def _skip_finished(self, work: Work) -> tuple[Work, Work | None]:
         """Past records of the same batch that were done before this one, their predecessor."""
         following = work.next
         while following is not None and unfollow(following):
@@ -215,7 +215,7 @@ class Lanes:
             work, following = following, following.next
         return work, following
 
-    def mate_runs(self, work: AnyWork) -> bool:
+    def mate_runs(self, work: Work) -> bool:
         """A later record of its lane is still in the batch call that this one was in."""
         following = work.next
         while following is not None and follows(following):
@@ -226,7 +226,7 @@ class Lanes:
 
     # -- which budget pays -------------------------------------------------------------------------
 
-    def block(self, work: AnyWork) -> LaneCharge:
+    def block(self, work: Work) -> LaneCharge:
         """The lane's head failed: what the lane holds moves to the budget of failing records."""
         charge = work.charge
         if charge is None:
@@ -237,21 +237,21 @@ class Lanes:
             self.blocked_bytes += charge.bytes
         return charge
 
-    def park(self, work: AnyWork) -> None:
+    def park(self, work: Work) -> None:
         """The lane's head is given up, until a restart: nothing of the lane moves any more."""
         charge = self.block(work)
         charge.parked = True
 
-    def grow(self, work: AnyWork, more: int) -> None:
+    def grow(self, work: Work, more: int) -> None:
         """So many bytes more are kept because of this record."""
         charge = work.charge
         if charge is not None:
             charge.bytes += more
             self.blocked_bytes += more if charge.blocked else 0
 
-    def _charge_lane(self, work: AnyWork) -> LaneCharge:
+    def _charge_lane(self, work: Work) -> LaneCharge:
         charge = LaneCharge()
-        member: AnyWork | None = work
+        member: Work | None = work
         while member is not None:
             left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
             if member is work or not left:
@@ -263,7 +263,7 @@ class Lanes:
             member = member.next
         return charge
 
-    def _charge(self, work: AnyWork, charge: LaneCharge) -> None:
+    def _charge(self, work: Work, charge: LaneCharge) -> None:
         """A record comes into a lane that has a charge."""
         work.charge = charge
         charge.records += 1
@@ -272,7 +272,7 @@ class Lanes:
             self.blocked_records += 1
             self.blocked_bytes += work.size
 
-    def _uncharge(self, work: AnyWork, charge: LaneCharge) -> None:
+    def _uncharge(self, work: Work, charge: LaneCharge) -> None:
         """A record leaves the head of such a lane."""
         if charge.blocked:  # its head is done, so the rest of the lane is healthy again
             charge.blocked = False
@@ -282,11 +282,11 @@ class Lanes:
         charge.bytes -= work.size
 
 
-def follows(work: AnyWork) -> bool:
+def follows(work: Work) -> bool:
     """Another record of its lane, in the same batch, is not finished with: it waits for that."""
     return work.call is not None and work in work.call.order
 
 
-def unfollow(work: AnyWork) -> bool:
+def unfollow(work: Work) -> bool:
     """It waits for no other record of its batch any more; True where it did."""
-    return work.call is not None and work.call.unfollow(work)
+    return work.call is not None and work.call.order.pop(work, None) is not None

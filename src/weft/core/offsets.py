@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from weft.core.work import AnyWork, Received
+from weft.core.work import Work
 from weft.types import Record
 
 
@@ -35,9 +35,9 @@ class Offsets:
     def __init__(
         self, start: int, restored_top: int | None = None, not_done: Sequence[int] = ()
     ) -> None:
-        #: received and not done: offset -> AnyWork; None for one the restored map says is not done
+        #: received and not done: offset -> Work; None for one the restored map says is not done
         #: and that has not been fetched again yet
-        self.incomplete: dict[int, AnyWork | None] = dict.fromkeys(not_done)
+        self.incomplete: dict[int, Work | None] = dict.fromkeys(not_done)
         #: those None entries, ascending; pruned as the polls pass them
         self.expected: deque[int] = deque(not_done)
         #: the highest offset that is done
@@ -51,7 +51,7 @@ class Offsets:
 
     # -- intake ----------------------------------------------------------------------------------
 
-    def receive(self, records: Sequence[Record], sizes: Sequence[int], epoch: Any) -> list[AnyWork]:
+    def receive(self, records: Sequence[Record], sizes: Sequence[int], epoch: Any) -> list[Work]:
         """Take in records of one poll, ascending; those that are not done and were not seen."""
         first = records[0][2]
         if first < self.position or first <= self.restored_top:
@@ -60,19 +60,19 @@ class Offsets:
             self._prune(first)
         incomplete, works = self.incomplete, []
         for record, size in zip(records, sizes, strict=True):
-            incomplete[record[2]] = work = Received(record, epoch, size)
+            incomplete[record[2]] = work = Work(record, epoch, size)
             works.append(work)
         self.position = records[-1][2] + 1
         return works
 
     def _receive_wanted(
         self, records: Sequence[Record], sizes: Sequence[int], epoch: Any
-    ) -> list[AnyWork]:
+    ) -> list[Work]:
         """The same where some are done already or were seen before."""
         works = []
         for record, size in zip(records, sizes, strict=True):
             if self._wants(record.offset):
-                self.incomplete[record.offset] = work = Received(record, epoch, size)
+                self.incomplete[record.offset] = work = Work(record, epoch, size)
                 works.append(work)
         return works
 
@@ -114,7 +114,7 @@ class Offsets:
         del self.incomplete[offset]
         self.top = max(self.top, offset)
 
-    def undone(self, offset: int, work: AnyWork) -> None:
+    def undone(self, offset: int, work: Work) -> None:
         """It was called done (marked, at_most_once) and never began: taken back."""
         self.incomplete[offset] = work
         self.incomplete = dict(sorted(self.incomplete.items()))
@@ -126,7 +126,7 @@ class Offsets:
         """A commit with all of this is on the way."""
         self.changed = False
 
-    def replace(self, incomplete: dict[int, AnyWork | None]) -> None:
+    def replace(self, incomplete: dict[int, Work | None]) -> None:
         """The same entries in a dictionary that counts their runs, or that no longer does."""
         self.incomplete = incomplete
 
@@ -136,7 +136,7 @@ class Offsets:
 
     # -- what is known ---------------------------------------------------------------------------
 
-    def works(self) -> Iterator[AnyWork]:
+    def works(self) -> Iterator[Work]:
         """Records held that are not done, by offset."""
         return (work for work in self.incomplete.values() if work is not None)
 

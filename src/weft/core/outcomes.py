@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from weft.core import effects as fx
+from weft.core.engine import EngineState
 from weft.core.handler import Handler
-from weft.core.partition import Work, begin
-from weft.core.state import EngineState
+from weft.core.partition import begin
+from weft.core.work import Work
 
 
 def call(state: EngineState, handler: Handler, works: list[Work]) -> None:
@@ -31,7 +32,7 @@ def run_together(state: EngineState, handler: Handler, works: list[Work]) -> Non
 def produce(state: EngineState, work: Work, outputs: Any) -> None:
     """The record waits until the broker has acknowledged all of these."""
     work.partition.send(work)
-    work.produce(state.now, outputs)
+    work.since, work.outputs = state.now, outputs
     state.emit(fx.Send(work, outputs))
 
 
@@ -39,7 +40,7 @@ def produce_dead_letter(state: EngineState, work: Work, letter: fx.SendDeadLette
     """The same for its dead letter; its lane is one that failed."""
     work.partition.lanes.block(work)
     work.partition.send(work)
-    work.produce(state.now, None)
+    work.since, work.outputs = state.now, None
     state.emit(letter)
 
 

@@ -7,14 +7,14 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from weft.core import states
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.handler import Handler
 from weft.core.lanes import Lanes
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.reach import Reach
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, RUNNING, InternalError
-from weft.core.work import Failure, LaneKey, Received
+from weft.core.work import Failure, LaneKey, Work
 from weft.types import Record
 
 
@@ -226,7 +226,7 @@ class Partition:
     def charge_failure(self, work: Work, failure: Failure) -> None:
         """What is kept of its failures takes room in the buffers, as the record does."""
         more = failure.uncharged()
-        work.grow(more)
+        work.size += more
         self.bytes += more
         self.lanes.grow(work, more)
 
@@ -265,10 +265,6 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}[{self.number}] epoch {self.epoch}>"
-
-
-#: a record and the partition it is of
-Work = Received[Partition]
 
 
 # -- the two hottest loops, over records of any partitions: few calls for each ---------------------

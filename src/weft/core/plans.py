@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from weft.codec import encode_fitting
 from weft.core import effects as fx
-from weft.core.partition import Partition, Work
-from weft.core.state import EngineState
+from weft.core.engine import EngineState
+from weft.core.partition import Partition
+from weft.core.work import Work
 
 
 class Plans:

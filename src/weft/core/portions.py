@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from weft.core import states
+from weft.core.delivery.exactly_once import Halving, Suspects
 from weft.core.events import Stuck
-from weft.core.halving import Halving
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import Limits
-from weft.core.suspects import Suspects
+from weft.core.work import Work
 from weft.types import ErrorInfo
 
 HELD_SHARE = 0.25  # of `buffer_bytes`: with so much waiting for a transaction nothing starts

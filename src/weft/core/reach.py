@@ -36,9 +36,9 @@ from itertools import repeat
 from operator import ne, sub
 
 from weft.codec.limits import NOT_DONE_MAX
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.offsets import Offsets
-from weft.core.work import AnyWork
+from weft.core.work import Work
 
 PRESSURE = 0.75  # of the limit: past it nothing further out starts (as in the Java library)
 LOOK_EVERY = 1_024  # records done, between two looks whether starts are counted for nothing
@@ -57,7 +57,7 @@ def runs_fit(limit_chars: int) -> int:
     return max(0, (body_bytes - 1) // BYTES_PER_RUN)  # magic byte
 
 
-class Window(dict[int, AnyWork | None]):
+class Window(dict[int, Work | None]):
     """`Offsets.incomplete` while its runs are counted: all that is received and not done.
 
     A dictionary of another kind, so that a log whose starts are not counted pays nothing.
@@ -65,9 +65,7 @@ class Window(dict[int, AnyWork | None]):
 
     __slots__ = ("beyond", "end", "freed", "named", "removed", "runs", "waiting")
 
-    def __init__(
-        self, undone: dict[int, AnyWork | None], end: int, waiting: Collection[int]
-    ) -> None:
+    def __init__(self, undone: dict[int, Work | None], end: int, waiting: Collection[int]) -> None:
         super().__init__(undone)
         offsets = list(undone)
         #: what may start lies below it
@@ -84,7 +82,7 @@ class Window(dict[int, AnyWork | None]):
         #: entries that left since the last search for the frontier, which steps over each
         self.removed = 0
 
-    def __setitem__(self, offset: int, work: AnyWork | None) -> None:
+    def __setitem__(self, offset: int, work: Work | None) -> None:
         """A record was received, or one that the restored map names was fetched."""
         if offset not in self:
             self.beyond.append(offset)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from weft.core.states import RUNNING
-from weft.core.work import AnyWork
+from weft.core.work import Work
 from weft.types import Record
 
 
@@ -27,11 +27,11 @@ class Slots:
         self.timeout_s = timeout_s
         #: running attempts -> when their time is over, in that order; only with `timeout_s`.
         #: A call of several records stands here once, as its first record
-        self.deadlines: dict[AnyWork, float] = {}
+        self.deadlines: dict[Work, float] = {}
         #: running past their time and not to be cancelled -> since when
-        self.overdue: dict[AnyWork, float] = {}
+        self.overdue: dict[Work, float] = {}
         #: calls that the runtime reported as not begun -> the attempt. An entry may outlive it
-        self.waiting: dict[AnyWork, Record] = {}
+        self.waiting: dict[Work, Record] = {}
 
     @property
     def taken(self) -> int:
@@ -46,22 +46,23 @@ class Slots:
         """So many are over."""
         self.free += count
 
-    def time(self, works: Sequence[AnyWork], now: float) -> None:
+    def time(self, works: Sequence[Work], now: float) -> None:
         """These attempts begin, each in a call of its own; of a batch its first record does."""
         if self.timeout_s is not None:
             self.deadlines.update(dict.fromkeys(works, now + self.timeout_s))
 
-    def ended(self, work: AnyWork) -> None:
+    def ended(self, work: Work) -> None:
         """The attempt is over: so is the call's time, when it was the last of its call."""
         call = work.call
         if call is not None:
-            if not call.end_one():
+            call.left -= 1
+            if call.left > 0:
                 return
             work = call.first
         self.deadlines.pop(work, None)
         self.overdue.pop(work, None)
 
-    def expired(self, now: float) -> list[AnyWork]:
+    def expired(self, now: float) -> list[Work]:
         """Attempts past their time, once each: they are overdue from now on."""
         expired = [work for work, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
         for work in expired:
@@ -69,23 +70,23 @@ class Slots:
             self.overdue[work] = now
         return expired
 
-    def not_begun(self, works: Sequence[AnyWork], now: float) -> None:
+    def not_begun(self, works: Sequence[Work], now: float) -> None:
         """The calls of these wait in front of their handler: none of their time is used."""
         self.waiting = {work: one for work, one in self.waiting.items() if self.waits(work)}
         self.waiting.update((work, work.record) for work in works)
         self._time_again(works, now)
 
-    def begun(self, works: Sequence[AnyWork], at: float) -> None:
+    def begun(self, works: Sequence[Work], at: float) -> None:
         """The calls of these began at `at`, which the engine took for earlier."""
         for work in works:
             self.waiting.pop(work, None)
         self._time_again(works, at)
 
-    def waits(self, work: AnyWork) -> bool:
+    def waits(self, work: Work) -> bool:
         """Its call has not begun, as far as is known."""
         return work.state == RUNNING and self.waiting.get(work) is work.record
 
-    def _time_again(self, works: Sequence[AnyWork], at: float) -> None:
+    def _time_again(self, works: Sequence[Work], at: float) -> None:
         if self.timeout_s is None:
             return
         due, last = at + self.timeout_s, next(reversed(self.deadlines.values()), 0.0)

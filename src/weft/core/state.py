@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from weft.core import effects as fx
-from weft.core.delivery.protocol import Delivery
-from weft.core.failing import RetrySchedule
+from weft.core.delivery import Delivery
+from weft.core.delivery.exactly_once import Portions
+from weft.core.endings import RetrySchedule
 from weft.core.flow import Flow
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Work
-from weft.core.portions import Portions
-from weft.core.sharing import SharedTexts
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import LaneKey
+from weft.core.work import LaneKey, SharedTexts, Work
 from weft.types import ErrorInfo, OutcomeName
 
 

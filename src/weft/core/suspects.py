@@ -16,7 +16,8 @@ from typing import Any
 
 from weft.core import states
 from weft.core.events import Stuck
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
+from weft.core.work import Work
 from weft.types import ErrorInfo
 
 TRIES = 2

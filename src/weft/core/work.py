@@ -1,21 +1,135 @@
-"""One record on its way through the core, and what is kept of a failing one."""
+"""One record on its way through the core (a `Work`), and what is kept of a failing one.
+
+A work is made when its record is received and dropped when it is done. Where it stands is its
+`state` (states.py); everything else here is what its lane, its batch and its failures need.
+"""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.core.calls import Call
-from weft.core.sharing import SharedTexts, size_bytes
-from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, RUNNING, InternalError
+from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
 from weft.types import ErrorInfo, Record
+
+if TYPE_CHECKING:
+    from weft.core.partition import Partition
 
 LaneKey = bytes | int | str
 
 STORY_EVENTS_MAX = 32
 RECORD_OVERHEAD_BYTES = 512  # what Python's objects around one record cost, measured
 FAILURE_OVERHEAD_BYTES = 1_024  # and around what is kept of a failing one, measured
+TEXTS_MAX = 512
+TEXT_OVERHEAD_BYTES = 56
+
+
+class Work:
+    """A record that was received and is not done yet."""
+
+    __slots__ = (
+        "call", "charge", "failure", "next", "outputs", "partition", "record", "since", "size",
+        "state",
+    )  # fmt: skip
+
+    #: when its latest attempt was handed over, on the engine's clock; not set before the first
+    since: float
+
+    def __init__(self, record: Record, partition: Partition, size: int) -> None:
+        self.record = record
+        #: the partition epoch it belongs to; never changes
+        self.partition = partition
+        self.size = size
+        self.state = QUEUED
+        #: the record behind it in its lane; a lane is this chain, its tail is in partition.lanes
+        self.next: Work | None = None
+        self.failure: Failure | None = None
+        #: set while its lane has, or had, a failing record
+        self.charge: LaneCharge | None = None
+        #: what it has to produce (exactly_once: until the transaction), then what was stored of it
+        self.outputs: Any = None
+        #: the batch it is, or was last, called in
+        self.call: Call | None = None
+
+    def move(self, state: int) -> None:
+        """Change the state, by the table."""
+        if (self.state, state) not in RECORD_TABLE:
+            raise InternalError(
+                f"{self.record!r} cannot go from {RECORD_NAMES[self.state]} to "
+                f"{RECORD_NAMES[state]}; its story: {self.story()}"
+            )
+        self.state = state
+
+    def fail(self, now: float, error: ErrorInfo, texts: SharedTexts) -> Failure:
+        """One more attempt has failed."""
+        failure = self.failure
+        if failure is None:
+            failure = self.failure = Failure(texts)
+            failure.tell(now, f"first failure, epoch {self.partition.epoch}")
+        failure.count(now, error)
+        return failure
+
+    def try_again(self, failure: Failure) -> None:
+        """The handler is given the attempt before and its error."""
+        attempt, error = failure.attempts + 1, failure.handed_on()
+        self.record = self.record._replace(attempt=attempt, last_error=error)
+
+    def shed(self) -> None:
+        """It waits: the traceback of the attempt before the last is not kept as long."""
+        error = self.record.last_error
+        if error is not None and error.traceback:
+            self.record = self.record._replace(last_error=error._replace(traceback=""))
+
+    @property
+    def attempts(self) -> int:
+        """Calls of the handler that have failed so far."""
+        return 0 if self.failure is None else self.failure.attempts
+
+    def story(self) -> list[StoryEvent]:
+        """The bounded history of its failures, oldest first."""
+        return [] if self.failure is None else self.failure.story
+
+    def __repr__(self) -> str:
+        return f"<Work {self.record!r} {RECORD_NAMES[self.state]}>"
+
+
+class Call:
+    """One call of a handler with several records, a batch, and who of them goes before whom.
+
+    A record that has a slot of its own needs none of this; the hot loops do without.
+    """
+
+    __slots__ = ("first", "left", "order", "works")
+
+    def __init__(self, works: Sequence[Work], order: Mapping[Work, Work]) -> None:
+        self.first = works[0]
+        #: records that have not ended yet
+        self.left = len(works)
+        #: a record -> the one before it in its lane in this call, until that is finished with.
+        #: Outlives the call: what failed together comes back in its order
+        self.order = dict(order)
+        #: at_most_once: the records while the call waits for their started-marks; else empty
+        self.works: list[Work] = []
+
+
+@dataclass(slots=True, eq=False)
+class LaneCharge:
+    """What a lane with a failing record holds, so that it can be charged to the right budget.
+
+    Made when a lane first fails and shared by all records that are in it then or join later:
+    moving the whole lane between the two budgets is then one addition, not a walk.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    blocked: bool = False
+    #: the lane's head is parked: nothing of it moves any more
+    parked: bool = False
+
+
+# -- what is kept of a failing record --------------------------------------------------------------
 
 
 class StoryEvent(NamedTuple):
@@ -23,6 +137,32 @@ class StoryEvent(NamedTuple):
 
     at: float
     what: str
+
+
+class SharedTexts:
+    """Texts that many failing records have in common are kept once.
+
+    A dependency that is down fails thousands of records with one traceback, of up to 2,000
+    characters. The table that finds equal ones is bounded; what it forgets stays shared by those
+    that have it.
+    """
+
+    def __init__(self) -> None:
+        #: a dictionary keeps its order: the one that was asked for least lately comes first
+        self._texts: dict[str, str] = {}
+
+    def same(self, text: str) -> tuple[str, int]:
+        """The text as it is kept already, and how many bytes it takes more if it is not."""
+        known = self._texts.pop(text, None)
+        kept = self._texts[text if known is None else known] = text if known is None else known
+        if len(self._texts) > TEXTS_MAX:
+            del self._texts[next(iter(self._texts))]
+        return kept, size_bytes(kept) if known is None else 0
+
+
+def size_bytes(text: str) -> int:
+    """About what a text takes in memory; the empty one is everywhere the same."""
+    return TEXT_OVERHEAD_BYTES + len(text) * (1 if text.isascii() else 4) if text else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -59,9 +199,18 @@ class Failure:
         """One more attempt."""
         self.attempts += 1
         again = self._error is not None and self._error[:2] == error[:2]
-        self._keep(error)
-        said = error.type if again else error._replace(message=error.message[:100]).line
-        self.tell(now, f"attempt {self.attempts} failed: {said}")
+        self.keep(error)
+        line = error.type if again else error._replace(message=error.message[:100]).line
+        self.tell(now, f"attempt {self.attempts} failed: {line}")
+
+    def keep(self, error: ErrorInfo) -> None:
+        """It failed with this. Without the message tracebacks of one kind are equal: kept once."""
+        kind, message, trace = error
+        before, _, after = trace.rpartition(message) if message else ("", "", trace)
+        after = after if before else trace
+        kept = [self._texts.same(text) for text in (kind, message, before, after)]
+        self._error = (kept[0][0], kept[1][0], kept[2][0], kept[3][0])
+        self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
 
     @property
     def error(self) -> ErrorInfo | None:
@@ -70,15 +219,6 @@ class Failure:
             return None
         kind, message, before, after = self._error
         return ErrorInfo(kind, message, f"{before}{message}{after}" if before else after)
-
-    def _keep(self, error: ErrorInfo) -> None:
-        """Without the message tracebacks of one kind are equal, and kept once."""
-        kind, message, trace = error
-        before, _, after = trace.rpartition(message) if message else ("", "", trace)
-        after = after if before else trace
-        kept = [self._texts.same(text) for text in (kind, message, before, after)]
-        self._error = (kept[0][0], kept[1][0], kept[2][0], kept[3][0])
-        self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
 
     def handed_on(self) -> ErrorInfo | None:
         """What it failed with last, for the next attempt."""
@@ -93,23 +233,6 @@ class Failure:
         more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self._charged
         self._charged += more
         return more
-
-    def give_up(self, outcome: str) -> None:
-        """Its attempts are used up: "skipped" or "dead_lettered" by its policy."""
-        self.given_up = outcome
-
-    def leave_lane(self) -> None:
-        """Its output was refused after its lane had gone on."""
-        self.left_lane = True
-
-    def back_in_lane(self) -> None:
-        """It stands at the end of its lane again."""
-        self.left_lane = False
-
-    def dead_letter_refused(self, error: ErrorInfo) -> None:
-        """There is no dead letter, and this is why."""
-        self.given_up = None
-        self._keep(error)
 
     def tell(self, at: float, what: str) -> None:
         """Add to the bounded history."""
@@ -130,132 +253,3 @@ class Failure:
     def told_at(self) -> float | None:
         """When the last of them was."""
         return self._at[-1] if self._at else None
-
-
-@dataclass(slots=True, eq=False)
-class LaneCharge:
-    """What a lane with a failing record holds, so that it can be charged to the right budget.
-
-    Made when a lane first fails and shared by all records that are in it then or join later:
-    moving the whole lane between the two budgets is then one addition, not a walk.
-    """
-
-    records: int = 0
-    bytes: int = 0
-    blocked: bool = False
-    #: the lane's head is parked: nothing of it moves any more
-    parked: bool = False
-
-
-class Epoch(Protocol):
-    """The partition epoch that a record belongs to, as far as the record has to know it."""
-
-    epoch: int
-
-
-P = TypeVar("P", bound=Epoch)
-
-
-class Received(Generic[P]):
-    """A record that was received and is not done yet; `Work` where its partition is known."""
-
-    __slots__ = (
-        "call",
-        "charge",
-        "failure",
-        "next",
-        "outputs",
-        "partition",
-        "record",
-        "since",
-        "size",
-        "state",
-    )
-
-    #: when its latest attempt was handed over, on the engine's clock; not set before the first
-    since: float
-
-    def __init__(self, record: Record, partition: P, size: int) -> None:
-        self.record = record
-        #: the partition epoch it belongs to; never changes
-        self.partition = partition
-        self.size = size
-        self.state = QUEUED
-        #: the record behind it in its lane; a lane is this chain, its tail is in partition.lanes
-        self.next: Received[P] | None = None
-        self.failure: Failure | None = None
-        #: set while its lane has, or had, a failing record
-        self.charge: LaneCharge | None = None
-        #: what it has to produce (exactly_once: until the transaction), then what was stored of it
-        self.outputs: Any = None
-        #: the batch it is, or was last, called in
-        self.call: Call[Received[P]] | None = None
-
-    def produce(self, now: float, outputs: Any) -> None:
-        """These are on the way to the broker."""
-        self.since = now
-        self.outputs = outputs
-
-    def begun(self, at: float) -> None:
-        """Its call, asked for earlier, began only then."""
-        if self.state == RUNNING:
-            self.since = at
-
-    def keep(self, outputs: Any) -> None:
-        """These wait for a transaction, or were stored; None: they were refused."""
-        self.outputs = outputs
-
-    def fail(self, now: float, error: ErrorInfo, texts: SharedTexts) -> Failure:
-        """One more attempt has failed."""
-        failure = self.failure
-        if failure is None:
-            failure = self.failure = Failure(texts)
-            failure.tell(now, f"first failure, epoch {self.partition.epoch}")
-        failure.count(now, error)
-        return failure
-
-    def grow(self, more: int) -> None:
-        """So many bytes more are kept because of it."""
-        self.size += more
-
-    def try_again(self, failure: Failure) -> None:
-        """The handler is told of the attempt before."""
-        attempt, error = failure.attempts + 1, failure.handed_on()
-        self.record = self.record._replace(attempt=attempt, last_error=error)
-
-    def shed(self) -> None:
-        """It waits: the traceback of the attempt before the last is not kept as long."""
-        error = self.record.last_error
-        if error is not None and error.traceback:
-            self.record = self.record._replace(last_error=error._replace(traceback=""))
-
-    def refuse(self, texts: SharedTexts) -> Failure:
-        """exactly_once: its outputs were refused after its lane had gone on."""
-        failure = self.failure = self.failure or Failure(texts)
-        failure.leave_lane()
-        return failure
-
-    @property
-    def attempts(self) -> int:
-        """Calls of the handler that have failed so far."""
-        return 0 if self.failure is None else self.failure.attempts
-
-    def move(self, state: int) -> None:
-        """Change the state, by the table."""
-        if (self.state, state) not in RECORD_TABLE:
-            raise InternalError(
-                f"{self.record!r} cannot go from {RECORD_NAMES[self.state]} to "
-                f"{RECORD_NAMES[state]}; its story: {self.story()}"
-            )
-        self.state = state
-
-    def story(self) -> list[StoryEvent]:
-        """The bounded history of its failures, oldest first."""
-        return [] if self.failure is None else list(self.failure.story)
-
-    def __repr__(self) -> str:
-        return f"<Work {self.record!r} {RECORD_NAMES[self.state]}>"
-
-
-#: what the parts of a partition know of a record: all but the partition itself
-AnyWork = Received[Any]

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.kafka import clib, clib_offsets, ports
 from weft.kafka.ports import KafkaUnavailable
 from weft.types import TopicPartition

@@ -21,7 +21,7 @@ from confluent_kafka import (
 )
 
 from weft import guard
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.errors import ConfigError
 from weft.kafka import clib, ports, wakeable
 from weft.kafka.asking import Asking

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from weft.core.epochs import Found
 from weft.core.events import Verdict
-from weft.core.starting import Found
 from weft.errors import ConfigError
 from weft.types import ErrorInfo, Record, Sent
 from weft.types import TopicPartition as TopicPartition  # noqa: PLC0414  # used as ports.X, too

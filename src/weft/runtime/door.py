@@ -22,8 +22,8 @@ from weft import guard
 from weft.core.effects import Effect
 from weft.core.engine import Engine
 from weft.core.events import Ended
-from weft.core.partition import Work
 from weft.core.states import InternalError
+from weft.core.work import Work
 from weft.runtime.recent import Recent
 
 STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.core.states import RUNNING
+from weft.core.work import Work
 from weft.decoding import Decoding
 from weft.policies import Retry
 from weft.runtime.histogram import AGE_S, Latency

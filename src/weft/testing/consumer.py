@@ -15,7 +15,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.kafka.ports import (
     POLL_RECORDS_MAX,
     CommitAnswer,

@@ -10,8 +10,8 @@ from weft.core import effects as fx
 from weft.core import states
 from weft.core.engine import Engine
 from weft.core.events import Answer, Assignment
-from weft.core.partition import Work
 from weft.core.spec import HandlerSpec, Limits
+from weft.core.work import Work
 from weft.policies import Batch
 from weft.types import ErrorInfo, Record
 

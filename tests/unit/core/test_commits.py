@@ -8,7 +8,7 @@ from tests.unit.core.conftest import ERROR, offsets
 from weft.codec import decode
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.events import Answer, Returned
 from weft.core.offsets import Offsets
 from weft.core.spec import HandlerSpec, Limits

@@ -7,20 +7,19 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.endings import DELAY_MAX_S, RetrySchedule, batch_delay_s, retry_delay_s, spread
 from weft.core.events import Failed
-from weft.core.failing import DELAY_MAX_S, RetrySchedule, batch_delay_s, retry_delay_s, spread
-from weft.core.sharing import SharedTexts
 from weft.core.spec import HandlerSpec
-from weft.core.work import Failure, Received
+from weft.core.work import Failure, SharedTexts, Work
 from weft.policies import Retry
 from weft.types import Record
 
 GROWING = Retry(attempts=None, delay_s=1.0, multiplier=2.0, delay_max_s=60.0, jitter=0.0)
 
 
-def failed(attempts: int, shared: int = 0) -> Received:
+def failed(attempts: int, shared: int = 0) -> Work:
     """A record that has failed so often."""
-    work = Received(Record("t", 3, 5, 0, None, b""), None, 1)
+    work = Work(Record("t", 3, 5, 0, None, b""), None, 1)
     work.failure = failure = Failure(SharedTexts())
     failure.attempts, failure.shared = attempts, shared
     return work

@@ -10,8 +10,9 @@ from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Failed, Returned
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
+from weft.core.work import Work
 from weft.policies import Batch, Retry, Stop
 from weft.types import Record
 

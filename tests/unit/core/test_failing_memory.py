@@ -7,9 +7,8 @@ import tracemalloc
 import pytest
 
 from weft.core.events import Failed
-from weft.core.sharing import TEXTS_MAX, SharedTexts, size_bytes
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import STORY_EVENTS_MAX, Failure, StoryEvent
+from weft.core.work import STORY_EVENTS_MAX, TEXTS_MAX, Failure, SharedTexts, StoryEvent, size_bytes
 from weft.policies import Park, Retry
 from weft.types import ErrorInfo
 

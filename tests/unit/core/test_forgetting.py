@@ -9,9 +9,9 @@ from tests.unit.core.conftest import ERROR
 
 from weft.core import effects as fx
 from weft.core.events import Failed, Returned
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import Received
+from weft.core.work import Work
 from weft.policies import Batch, Retry, Skip
 
 SHORT = "short-lived"
@@ -128,6 +128,6 @@ def test_a_call_that_outlives_its_epoch_keeps_its_own_record_alone(make_desk, op
     desk.do("closed", [part])
     desk.take(object)
     gc.collect()
-    held = [o for o in gc.get_objects() if isinstance(o, Received) and o.record.topic == SHORT]
+    held = [o for o in gc.get_objects() if isinstance(o, Work) and o.record.topic == SHORT]
     assert [work for work in held if work.partition is part] == [running]
     assert (part.lanes.tails, part.offsets.buffered, part.commit.claims) == ({}, 0, [])

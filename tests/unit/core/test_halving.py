@@ -9,11 +9,11 @@ from tests.unit.core.test_portions import SIZE, exact
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.delivery.exactly_once import TRIES, WHOLE_TRIES, Halving
 from weft.core.events import Returned
-from weft.core.halving import WHOLE_TRIES, Halving
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.suspects import TRIES
+from weft.core.work import Work
 from weft.policies import Batch, Park, Retry
 
 
@@ -334,7 +334,7 @@ def pending(*outputs) -> list[Work]:
     works = list(part.offsets.works())
     for work, output in zip(works, outputs, strict=True):
         work.state = states.PENDING
-        work.keep(None if output is None else known.setdefault(output, [output]))
+        work.outputs = None if output is None else known.setdefault(output, [output])
     return works
 
 
@@ -398,7 +398,7 @@ def test_those_that_went_another_way_are_not_waited_for():
     """Their partition did, or they were set aside: all goes together again."""
     halving, works = halved(*"abcd")
     works[0].state = states.RETRYING
-    works[1].keep(["another"])
+    works[1].outputs = ["another"]
     halving.set_aside(works[2:3])
     halving.ended(works[3:], committed=True, unnamed=False)
     assert halving.most is None

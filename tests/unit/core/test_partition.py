@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.core import states
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.handler import Handler
 from weft.core.offsets import Offsets, Snapshot
 from weft.core.partition import Partition

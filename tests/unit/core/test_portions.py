@@ -9,8 +9,8 @@ from tests.unit.core.conftest import ERROR, Desk, offsets
 
 from weft.core import effects as fx
 from weft.core.events import Returned
-from weft.core.partition import Work
 from weft.core.spec import HandlerSpec, Limits
+from weft.core.work import Work
 from weft.policies import Batch
 
 SIZE = 1_000

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from weft.codec.limits import NOT_DONE_MAX
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.offsets import Offsets
 from weft.core.reach import LOOK_EVERY, PRESSURE, Reach, Window, always_fits, runs_fit
 from weft.types import Record

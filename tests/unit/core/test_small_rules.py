@@ -7,7 +7,7 @@ from tests.unit.core.conftest import Desk
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.commit_state import CommitState
+from weft.core.commits import CommitState
 from weft.core.events import Returned
 from weft.core.offsets import Offsets
 from weft.core.spec import HandlerSpec, Limits

@@ -10,10 +10,11 @@ from tests.unit.core.test_portions import exact
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.delivery.exactly_once import TRIES, Suspects
 from weft.core.events import Returned
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import Limits
-from weft.core.suspects import TRIES, Suspects
+from weft.core.work import Work
 
 CULPRIT = 3
 
@@ -151,7 +152,7 @@ class Waiting:
             assert work is not None
             self.works[offset] = work
             work.state = states.PENDING
-            work.keep([offset])
+            work.outputs = [offset]
             self.part.commit.claim(work)
 
     def goes(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.runtime.member.dead_letters import Letters
 from weft.types import ErrorInfo, Record
 

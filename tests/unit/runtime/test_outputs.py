@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.core import states
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.kafka.ports import Delivery, OutMessage
 from weft.runtime.member import outputs as module
 from weft.runtime.member.outputs import Outputs

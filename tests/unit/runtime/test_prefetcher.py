@@ -11,7 +11,8 @@ from tests.support.bench import Bench
 import weft
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
+from weft.core.work import Work
 from weft.runtime.calls import prefetch
 from weft.runtime.calls.prefetch import Prefetcher
 from weft.runtime.door import Door

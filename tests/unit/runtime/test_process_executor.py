@@ -10,7 +10,7 @@ from tests.support.bench import Bench
 
 import weft
 from weft.core import states
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.runtime.calls import tracing
 from weft.runtime.calls.processes import executor as module
 from weft.runtime.calls.processes.executor import STARTS_MAX, ProcessExecutor

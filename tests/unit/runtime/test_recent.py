@@ -9,9 +9,9 @@ import pytest
 from weft.core import states
 from weft.core.engine import Engine
 from weft.core.events import Assignment
-from weft.core.partition import Work
 from weft.core.spec import HandlerSpec
 from weft.core.states import InternalError
+from weft.core.work import Work
 from weft.runtime.door import Door
 from weft.runtime.recent import EVENTS_MAX, Recent
 from weft.types import Record

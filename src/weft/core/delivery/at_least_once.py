@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from weft.core import effects as fx
-from weft.core.delivery.protocol import MostClaims
+from weft.core.delivery import MostClaims, complete, produce, produce_dead_letter, run_together
+from weft.core.engine import EngineState
 from weft.core.handler import Handler
-from weft.core.outcomes import complete, produce, produce_dead_letter, run_together
-from weft.core.partition import Partition, Work, begin
-from weft.core.state import EngineState
+from weft.core.partition import Partition, begin
+from weft.core.work import Work
 
 
 class AtLeastOnce:

@@ -15,18 +15,19 @@ from typing import Any
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.protocol import MostClaims
-from weft.core.handler import Handler
-from weft.core.lanes import unfollow
-from weft.core.outcomes import (
+from weft.core.delivery import (
+    MostClaims,
     call,
     call_together,
     complete,
     produce,
     produce_dead_letter,
 )
-from weft.core.partition import Partition, Work
-from weft.core.state import EngineState
+from weft.core.engine import EngineState
+from weft.core.handler import Handler
+from weft.core.lanes import unfollow
+from weft.core.partition import Partition
+from weft.core.work import Work
 
 
 class AtMostOnce:
@@ -48,7 +49,7 @@ class AtMostOnce:
         """Mark them all; the call waits for that."""
         batch = works[0].call
         assert batch is not None
-        batch.wait_for_marks(works)
+        batch.works = list(works)
         self.start(handler, works)
 
     def stored(self, partition: Partition, claims: list[Work]) -> None:
@@ -68,11 +69,13 @@ class AtMostOnce:
             if waiting is None or not waiting.works:
                 continue
             # Without those that were withdrawn, with whatever partition.
-            waiting.keep([work for work in waiting.works if work.state != states.QUEUED])
+            waiting.works = [work for work in waiting.works if work.state != states.QUEUED]
             if any(work.state == states.MARKING for work in waiting.works):
                 continue
             if waiting.works:
-                call_together(self._state, handler, waiting.begin())
+                begun, waiting.works = waiting.works, []
+                waiting.first, waiting.left = begun[0], len(begun)
+                call_together(self._state, handler, begun)
             else:
                 handler.slots.give()
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.core.delivery.at_least_once import AtLeastOnce
+from weft.core.delivery import AtLeastOnce, Delivery, Each
 from weft.core.delivery.at_most_once import AtMostOnce
-from weft.core.delivery.each import Each
 from weft.core.delivery.exactly_once import ExactlyOnce
-from weft.core.delivery.protocol import Delivery
+from weft.core.engine import EngineState
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, HandlerSpec
-from weft.core.state import EngineState
 
 #: by the handler's delivery, and whether each record is committed by itself
 _DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {

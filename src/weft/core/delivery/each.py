@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.at_least_once import AtLeastOnce
-from weft.core.delivery.protocol import MostClaims
-from weft.core.outcomes import complete
-from weft.core.partition import Partition, Work
+from weft.core.delivery import AtLeastOnce, MostClaims, complete
+from weft.core.partition import Partition
+from weft.core.work import Work
 
 
 class Each(AtLeastOnce):

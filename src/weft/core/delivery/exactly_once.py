@@ -15,12 +15,11 @@ from typing import Any
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.protocol import MostClaims
+from weft.core.delivery import MostClaims, call, complete, run_together
+from weft.core.engine import EngineState
 from weft.core.handler import Handler
-from weft.core.outcomes import call, complete, run_together
-from weft.core.partition import Partition, Work, begin
-from weft.core.state import EngineState
-from weft.core.suspects import without
+from weft.core.partition import Partition, begin
+from weft.core.work import Work
 
 Plan = Callable[[Partition, Sequence[Work]], fx.PlanItem | None]
 
@@ -47,7 +46,7 @@ class ExactlyOnce:
 
     def send(self, work: Work, outputs: Any) -> None:
         """They wait for the transaction, charged to the budget of outputs."""
-        work.keep(outputs)
+        work.outputs = outputs
         size_bytes = self._state.size_of(outputs)
         if size_bytes:
             work.partition.hold_outputs(work, size_bytes)
@@ -55,7 +54,7 @@ class ExactlyOnce:
 
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
         """So does a dead letter."""
-        work.keep(letter)
+        work.outputs = letter
         self._handled(work)
 
     def _handled(self, work: Work) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from weft.core.effects import PlanItem, SendDeadLetter
 from weft.core.handler import Handler
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
+from weft.core.work import Work
 
 #: The largest plan whose map has room, and its claims; None where not even none of them fits.
 MostClaims = Callable[[], PlanItem | None]

@@ -12,9 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.core.events import Ended, GivenBack, Returned
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.states import RUNNING
+from weft.core.work import Work
 from weft.decoding import all_decoded
 from weft.runtime.calls import stacks
 from weft.runtime.calls.acks import Acks

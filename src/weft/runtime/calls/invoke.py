@@ -12,7 +12,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from weft.core.events import Ended, Failed, Returned
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.decoding import Undecodable, message_of
 from weft.errors import Reject, RetryAfter
 from weft.kafka.ports import OutMessage

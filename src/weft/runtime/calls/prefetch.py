@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from weft import guard
 from weft.core.events import Ended, GivenBack
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.states import RUNNING
+from weft.core.work import Work
 from weft.decoding import is_async
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout

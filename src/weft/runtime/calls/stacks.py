@@ -14,8 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from weft.account.shown import shown_text
-from weft.core.partition import Work
-from weft.core.work import Received
+from weft.core.work import Work
 
 #: topic, partition and offset of a record
 Where = tuple[str, int, int]
@@ -30,7 +29,7 @@ def is_of(works: Work | Sequence[Work] | None, where: Where) -> bool:
     """Whether the record at this place is the one, or one of these."""
     if works is None:
         return False
-    several = [works] if isinstance(works, Received) else works
+    several = [works] if isinstance(works, Work) else works
     return any(work.record[:3] == where for work in several)
 
 

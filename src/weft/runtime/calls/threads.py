@@ -20,9 +20,10 @@ from typing import Generic, TypeVar
 
 from weft import guard
 from weft.core.events import GivenBack
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
+from weft.core.work import Work
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import ending, failed

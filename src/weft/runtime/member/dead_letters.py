@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.kafka.ports import OutMessage
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Record

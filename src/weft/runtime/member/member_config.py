@@ -8,8 +8,8 @@ from typing import Any
 
 from weft.clock import REAL_CLOCK, Clock
 from weft.core import effects as fx
+from weft.core.epochs import Found
 from weft.core.spec import Limits
-from weft.core.starting import Found
 from weft.kafka.ports import ConsumerPort, ProducerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from weft.core.epochs import Found
 from weft.core.partition import Partition
-from weft.core.starting import Found
 from weft.core.states import IDLE
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event

@@ -18,8 +18,8 @@ from contextlib import suppress
 from functools import partial
 
 from weft.core.events import OutputsAnswer
-from weft.core.partition import Work
 from weft.core.states import SENDING
+from weft.core.work import Work
 from weft.kafka.ports import Delivery, OutMessage, ProducerPort
 from weft.runtime.logs import event
 from weft.runtime.member.dead_letters import Letters

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from weft.core.epochs import Found, OffsetLost, Start, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
 from weft.core.spec import EXACTLY_ONCE
-from weft.core.starting import Found, OffsetLost, Start, resolve
 from weft.core.states import IDLE
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from weft.account.shown import shown_text
 from weft.core import effects as fx
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from weft.core.epochs import Found
 from weft.core.partition import Partition
-from weft.core.starting import Found
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Reread, Seat

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft import guard
 from weft.core import effects as fx
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.kafka.ports import (
     Delivery,
     KafkaUnavailable,

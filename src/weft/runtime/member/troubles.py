@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.account.shown import shown_key, shown_text
 from weft.core import effects as fx
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.types import ErrorInfo
 
 #: kinds that are told apart; what comes beyond them is counted as one

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 
 from weft.core import states
 from weft.core.engine import Engine
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
+from weft.core.work import Work
 from weft.kafka.connect import AdminPort
 from weft.kafka.ports import KafkaUnavailable
 from weft.types import TopicPartition

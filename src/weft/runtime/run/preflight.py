@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.app_options import AppOptions
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.errors import ConfigError, FatalError
 from weft.kafka.connect import AdminPort, Connection
 from weft.kafka.ports import KafkaUnavailable

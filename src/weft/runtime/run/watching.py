@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft.account.account import Part
 from weft.account.shown import shown_key
 from weft.core import states
-from weft.core.partition import Work
 from weft.core.states import InternalError
+from weft.core.work import Work
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AsyncExecutor

@@ -16,8 +16,8 @@ from typing import Any
 
 from weft.app_options import AppOptions
 from weft.core.engine import Engine
+from weft.core.epochs import Found
 from weft.core.partition import Partition
-from weft.core.starting import Found
 from weft.errors import ConfigError, WeftError
 from weft.runtime.calls.processes.protocol import by_value
 from weft.runtime.run.drain import passed

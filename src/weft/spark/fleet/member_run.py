@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.kafka.connect import AdminPort, Connection, RealConnection
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.run.preflight import check_cluster

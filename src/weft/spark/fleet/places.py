@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from weft.core.epochs import Found, OffsetLost, resolve
 from weft.core.partition import Partition
-from weft.core.starting import Found, OffsetLost, resolve
 from weft.types import OnLost, TopicPartition
 
 

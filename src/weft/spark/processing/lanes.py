@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.events import Assignment, Ended, OutputsAnswer
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE
+from weft.core.work import Work
 from weft.decoding import is_async
 from weft.errors import FatalError
 from weft.kafka.ports import OutMessage

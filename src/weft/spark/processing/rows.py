@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.kafka.ports import OutMessage
 from weft.spark.processing.columns import (
     ARROW_SCHEMA,

@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Iterable
 
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.states import RUNNING
+from weft.core.work import Work
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft.spark")

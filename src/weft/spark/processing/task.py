@@ -9,8 +9,8 @@ from itertools import chain
 import pyarrow as pa
 
 from weft.app import App, app_of
-from weft.core.partition import Work
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+from weft.core.work import Work
 from weft.decoding import decoding_of, is_async
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.handling import HandlerPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.connect import RealConnection

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from weft.core.starting import Found
+from weft.core.epochs import Found
 from weft.kafka.ports import KafkaUnavailable
 from weft.spark.table.log import TableLog
 from weft.spark.table.plan import TablePlan

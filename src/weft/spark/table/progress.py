@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.codec import MapTooLarge, UnreadableMap, decode, encode
-from weft.core.starting import Found
+from weft.core.epochs import Found
 
 #: (group, topic)
 Whose = tuple[str, str]

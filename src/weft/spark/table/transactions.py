@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.core import effects as fx
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.kafka.ports import (
     Delivery,
     OutMessage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.core.events import Ended, Failed, GivenBack, Returned
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.policies import Retry
 from weft.runtime.calls.invoke import failed
 from weft.runtime.calls.processes.link import Item, Link

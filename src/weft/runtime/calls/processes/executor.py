@@ -19,8 +19,9 @@ from typing import Any
 
 from weft import guard
 from weft.core.events import Ended, GivenBack, Returned
-from weft.core.partition import Partition, Work
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
+from weft.core.work import Work
 from weft.runtime.calls import stacks
 from weft.runtime.calls.processes.endings import Deaths, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.link import Item, Link

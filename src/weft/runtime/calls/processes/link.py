@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft import guard
-from weft.core.partition import Work
+from weft.core.work import Work
 from weft.runtime.calls.processes import loglines
 from weft.runtime.calls.processes.protocol import (
     IDLE,
