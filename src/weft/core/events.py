@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One partition that was assigned, with the place it starts from (see `starting.py`)."""
+    """One partition that was assigned, with the place it starts from (see `epochs.resolve`)."""
 
     topic: str
     partition: int

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from weft.core.partition import Partition
-from weft.core.spec import Limits
+if TYPE_CHECKING:
+    from weft.core.partition import Partition
+    from weft.core.spec import Limits
+
 
 KEPT_SHARE = 0.5  # of a budget: divided equally, nobody else may have it
 RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before half is gone

@@ -15,11 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from weft.core import states
 from weft.core.spec import KEY, UNORDERED
-from weft.core.work import LaneCharge, LaneKey, Work
+from weft.core.work import LaneCharge
 from weft.types import Ordering, Record
+
+if TYPE_CHECKING:
+    from weft.core.work import LaneKey, Work
 
 WHOLE = "*"  # the one lane of ordering="partition"
 
