@@ -14,7 +14,7 @@ from weft.core import states
 from weft.core.batching import Batching
 from weft.core.commits import Commits
 from weft.core.delivery import AtLeastOnce
-from weft.core.delivery.exactly_once import ExactlyOnce, Halving, Portions, Suspects
+from weft.core.delivery.exactly_once import Culprits, ExactlyOnce, Portions
 from weft.core.endings import Endings
 from weft.core.engine import Engine
 from weft.core.epochs import Epochs
@@ -310,24 +310,24 @@ def _slow_transaction_repeated_as_it_is(original: Any) -> Any:
     return lambda _self, _sent, _stuck, *, committed, slow, reason: []
 
 
-@mutant(Suspects, "ended", "L2", first_seed=profiles.OFFLINE)
+@mutant(Culprits, "_hold", "L2", first_seed=profiles.OFFLINE)
 def _stuck_outputs_repeated_as_they_are(original: Any) -> Any:
-    return lambda _self, _sent, _stuck, *, committed, reason: []
+    return lambda _self, _works: None
 
 
-@mutant(Halving, "ended", "L2", first_seed=profiles.ABORTED)
+@mutant(Culprits, "_aborted", "L2", first_seed=profiles.ABORTED)
 def _aborted_transaction_repeated_as_it_is(original: Any) -> Any:
-    return lambda _self, _sent, *, committed, unnamed: False
+    return lambda _self, _due, _sent: None
 
 
-@mutant(Suspects, "_failed_alone", "L2", first_seed=profiles.ABORTED)
+@mutant(Culprits, "_failed_alone", "L2", first_seed=profiles.ABORTED)
 def _culprit_waits_for_ever(original: Any) -> Any:
     return lambda _self, _group, _failed: []
 
 
-@mutant(Suspects, "_failed_alone", "S8", first_seed=profiles.ABORTED)
+@mutant(Culprits, "_failed_alone", "S8", first_seed=profiles.ABORTED)
 def _outage_fails_an_attempt(original: Any) -> Any:
-    def failed_alone(self: Suspects, group: Any, failed: Any) -> Any:
+    def failed_alone(self: Culprits, group: Any, failed: Any) -> Any:
         self._proved = True
         return original(self, group, failed)
 

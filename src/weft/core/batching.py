@@ -14,15 +14,18 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import TYPE_CHECKING
 
 from weft.core import states
-from weft.core.endings import Endings
-from weft.core.engine import EngineState
-from weft.core.events import Ended
-from weft.core.handler import Handler
 from weft.core.partition import Partition
-from weft.core.spec import EXACTLY_ONCE
-from weft.core.work import Call, LaneKey, Work
+from weft.core.work import Call, LaneKey
+
+if TYPE_CHECKING:
+    from weft.core.endings import Endings
+    from weft.core.engine import EngineState
+    from weft.core.events import Ended
+    from weft.core.handler import Handler
+    from weft.core.work import Work
 
 _ALWAYS = float("inf")
 Lane = tuple[Partition, LaneKey]
@@ -62,8 +65,7 @@ class Batching:
     def __init__(self, state: EngineState, endings: Endings) -> None:
         self._state = state
         self._endings = endings
-        self._open: list[dict[Hashable, Gathering]] = [{} for _ in state.handlers]
-        state.open_batches = self._open
+        self._open = state.open_batches
         #: the open batches by the time they start at the latest; those that started are stale
         self._lingering: list[list[tuple[float, int, Hashable, Gathering]]] = [
             [] for _ in state.handlers
@@ -144,7 +146,7 @@ class Batching:
     def _group(self, work: Work) -> Hashable:
         spec = work.partition.handler.spec.batch
         assert spec is not None
-        exact = work.partition.handler.spec.delivery == EXACTLY_ONCE
+        exact = work.partition.handler.exact
         if spec.by == "partition" or (exact and spec.by is None):
             # exactly_once: outputs are shared by the whole batch. With one of two partitions gone
             # they could neither be sent (the new owner repeats its half) nor left out.

@@ -6,19 +6,25 @@ answer in time it is in doubt: what the broker holds is read back before the nex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery.exactly_once import ExactlyOnce
-from weft.core.engine import EngineState
-from weft.core.events import Answer, Verdict
-from weft.core.partition import Partition
-from weft.core.plans import Plans
-from weft.core.spec import EXACTLY_ONCE
-from weft.core.work import Work
+from weft.core.events import Answer
+from weft.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
 from weft.types import Committed, ErrorInfo
+
+if TYPE_CHECKING:
+    from weft.core.engine import EngineState
+    from weft.core.events import Verdict
+    from weft.core.offsets import Offsets
+    from weft.core.partition import Partition
+    from weft.core.plans import Plans
+    from weft.core.work import Work
 
 
 class Commits:
@@ -48,7 +54,7 @@ class Commits:
             waits = any(
                 p.commit.dirty and p.commit.state == states.SENT for p in state.partitions.values()
             )
-            state.begin_commits(still=many if many and waits else 0)
+            state.finished_since_commit = many if many and waits else 0
             self._commit(list(state.partitions.values()))
         elif state.claiming:
             self._commit(list(state.claiming))
@@ -71,7 +77,7 @@ class Commits:
     def _commit(self, partitions: Iterable[Partition]) -> None:
         plans, transactional = [], []
         for partition in partitions:
-            if partition.handler.spec.delivery == EXACTLY_ONCE:
+            if partition.handler.exact:
                 transactional.append(partition)
             elif self._due(partition):
                 plans.append(self._plans.plan(partition))
@@ -97,7 +103,7 @@ class Commits:
         """One partition as it stands, dirty or not; None where each has a commit on the way."""
         for partition in self._state.partitions.values():
             idle = partition.commit.state == states.IDLE and partition.state == states.OPEN
-            if idle and partition.handler.spec.delivery != EXACTLY_ONCE:
+            if idle and not partition.handler.exact:
                 return self.last([partition])
         return None
 
@@ -240,3 +246,168 @@ def _longest_map(partitions: Sequence[Partition]) -> list[Partition]:
     chars = {p: len(p.commit.sent.metadata) for p in partitions if p.commit.sent is not None}
     most = max(chars.values(), default=0)
     return [p for p, length in chars.items() if length == most > 0]
+
+
+@dataclass(slots=True, eq=False)
+class CommitState:
+    """The commit of one epoch. Nothing outside this file changes any field of it."""
+
+    _offsets: Offsets
+    #: what the broker holds for the group, as far as we know; -1 for nothing
+    committed: int = -1
+    #: since when, on the engine's clock; the start of the epoch until it moves
+    committed_at: float = 0.0
+    #: what the broker stores; lower when it refused a map of the usual size
+    map_limit: int = -1
+    #: what the last plan said has to be said again, whatever has changed
+    again: bool = False
+    state: int = states.IDLE
+    #: of the request that was sent last
+    sequence: int = 0
+    #: idle: not before this time; sent: the answer is due by then
+    at: float = 0.0
+    #: the plan on the way to the broker, or in doubt
+    sent: fx.PlanItem | None = None
+    #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
+    claims: list[Work] = field(default_factory=list)
+    #: the last plan had no room for all claims
+    left_out: bool = False
+    #: Commit(each): claims the map has no room for; they hold their lane and no slot
+    slotless: set[Work] = field(default_factory=set)
+    #: at_most_once: marked records, which the offsets have as done, that still run
+    marked: dict[int, Work] = field(default_factory=dict)
+    #: characters of the map that was sent last, and of the one that the broker stored last
+    map_chars: int = 0
+    map_stored: int = 0
+
+    # -- what is new -------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """A commit would say something that the last plan did not."""
+        return self._offsets.changed or self.again
+
+    def say_again(self) -> None:
+        """What the last plan said did not arrive, or holds no more."""
+        self.again = True
+
+    def ready(self, now: float) -> bool:
+        """Something is new, and nothing stands against sending it."""
+        idle = self.state == states.IDLE and self.at <= now
+        return idle and (bool(self.claims) or self.dirty)
+
+    # -- one request -------------------------------------------------------------------------------
+
+    def _move(self, state: int) -> None:
+        if (self.state, state) not in COMMIT_TABLE:
+            raise InternalError(
+                f"a commit cannot go from {COMMIT_NAMES[self.state]} to {COMMIT_NAMES[state]}"
+            )
+        self.state = state
+
+    def send(self, sequence: int, item: fx.PlanItem, answer_by: float) -> None:
+        """This plan is on the way to the broker."""
+        self._move(states.SENT)
+        self.sequence = sequence
+        self.at = answer_by
+        self.sent = item
+        self.again = False
+        self._offsets.said()
+        self.left_out = len(item.claims) < len(self.claims)
+        self.map_chars = len(item.metadata)
+
+    def stored(self, now: float, again_at: float) -> fx.PlanItem:
+        """The broker has it; returns what."""
+        item = self._answered()
+        if self.committed != item.frontier:
+            self.committed, self.committed_at = item.frontier, now
+        self.map_stored = len(item.metadata)
+        # With claims left out, the same commit again would say nothing new.
+        self.at = again_at if self.left_out else 0.0
+        return item
+
+    def refused(self, again_at: float) -> fx.PlanItem:
+        """The broker has not taken it; returns what."""
+        item = self._answered()
+        self.say_again()
+        self.at = again_at
+        return item
+
+    def doubt(self) -> None:
+        """No answer in time: what the broker holds is being read."""
+        self._move(states.IN_DOUBT)
+
+    def unread(self, again_at: float) -> None:
+        """What the broker holds could not be read: it is asked again later."""
+        self._move(states.SENT)
+        self.at = again_at
+
+    def _answered(self) -> fx.PlanItem:
+        self._move(states.IDLE)
+        item, self.sent = self.sent, None
+        assert item is not None
+        return item
+
+    def wait(self, until: float) -> None:
+        """Send nothing before this time."""
+        self.at = until
+
+    def shrink_map(self, refused_chars: int) -> None:
+        """The broker stores less than we thought: a smaller map, in the end none at all.
+
+        What it has stored before it stores again, and two deliveries must never say less than that
+        (see `Plans.plan`).
+        """
+        if refused_chars <= self.map_stored:
+            self.map_stored = 0  # its limit was lowered since
+        self.map_limit = max(self.map_limit // 2, self.map_stored)
+
+    def close(self) -> None:
+        """The epoch ended: an answer that still comes is late."""
+        if self.state != states.IDLE:
+            self._move(states.IDLE)
+        self.claims.clear()
+        self.marked.clear()
+        self.slotless.clear()
+
+    # -- claims ------------------------------------------------------------------------------------
+
+    def claim(self, work: Work) -> None:
+        """The record's next step waits for the next commit."""
+        self.claims.append(work)
+
+    def claims_stored(self, claims: list[Work]) -> None:
+        """The commit that these waited for is stored."""
+        if self.claims[: len(claims)] == claims:  # mostly: the first ones, in their order
+            del self.claims[: len(claims)]
+        else:
+            self.keep(set(map(id, claims)), inside=False)
+
+    def keep(self, ids: Collection[int], *, inside: bool = True) -> list[Work]:
+        """Keep the claims with these ids, or only the others; returns those that are none now."""
+        left = [work for work in self.claims if (id(work) in ids) != inside]
+        self.claims = [work for work in self.claims if (id(work) in ids) == inside]
+        return left
+
+    def give_up_slot(self, work: Work) -> bool:
+        """Commit(each): no room in the map; False where it has given up its slot before."""
+        if work in self.slotless:
+            return False
+        self.slotless.add(work)
+        return True
+
+    def take_slotless(self, work: Work) -> bool:
+        """Its commit is stored; True where it holds no slot."""
+        held = work in self.slotless
+        self.slotless.discard(work)
+        return held
+
+    # -- started-marks of at_most_once -------------------------------------------------------------
+
+    def mark(self, offset: int, work: Work) -> None:
+        """The started-mark of this record is stored."""
+        self.marked[offset] = work
+
+    def unmark(self, offset: int) -> None:
+        """It has ended, or its mark is taken back."""
+        del self.marked[offset]

@@ -1,31 +1,203 @@
 """The only door of the core: every event is one method, effects are taken with `take_effects`.
 
-One owner at a time calls it, whoever that is (`weft.runtime.door`). Each method takes the time,
-does all that follows from the event, starts what may start, and commits what is due. The same
-calls in the same order give the same effects.
+One owner at a time calls it (`weft.runtime.door`). Each method takes the time, does all that
+follows from the event, starts what may start, and commits what is due. The same calls in the same
+order give the same effects.
+
+`EngineState` is what the engine holds; the parts of the core share it, and so does the account
+(`weft.account`), which only reads. All others see what stands under "the view".
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.batching import Batching
+from weft.core.batching import Batching, Gathering
 from weft.core.commits import Commits
-from weft.core.delivery.chosen import delivery_of
-from weft.core.endings import Endings
+from weft.core.delivery import AtLeastOnce, Each
+from weft.core.delivery.at_most_once import AtMostOnce
+from weft.core.delivery.exactly_once import ExactlyOnce, Portions
+from weft.core.endings import Endings, RetrySchedule
 from weft.core.epochs import Epochs
-from weft.core.events import Answer, Assignment, Ended, OutputsAnswer
+from weft.core.flow import Flow
 from weft.core.handler import Handler
-from weft.core.partition import Partition
 from weft.core.plans import Plans
-from weft.core.spec import HandlerSpec, Limits
-from weft.core.work import Work
-from weft.types import ErrorInfo, Record, Sent, StopMode
+from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
+from weft.core.work import SharedTexts
+from weft.types import ErrorInfo, OutcomeName, Record, Sent, StopMode
+
+if TYPE_CHECKING:
+    from weft.core.delivery import Delivery
+    from weft.core.events import Answer, Assignment, Ended, OutputsAnswer
+    from weft.core.partition import Partition
+    from weft.core.spec import HandlerSpec
+    from weft.core.work import LaneKey, Work
 
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
+
+
+#: by the handler's delivery, and whether each record is committed by itself
+_DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
+    (AT_LEAST_ONCE, False): AtLeastOnce,
+    (AT_LEAST_ONCE, True): Each,
+    (AT_MOST_ONCE, False): AtMostOnce,
+    (EXACTLY_ONCE, False): ExactlyOnce,
+}
+
+
+class EngineState:
+    """Partitions, handlers, schedules and the effects of the event at hand."""
+
+    def __init__(
+        self, specs: Iterable[HandlerSpec], limits: Limits, size_of: Callable[[Any], int]
+    ) -> None:
+        self.limits = limits
+        #: bytes of a record's share of outputs
+        self.size_of = size_of
+        self.portions = Portions(limits)
+        self.now = 0.0
+        self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
+        #: the one handler; None where there are more
+        self.only = self.handlers[0] if len(self.handlers) == 1 else None
+        #: of each handler
+        self.deliveries: list[Delivery] = [
+            _DELIVERIES[h.spec.delivery, h.spec.commit_each](self) for h in self.handlers
+        ]
+        #: the open or revoking epoch of each partition
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        self.epochs = 0
+        self.retries = RetrySchedule()
+        self.flow = Flow(limits)
+        #: asked for so far and not taken by the runtime yet
+        self.effects: list[fx.Effect] = []
+        #: ask the runtime for something; the list's own, for it is called in every turn
+        self.emit: Callable[[fx.Effect], None] = self.effects.append
+        #: attempts of ended epochs that still run, by where they came from
+        self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
+        #: partitions with claims, in the order they got them
+        self.claiming: dict[Partition, None] = {}
+        #: why nothing may start, beside what each partition says
+        self.halts: set[str] = set()
+        #: the user paused all topics, and those for which the opposite was asked since
+        self.all_paused = False
+        self.toggled_topics: set[str] = set()
+        #: someone reads results: every finished record is reported
+        self.reporting = False
+        self.stop_mode: str | None = None
+        self.drained = False
+        self.fatal: fx.Fatal | None = None
+        #: of each handler the batches that were not called yet, by group
+        self.open_batches: list[dict[Any, Gathering]] = [{} for _ in self.handlers]
+        #: finished since the last commit was built
+        self.finished_since_commit = 0
+        #: what failing records have in common
+        self.texts = SharedTexts()
+        #: things that are counted but belong to no handler, by name
+        self.counts: Counter[str] = Counter()
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def take_effects(self) -> list[fx.Effect]:
+        """What was asked for since the last time, in this order."""
+        effects, self.effects = self.effects, []
+        self.emit = self.effects.append
+        return effects
+
+    def note(self, level: str, event: str, **fields: Any) -> None:
+        """Ask for a line in the log."""
+        self.emit(fx.Note(level, event, fields))
+
+    def report(
+        self,
+        work: Work,
+        outcome: OutcomeName,
+        error: ErrorInfo | None = None,
+        outputs: Any = (),
+    ) -> None:
+        """Report what became of the record, where someone reads results."""
+        if self.reporting:
+            self.emit(fx.Finished(work, outcome, error, outputs))
+
+    def trouble(self, work: Work, outcome: fx.Trouble, error: ErrorInfo | None = None) -> None:
+        """An attempt failed, or the record is given up: something for the log.
+
+        `error`: as the attempt ended with it; else what is kept of the last one.
+        """
+        failure = work.failure
+        assert failure is not None
+        assert failure.error is not None
+        error = error or failure.error
+        self.emit(fx.Troubled(work, outcome, failure.attempts, error, work.record))
+
+    def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
+        """End the run; the first reason is the one that is reported."""
+        if self.fatal is None:
+            self.fatal = fx.Fatal(reason, error)
+            self.emit(self.fatal)
+
+    # -- what is shared --------------------------------------------------------------------------
+
+    def closing(self, partitions: Sequence[Partition]) -> None:
+        """Nothing of these that has not begun will begin in this epoch."""
+        for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
+            ours = [partition for partition in partitions if partition.handler is handler]
+            if ours:
+                delivery.closing(ours)
+
+    def claim(self, work: Work) -> None:
+        """The record's next step waits for the next commit of its partition."""
+        work.partition.commit.claims.append(work)
+        self.claiming[work.partition] = None
+
+    def unclaim(self, partition: Partition) -> None:
+        """Claims of this partition were taken or withdrawn: it is looked at no more without any."""
+        if not partition.commit.claims:
+            self.claiming.pop(partition, None)
+
+    def hold_lanes(self, where: tuple[str, int], running: dict[LaneKey, Work]) -> None:
+        """These attempts outlive their epoch: their lanes wait for them in the next one."""
+        # Held lanes of still older epochs stay held by the attempt that runs there.
+        if running:
+            self.orphans.setdefault(where, {}).update(running)
+
+    def let_go(self, work: Work) -> bool:
+        """Such an attempt has ended; False where its lane waits for another one, or for none."""
+        where = (work.record.topic, work.record.partition)
+        orphans = self.orphans.get(where, {})
+        key = work.partition.lanes.key_of(work.record)
+        if orphans.get(key) is not work:
+            return False
+        del orphans[key]
+        if not orphans:
+            del self.orphans[where]
+        return True
+
+    def count(self, name: str, times: int = 1) -> None:
+        """Something happened that belongs to no handler."""
+        self.counts[name] += times
+
+    def set_paused(self, topic: str | None, *, on: bool) -> None:
+        """The user pauses or resumes a topic, or all: for epochs to come as well."""
+        if topic is None:
+            self.all_paused = on
+            self.toggled_topics.clear()
+        elif on == self.all_paused:
+            self.toggled_topics.discard(topic)
+        else:
+            self.toggled_topics.add(topic)
+
+    @property
+    def paused(self) -> set[str | None]:
+        """The topics that are paused; None stands for all (but those resumed since)."""
+        return {None} if self.all_paused else set(self.toggled_topics)
+
+    def is_paused(self, topic: str) -> bool:
+        """The user does not want anything of this topic to start."""
+        return self.all_paused != (topic in self.toggled_topics)
 
 
 class Engine:
@@ -39,7 +211,10 @@ class Engine:
     ) -> None:
         """`size_of`: bytes of a record's share of outputs, which only who made them knows."""
         self.state = EngineState(specs, limits or Limits(), size_of)
-        self.state.deliveries = [delivery_of(h.spec, self.state) for h in self.state.handlers]
+        kinds = [
+            (handler.spec.delivery, handler.spec.commit_each) for handler in self.state.handlers
+        ]
+        self.state.deliveries = [_DELIVERIES[kind](self.state) for kind in kinds]
         self._endings = Endings(self.state)
         self._batching = Batching(self.state, self._endings)
         self._plans = Plans(self.state)
@@ -126,23 +301,16 @@ class Engine:
         """Handler calls that ended since the last turn; `done` returned and have no outputs."""
         state, count = self.state, len(done) + len(ended)
         state.now = now
-        only = state.only
-        if only is not None:
-            only.slots.give(count)
-        else:
-            self._give_slots(done, ended)
+        if state.only is not None:
+            state.only.slots.give(count)
+        else:  # each of these had a slot of its own
+            for work in (*done, *(ending.work for ending in ended)):
+                work.partition.handler.slots.give()
         self._endings.done(done)
         if ended:
             self._endings.ended(ended)
         self._since_resume += count
         self._turn()
-
-    def _give_slots(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        """Each of these had a slot of its own."""
-        for work in done:
-            work.partition.handler.slots.give()
-        for ending in ended:
-            ending.work.partition.handler.slots.give()
 
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
         """Calls of one handler that were asked for and have not begun: it is not their fault."""
@@ -308,7 +476,9 @@ class Engine:
             if not self._may_start(handler):
                 continue
             if handler.short_of_room:
-                self._look_again(handler)
+                # Records past the reach of the map: so much was done that there may be room.
+                for partition in list(handler.short_of_room):
+                    partition.reopen()
             if handler.slots.free > 0 and (handler.rotation or handler.batched):
                 self._fill(handler)
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:
@@ -329,11 +499,6 @@ class Engine:
             return False
         return not (handler.exact and state.portions.full(state.partitions.values()))
 
-    def _look_again(self, handler: Handler) -> None:
-        """Records past the reach of the map: so much was done that there may be room."""
-        for partition in list(handler.short_of_room):
-            partition.reopen()
-
     def _fill(self, handler: Handler) -> None:
         state = self.state
         if handler.batched:
@@ -349,22 +514,25 @@ class Engine:
         for handler in self.state.handlers:
             for work in handler.slots.expired(self.state.now):
                 self.state.emit(fx.Cancel(handler.index, work))
-            self._give_up_on(handler)
-
-    def _give_up_on(self, handler: Handler) -> None:
-        """Every slot has hung for ten time-outs: nothing will ever start again."""
-        spec = handler.spec
-        if handler.slots.all_hung(self.state.now):
-            self.state.fail(
-                f"handler {handler.name}: all {spec.concurrency} slots have been overdue for ten "
-                f"times timeout_s={spec.timeout_s}"
-            )
+            if handler.slots.all_hung(self.state.now):
+                spec = handler.spec
+                self.state.fail(
+                    f"handler {handler.name}: all {spec.concurrency} slots have been overdue for "
+                    f"ten times timeout_s={spec.timeout_s}"
+                )
 
     def _check_drained(self) -> None:
         state = self.state
-        if state.stop_mode == "now" or (state.idle() and not self._more_to_do()):
+        if state.stop_mode == "now" or not (self._busy() or self._more_to_do()):
             state.drained = True
             state.emit(fx.Drained())
+
+    def _busy(self) -> bool:
+        """Something is with a handler, on the way to the broker, or waits for a commit."""
+        return any(
+            partition.in_flight or partition.sending or partition.commit.claims
+            for partition in self.state.partitions.values()
+        )
 
     def _more_to_do(self) -> bool:
         """Stop mode "buffered": something in memory can still be finished."""

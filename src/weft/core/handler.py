@@ -8,36 +8,19 @@ others, however deep their backlogs are. The cost of a choice does not depend on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from weft.core.lanes import Lanes
-from weft.core.reach import Reach
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, HandlerSpec
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE
+from weft.core.states import RUNNING
 from weft.core.work import Work
+from weft.types import Record
 
-
-class InTurn(Protocol):
-    """A partition, as far as the choice among them has to know it."""
-
-    #: True while it stands in the rotation; the handler's alone to change
-    listed: bool
-    startable: bool
-    lanes: Lanes
-    reach: Reach
-
-    def may_start(
-        self,
-        work: Work,
-        looked: dict[Any, None],
-        taken: Iterable[Any] = (),
-        *,
-        count: bool = True,
-    ) -> bool:
-        """Whether the map has room for the record."""
-
-    def reopen(self) -> None:
-        """Look again at the records that wait for room."""
+if TYPE_CHECKING:
+    from weft.core.partition import Partition
+    from weft.core.spec import HandlerSpec
+    from weft.core.work import Work
 
 
 RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
@@ -85,10 +68,10 @@ class Handler:
         #: its attempts have a time-out
         self.timed = spec.timeout_s is not None
         self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
-        #: partitions with something ready, each once (`InTurn.listed`)
-        self.rotation: deque[InTurn] = deque()
+        #: partitions with something ready, each once (`Partition.listed`)
+        self.rotation: deque[Partition] = deque()
         #: partitions with records past the reach of their map
-        self.short_of_room: dict[InTurn, None] = {}
+        self.short_of_room: dict[Partition, None] = {}
         self.tokens = 1.0
         self.tokens_at: float | None = None
         #: batch calls that handled something
@@ -102,16 +85,12 @@ class Handler:
         self.parked = 0
         self.superseded = 0
 
-    def count_done(self, records: int = 1) -> None:
-        """So many more are done."""
-        self.done += records
-
-    def enqueue(self, partition: InTurn) -> None:
+    def enqueue(self, partition: Partition) -> None:
         """Put a partition with something ready into the rotation."""
         partition.listed = True
         self.rotation.append(partition)
 
-    def enlist(self, partition: InTurn) -> None:
+    def enlist(self, partition: Partition) -> None:
         """The same, where it may stand there already or may not start."""
         if partition.lanes.ready and partition.startable and not partition.listed:
             self.enqueue(partition)
@@ -124,7 +103,7 @@ class Handler:
         if self.limited:
             most = self._affordable(now, most)
         works: list[Work] = []
-        looked: dict[InTurn, None] = {}
+        looked: dict[Partition, None] = {}
         rotation = self.rotation
         while rotation and len(works) < most:
             # An equal share of the free slots each, so that no partition waits for another's
@@ -138,7 +117,7 @@ class Handler:
             self.tokens -= len(works)
         return works
 
-    def _take_one_each(self, most: int, works: list[Work], looked: dict[InTurn, None]) -> None:
+    def _take_one_each(self, most: int, works: list[Work], looked: dict[Partition, None]) -> None:
         """One record of each of the first `most` partitions."""
         rotation = self.rotation
         for _ in range(most):
@@ -160,7 +139,7 @@ class Handler:
             else:
                 partition.listed = False
 
-    def _take_share(self, share: int, works: list[Work], looked: dict[InTurn, None]) -> None:
+    def _take_share(self, share: int, works: list[Work], looked: dict[Partition, None]) -> None:
         """Up to `share` records of the next partition."""
         partition = self.rotation.popleft()
         if not partition.startable:
@@ -184,7 +163,7 @@ class Handler:
         work.partition.lanes.put_far(work)
         self.short_of_room[work.partition] = None
 
-    def has_room(self, partition: InTurn) -> None:
+    def none_far(self, partition: Partition) -> None:
         """No record of it waits for room in the map."""
         self.short_of_room.pop(partition, None)
 
@@ -204,3 +183,98 @@ class Handler:
         if not self.rotation or not self.slots.free or self.tokens >= 1:
             return None
         return self.tokens_at + (1.0 - self.tokens) / self.spec.rate_limit_per_s
+
+
+class Slots:
+    """Calls that one handler may have in flight, and their time-outs."""
+
+    __slots__ = ("concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting", "whole")
+
+    def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
+        self.concurrency = concurrency
+        #: calls in all: those beyond `concurrency` keep a pipe to a worker process full
+        self.whole = concurrency + ahead
+        #: calls that may still start; below zero where finished records keep slots (Commit each)
+        self.free = self.whole
+        self.timeout_s = timeout_s
+        #: running attempts -> when their time is over, in that order; only with `timeout_s`.
+        #: A call of several records stands here once, as its first record
+        self.deadlines: dict[Work, float] = {}
+        #: running past their time and not to be cancelled -> since when
+        self.overdue: dict[Work, float] = {}
+        #: calls that the runtime reported as not begun -> the attempt. An entry may outlive it
+        self.waiting: dict[Work, Record] = {}
+
+    @property
+    def taken(self) -> int:
+        """Calls that run, and whatever else holds a slot."""
+        return self.whole - self.free
+
+    def take(self, count: int = 1) -> None:
+        """So many calls start."""
+        self.free -= count
+
+    def give(self, count: int = 1) -> None:
+        """So many are over."""
+        self.free += count
+
+    def time(self, works: Sequence[Work], now: float) -> None:
+        """These attempts begin, each in a call of its own; of a batch its first record does."""
+        if self.timeout_s is not None:
+            self.deadlines.update(dict.fromkeys(works, now + self.timeout_s))
+
+    def ended(self, work: Work) -> None:
+        """The attempt is over: so is the call's time, when it was the last of its call."""
+        call = work.call
+        if call is not None:
+            call.left -= 1
+            if call.left > 0:
+                return
+            work = call.first
+        self.deadlines.pop(work, None)
+        self.overdue.pop(work, None)
+
+    def expired(self, now: float) -> list[Work]:
+        """Attempts past their time, once each: they are overdue from now on."""
+        expired = [work for work, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
+        for work in expired:
+            del self.deadlines[work]
+            self.overdue[work] = now
+        return expired
+
+    def not_begun(self, works: Sequence[Work], now: float) -> None:
+        """The calls of these wait in front of their handler: none of their time is used."""
+        self.waiting = {work: one for work, one in self.waiting.items() if self.waits(work)}
+        self.waiting.update((work, work.record) for work in works)
+        self._time_again(works, now)
+
+    def begun(self, works: Sequence[Work], at: float) -> None:
+        """The calls of these began at `at`, which the engine took for earlier."""
+        for work in works:
+            self.waiting.pop(work, None)
+        self._time_again(works, at)
+
+    def waits(self, work: Work) -> bool:
+        """Its call has not begun, as far as is known."""
+        return work.state == RUNNING and self.waiting.get(work) is work.record
+
+    def _time_again(self, works: Sequence[Work], at: float) -> None:
+        if self.timeout_s is None:
+            return
+        due, last = at + self.timeout_s, next(reversed(self.deadlines.values()), 0.0)
+        for work in works:
+            timed, overdue = self.deadlines.pop(work, None), self.overdue.pop(work, None)
+            if timed is not None or overdue is not None:  # else it has ended, or is no first record
+                self.deadlines[work] = due
+        if due < last:
+            self.deadlines = dict(sorted(self.deadlines.items(), key=lambda one: one[1]))
+
+    def next_due(self) -> float | None:
+        """When the time of the next one is over."""
+        return next(iter(self.deadlines.values()), None)
+
+    def all_hung(self, now: float) -> bool:
+        """Every slot has been overdue for ten time-outs: nothing will ever start again."""
+        if self.timeout_s is None or len(self.overdue) < self.concurrency:
+            return False
+        return now - max(self.overdue.values()) >= 10 * self.timeout_s

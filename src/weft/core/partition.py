@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core import states
-from weft.core.commits import CommitState
-from weft.core.handler import Handler
 from weft.core.lanes import Lanes
-from weft.core.offsets import Offsets, Snapshot
 from weft.core.reach import Reach
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, RUNNING, InternalError
-from weft.core.work import Failure, LaneKey, Work
 from weft.types import Record
+
+if TYPE_CHECKING:
+    from weft.core.commits import CommitState
+    from weft.core.handler import Handler
+    from weft.core.offsets import Offsets, Snapshot
+    from weft.core.work import Failure, LaneKey, Work
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -190,7 +192,7 @@ class Partition:
                 lanes.reopen(lanes.nearest_far)
             self.handler.enlist(self)
         if not lanes.far:
-            self.handler.has_room(self)
+            self.handler.none_far(self)
 
     def _under_way(self) -> int:
         """Records that have started and will be done, which no map says yet."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from weft.codec import encode_fitting
 from weft.core import effects as fx
-from weft.core.engine import EngineState
-from weft.core.partition import Partition
-from weft.core.work import Work
+
+if TYPE_CHECKING:
+    from weft.core.engine import EngineState
+    from weft.core.partition import Partition
+    from weft.core.work import Work
 
 
 class Plans:

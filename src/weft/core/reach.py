@@ -34,11 +34,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import repeat
 from operator import ne, sub
+from typing import TYPE_CHECKING
 
 from weft.codec.limits import NOT_DONE_MAX
-from weft.core.commits import CommitState
-from weft.core.offsets import Offsets
 from weft.core.work import Work
+
+if TYPE_CHECKING:
+    from weft.core.commits import CommitState
+    from weft.core.offsets import Offsets
 
 PRESSURE = 0.75  # of the limit: past it nothing further out starts (as in the Java library)
 LOOK_EVERY = 1_024  # records done, between two looks whether starts are counted for nothing

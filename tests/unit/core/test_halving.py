@@ -9,7 +9,7 @@ from tests.unit.core.test_portions import SIZE, exact
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.exactly_once import TRIES, WHOLE_TRIES, Halving
+from weft.core.delivery.exactly_once import TRIES, UNSPLIT_TRIES, Culprits
 from weft.core.events import Returned
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
@@ -82,7 +82,7 @@ def test_it_is_halved_until_what_is_healthy_is_through():
     broker.handle(*range(1, 17))
     broker.answer(40)
     sizes = [len(what) for what, _ in broker.sent if what]
-    assert sizes[1 : WHOLE_TRIES + 2] == [*[16] * WHOLE_TRIES, 8]
+    assert sizes[1 : UNSPLIT_TRIES + 2] == [*[16] * UNSPLIT_TRIES, 8]
     assert broker.left() == [5]
 
 
@@ -143,7 +143,7 @@ def test_after_trouble_is_over_one_abort_is_one_again():
     broker.answer()
     broker.handle(*range(1, 9))
     broker.down = True
-    broker.answer(WHOLE_TRIES)
+    broker.answer(UNSPLIT_TRIES)
     broker.down = False
     broker.answer(6)
     assert broker.left() == []
@@ -275,7 +275,7 @@ def test_reason_is_of_no_account_where_an_output_was_named():
     desk.poll(part, *range(8), key=None)
     works = desk.started()
     desk.do("calls_ended", [], [Returned(work, ["out"]) for work in works])
-    for _ in range(WHOLE_TRIES + 1):
+    for _ in range(UNSPLIT_TRIES + 1):
         effect = desk.take(fx.Transact)[-1]
         claims = effect.items[0].claims
         desk.do(
@@ -286,7 +286,7 @@ def test_reason_is_of_no_account_where_an_output_was_named():
             refused=[(claims[0], ERROR)],
         )
         desk.pass_time(0.1)
-    assert len(desk.take(fx.Transact)[-1].items[0].claims) == 8 - WHOLE_TRIES - 1
+    assert len(desk.take(fx.Transact)[-1].items[0].claims) == 8 - UNSPLIT_TRIES - 1
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -312,7 +312,7 @@ def test_what_is_found_out_goes_without_what_is_only_new(down):
     broker.handle(*range(1, 9))
     broker.answer()
     broker.down = down
-    broker.answer(WHOLE_TRIES - 1)
+    broker.answer(UNSPLIT_TRIES - 1)
     broker.handle(9)
     broker.handle(10)
     broker.desk.do("reached", [(broker.parts[1], 50)])
@@ -338,12 +338,12 @@ def pending(*outputs) -> list[Work]:
     return works
 
 
-def halved(*outputs: str) -> tuple[Halving, list[Work]]:
+def halved(*outputs: str) -> tuple[Culprits, list[Work]]:
     """These fell twice together, and nobody said why."""
-    halving, works = Halving(), pending(*outputs)
-    for _ in range(WHOLE_TRIES):
+    halving, works = Culprits(), pending(*outputs)
+    for _ in range(UNSPLIT_TRIES):
         assert halving.most is None
-        halving.ended(works, committed=False, unnamed=True)
+        halving.ended(works, [], committed=False, reason=ERROR)
     return halving, works
 
 
@@ -361,7 +361,7 @@ def halved(*outputs: str) -> tuple[Halving, list[Work]]:
 def test_half_of_the_outputs_go_and_what_has_none_goes_along(outputs, first):
     """All records of one output count once."""
     halving, _ = halved(*"abcd") if len(set(outputs)) > 2 else halved(*"ab")
-    halving.begin()
+    halving.choose([])
     works = pending(*outputs)
     assert halving.first(works) == works[: len(first)]
 
@@ -369,12 +369,12 @@ def test_half_of_the_outputs_go_and_what_has_none_goes_along(outputs, first):
 def test_the_second_partition_has_what_the_first_has_left():
     """And nothing at all where that is nothing: its offset alone may be what is refused."""
     halving, _ = halved(*"abcdef")
-    halving.begin()
+    halving.choose([])
     assert len(halving.first(pending("a"))) == 1
     assert len(halving.first(pending(None))) == 1
     assert len(halving.first(pending("b", "c"))) == 1
     assert halving.first(pending("d")) == halving.first(pending(None)) == []
-    halving.begin()
+    halving.choose([])
     assert len(halving.first(pending("b", "c", "d", "e"))) == 3
 
 
@@ -382,15 +382,15 @@ def test_more_go_again_as_those_that_fell_get_through():
     """Twice as many each time, all once none of them is left; others say nothing of them."""
     halving, works = halved(*"abcdefgh")
     assert halving.most == 4
-    halving.ended(works[:4], committed=False, unnamed=True)
+    halving.ended(works[:4], [], committed=False, reason=ERROR)
     assert halving.most == 2
-    halving.ended(pending("x"), committed=True, unnamed=False)
+    halving.ended(pending("x"), [], committed=True)
     assert halving.most == 2
-    halving.ended(works[:2], committed=True, unnamed=False)
+    halving.ended(works[:2], [], committed=True)
     assert halving.most == 4
-    halving.ended(works[2:6], committed=True, unnamed=False)
+    halving.ended(works[2:6], [], committed=True)
     assert halving.most == 8
-    halving.ended(works[6:], committed=True, unnamed=False)
+    halving.ended(works[6:], [], committed=True)
     assert halving.most is None
 
 
@@ -399,22 +399,27 @@ def test_those_that_went_another_way_are_not_waited_for():
     halving, works = halved(*"abcd")
     works[0].state = states.RETRYING
     works[1].outputs = ["another"]
-    halving.set_aside(works[2:3])
-    halving.ended(works[3:], committed=True, unnamed=False)
+    halving.ended([], [(works[2], ERROR)], committed=False)
+    halving.ended(works[3:], [], committed=True)
     assert halving.most is None
 
 
 def test_one_alone_that_falls_is_the_culprit():
-    """It was looked for, and nothing else was in the transaction."""
+    """It was looked for, and nothing else was in the transaction: the others go without it."""
     halving, works = halved(*"ab")
-    assert not halving.ended(works, committed=False, unnamed=True)
+    part = works[0].partition
+    part.commit.claims += works
+    assert halving.choose([part])[part] == works
+    halving.ended(works, [], committed=False, reason=ERROR)
     assert halving.most == 1
-    assert halving.ended(works[:1], committed=False, unnamed=True)
+    assert halving.choose([part])[part] == works
+    halving.ended(works[:1], [], committed=False, reason=ERROR)
+    assert halving.choose([part])[part] == works[1:]
 
 
 def test_an_abort_for_another_reason_says_nothing():
     """An output was named, or the time was over."""
-    halving, works = Halving(), pending(*"ab")
-    for _ in range(2 * WHOLE_TRIES):
-        assert not halving.ended(works, committed=False, unnamed=False)
+    halving, works = Culprits(), pending(*"ab")
+    for _ in range(2 * UNSPLIT_TRIES):
+        assert not halving.ended(works, [], committed=False)
     assert halving.most is None

@@ -10,7 +10,7 @@ from tests.unit.core.test_portions import exact
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery.exactly_once import TRIES, Suspects
+from weft.core.delivery.exactly_once import TRIES, Culprits
 from weft.core.events import Returned
 from weft.core.partition import Partition
 from weft.core.spec import Limits
@@ -140,7 +140,7 @@ class Waiting:
 
     def __init__(self, *offsets: int, ordering: str = "unordered", **options) -> None:
         self.part = partition(ordering=ordering, delivery="exactly_once")
-        self.suspects = Suspects()
+        self.suspects = Culprits()
         self.works: dict[int, Work] = {}
         self.more(*offsets, **options)
 
@@ -179,7 +179,7 @@ class Waiting:
     def accused(self, *offsets: int) -> bool:
         """These were all of an aborted one, and nobody said why."""
         self.goes()
-        return self.suspects.accuse([self.works[offset] for offset in offsets])
+        return self.suspects._accuse([self.part], [self.works[offset] for offset in offsets])
 
     def turns(self, *then: str) -> list[list[int]]:
         """What goes in these transactions, which end so."""

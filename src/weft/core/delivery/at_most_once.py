@@ -11,23 +11,19 @@ call ends (`returned`: DONE). It has one attempt; a batch starts once all its ma
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weft.core import effects as fx
 from weft.core import states
-from weft.core.delivery import (
-    MostClaims,
-    call,
-    call_together,
-    complete,
-    produce,
-    produce_dead_letter,
-)
-from weft.core.engine import EngineState
-from weft.core.handler import Handler
+from weft.core.delivery import call, complete, produce, produce_dead_letter
 from weft.core.lanes import unfollow
-from weft.core.partition import Partition
-from weft.core.work import Work
+
+if TYPE_CHECKING:
+    from weft.core import effects as fx
+    from weft.core.delivery import MostClaims
+    from weft.core.engine import EngineState
+    from weft.core.handler import Handler
+    from weft.core.partition import Partition
+    from weft.core.work import Work
 
 
 class AtMostOnce:
@@ -75,7 +71,7 @@ class AtMostOnce:
             if waiting.works:
                 begun, waiting.works = waiting.works, []
                 waiting.first, waiting.left = begun[0], len(begun)
-                call_together(self._state, handler, begun)
+                call(self._state, handler, begun, together=True)
             else:
                 handler.slots.give()
 
