@@ -4,16 +4,18 @@ Each side first handles 190 of 200 records and leaves 10 that keep failing; the 
 over the group and must handle exactly those 10.
 """
 
+import base64
 import uuid
 
 import pytest
 from benchmarks import javapc
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import weft
 from weft.broker import LocalBroker
+from weft.codec import Remembered, encode_fitting, with_rider
 
 RECORDS = 200
 LEFT = list(range(3, RECORDS, 20))
@@ -114,3 +116,25 @@ def test_java_handles_exactly_what_weft_left(bootstrap: str, topic: str, orderin
 
     assert after["handled"] == LEFT
     assert after["calls"] == len(LEFT)
+
+
+@pytest.mark.parametrize("left", [LEFT, [0, 1, 150]], ids=["bits", "runs"])
+def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, left) -> None:
+    """Weft → Java with a rider behind the map, as long as the broker takes."""
+    group = f"rider-to-java-{uuid.uuid4().hex[:8]}"
+    text, _ = encode_fitting(left[0], RECORDS - 1, left)
+    entries = [
+        Remembered(offset, 5, parked=True, exhausted_by="attempts", error=7) for offset in left
+    ]
+    text, count = with_rider(left[0], text, entries)
+    assert count == len(left)
+    stuffed = base64.b64decode(text) + bytes.fromhex("5a2a4d18f4010000") + bytes(500)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    place = TopicPartition(topic, 0, left[0], base64.b64encode(stuffed).decode())
+    assert consumer.commit(offsets=[place], asynchronous=False)[0].error is None
+    consumer.close()
+
+    after = java("resume", bootstrap, topic, group, ordering="UNORDERED", idle_s=JAVA_IDLE_S)
+
+    assert after["handled"] == left
+    assert after["calls"] == len(left)

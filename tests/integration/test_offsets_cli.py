@@ -75,6 +75,26 @@ def test_decode_is_readable_without_json():
     assert "not done:     100-101, 105" in weft("decode", "--offset", "100", "bAAK3AMA").stdout
 
 
+def test_decode_shows_what_a_commit_remembers():
+    """A record a line, and as `remembered` in JSON."""
+    text, _ = codec.with_rider(
+        100,
+        "",
+        [
+            codec.Remembered(
+                100, 5, parked=True, exhausted_by="attempts", until_s=1_790_000_060, error=7
+            )
+        ],
+    )
+    shown = weft("decode", "--offset", "100", text).stdout
+    assert (
+        "record 100: 5 failed attempts, parked (attempts), until 2026-09-21T14:14:20+00:00, "
+        "error 00000007\n"
+    ) in shown
+    (one,) = json.loads(weft("decode", "--offset", "100", text, "--json").stdout)["remembered"]
+    assert (one["offset"], one["parked"], one["held"]) == (100, True, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

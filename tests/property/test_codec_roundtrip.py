@@ -8,7 +8,17 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.codec import OffsetMap, UnreadableMap, decode, encode, encode_fitting, measure
+from weft.codec import (
+    OffsetMap,
+    Remembered,
+    UnreadableMap,
+    decode,
+    encode,
+    encode_fitting,
+    measure,
+    with_rider,
+)
+from weft.codec.rider import EXHAUSTED_BY
 from weft.codec.wire import BY_MAGIC
 from weft.codec.zstd import compress
 
@@ -45,6 +55,33 @@ def test_what_is_written_is_read(snapshot: tuple[int, int, list[int]]):
     assert (found.frontier, found.highest_seen) == (frontier, top)
     assert found.not_done == tuple(not_done)
     assert len(text) <= measure(frontier, top, not_done)
+
+
+@given(snapshots(), st.data(), st.integers(0, 5000))
+def test_a_rider_is_read_as_far_as_it_fits(
+    snapshot: tuple[int, int, list[int]], data: st.DataObject, limit_chars: int
+):
+    """Its lowest offsets, whole; the map beside it says the same as without."""
+    frontier, top, not_done = snapshot
+    text, covered = encode_fitting(frontier, top, not_done, limit_chars)
+    open_offsets = [offset for offset in not_done if offset <= covered]
+    entries = [
+        Remembered(
+            offset,
+            data.draw(st.integers(0, 2**31 - 1)),
+            data.draw(st.booleans()),
+            data.draw(st.booleans()),
+            data.draw(st.sampled_from(EXHAUSTED_BY)),
+            data.draw(st.none() | st.integers(0, 2**40)),
+            data.draw(st.none() | st.integers(0, 2**32 - 1)),
+        )
+        for offset in sorted(data.draw(st.sets(st.sampled_from(open_offsets), max_size=20)))
+    ] if open_offsets else []  # fmt: skip
+    both, count = with_rider(frontier, text, entries, limit_chars)
+    found, plain = decode(frontier, both), decode(frontier, text)
+    assert found.rider == (tuple(entries[:count]), "")
+    assert (found.highest_seen, found.not_done) == (plain.highest_seen, plain.not_done)
+    assert len(both) <= max(len(text), limit_chars)
 
 
 @given(st.lists(st.booleans(), max_size=4000), frontiers)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weft.cli import cluster
-from weft.codec import OffsetMap, UnreadableMap
+from weft.codec import OffsetMap, Remembered, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
 from weft.kafka.group_offsets import GroupOffsets, Move, Progress, plan_move
@@ -50,6 +50,10 @@ def decode(
     typer.echo(f"frontier:     {found.frontier}")
     typer.echo(f"highest seen: {found.highest_seen}")
     typer.echo(f"not done:     {_runs(found.not_done) or 'none'}")
+    for one in found.rider.entries:
+        typer.echo(f"record {one.offset}: {_remembered(one)}")
+    if found.rider.problem:
+        typer.echo(f"warning: {found.rider.problem}", err=True)
 
 
 @app.command()
@@ -219,13 +223,29 @@ def _timestamp_ms(text: str | None) -> int | None:
 
 
 def _as_json(found: OffsetMap) -> dict[str, Any]:
-    """The map in the format of `decode --json`."""
+    """The map in the format of `decode --json`; `remembered` only where the commit has a rider."""
+    remembered = [one._asdict() for one in found.rider.entries]
     return {
         "encoding": found.encoding,
         "frontier": found.frontier,
         "highest_seen": found.highest_seen,
         "not_done": list(found.not_done),
+        **({"remembered": remembered} if remembered else {}),
     }
+
+
+def _remembered(one: Remembered) -> str:
+    """What a commit remembers of a record, as words."""
+    failed = {0: "not tried", 1: "1 failed attempt"}.get(one.attempts)
+    until = "" if one.until_s is None else datetime.fromtimestamp(one.until_s, UTC).isoformat()
+    words = (
+        failed or f"{one.attempts} failed attempts",
+        one.parked and "parked" + (one.exhausted_by and f" ({one.exhausted_by})"),
+        one.held and "held",
+        until and f"until {until}",
+        one.error is not None and f"error {one.error:08x}",
+    )
+    return ", ".join(filter(None, words))
 
 
 def _progress_as_json(one: Progress) -> dict[str, Any]:

@@ -6,14 +6,18 @@ progress moves between the two in both directions.
 
 from weft.codec.limits import MapTooLarge, UnreadableMap
 from weft.codec.reader import OffsetMap, decode
-from weft.codec.writer import encode, encode_fitting, measure
+from weft.codec.rider import Remembered, Rider
+from weft.codec.writer import encode, encode_fitting, measure, with_rider
 
 __all__ = [
     "MapTooLarge",
     "OffsetMap",
+    "Remembered",
+    "Rider",
     "UnreadableMap",
     "decode",
     "encode",
     "encode_fitting",
     "measure",
+    "with_rider",
 ]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from weft.codec import bitset, runlength, wire
+from weft.codec import rider as riders
 from weft.codec.limits import OFFSET_MAX, UnreadableMap
 
 
@@ -18,6 +19,8 @@ class OffsetMap:
     highest_seen: int
     #: Ascending offsets between frontier and highest_seen that are not done.
     not_done: tuple[int, ...]
+    #: What is remembered of some of these, and of no others.
+    rider: riders.Rider = riders.NONE
 
 
 def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> OffsetMap:
@@ -33,7 +36,7 @@ def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> Of
     text = (text or "").removesuffix("\x00")
     if not text:
         return OffsetMap("none", frontier, frontier - 1, ())
-    encoding, body = wire.from_text(text)
+    encoding, body, frames = wire.from_text(text)
     family = bitset if encoding.is_bitset else runlength
     length, not_done = family.read(frontier, body, encoding.width)
     highest_seen = frontier + length - 1
@@ -41,4 +44,5 @@ def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> Of
         raise UnreadableMap("the map reaches past the largest offset there can be")
     if length and log_end is not None and highest_seen >= log_end:
         raise UnreadableMap(f"the map reaches offset {highest_seen}, the log ends at {log_end}")
-    return OffsetMap(encoding.name, frontier, highest_seen, not_done)
+    remembered = riders.decode(frontier, frames, not_done)
+    return OffsetMap(encoding.name, frontier, highest_seen, not_done, remembered)

@@ -1,13 +1,14 @@
 """The eight encodings of the Java Parallel Consumer: names, magic bytes, zstd, Base64.
 
 The text is Base64 of one magic byte and a body; a compressed body is one zstd frame around
-the plain body. Source: Java Parallel Consumer 0.5.3, package ``offsets``.
+the plain body, and may have skippable frames before and behind it (rider.py).
+Source: Java Parallel Consumer 0.5.3, package ``offsets``.
 """
 
 import binascii
 from dataclasses import dataclass
 
-from weft.codec import zstd
+from weft.codec import rider, zstd
 from weft.codec.limits import BODY_BYTES_MAX, TEXT_CHARS_MAX, UnreadableMap
 
 
@@ -56,8 +57,11 @@ def to_text(encoding: Encoding, body: bytes) -> str:
     return binascii.b2a_base64(packed, newline=False).decode("ascii")
 
 
-def from_text(text: str) -> tuple[Encoding, bytes]:
-    """The encoding and plain body of (not empty) commit metadata; UnreadableMap if it has none."""
+def from_text(text: str) -> tuple[Encoding, bytes, bytes]:
+    """Encoding, plain body and skippable frames of (not empty) commit metadata.
+
+    UnreadableMap where it is none.
+    """
     if len(text) > TEXT_CHARS_MAX:
         raise UnreadableMap(f"{len(text)} characters are more than {TEXT_CHARS_MAX}")
     try:
@@ -69,15 +73,16 @@ def from_text(text: str) -> tuple[Encoding, bytes]:
         known = FOREIGN.get(packed[0], "not an offset map")
         raise UnreadableMap(f"magic byte 0x{packed[0]:02x}: {known}")
     body = packed[1:]
-    return encoding, decompress(body) if encoding.is_compressed else body
+    return (encoding, *decompress(body)) if encoding.is_compressed else (encoding, body, b"")
 
 
-def decompress(frame: bytes) -> bytes:
-    """The content of exactly one zstd frame: Java writes one and nothing else."""
+def decompress(frames: bytes) -> tuple[bytes, bytes]:
+    """The content of exactly one zstd frame, and the skippable ones around it."""
     try:
-        body, more = zstd.decompress(frame, BODY_BYTES_MAX)
+        begin = rider.frames_end(frames)
+        body, behind = zstd.decompress(frames[begin:], BODY_BYTES_MAX)
+        if rider.frames_end(behind) < len(behind):
+            raise ValueError("something follows the zstd frame")
     except ValueError as error:
         raise UnreadableMap(str(error)) from None
-    if more:
-        raise UnreadableMap("something follows the zstd frame")
-    return body
+    return body, frames[:begin] + behind

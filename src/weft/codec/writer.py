@@ -8,7 +8,7 @@ them that are not done. Offsets that do not exist count as done.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from weft.codec import bitset, runlength, wire, zstd
+from weft.codec import bitset, rider, runlength, wire, zstd
 from weft.codec.limits import (
     BROKER_CHARS_MAX,
     NOT_DONE_MAX,
@@ -75,6 +75,28 @@ def encode_fitting(
             best, best_top = text, middle
             low = max(middle, (low + high + 1) // 2) + 1
     return best, best_top
+
+
+def with_rider(
+    frontier: int,
+    text: str,
+    entries: Sequence[rider.Remembered],
+    limit_chars: int = BROKER_CHARS_MAX,
+) -> tuple[str, int]:
+    """The text of a map (`encode_fitting`'s) with a rider behind it, and how many entries that has.
+
+    The entries are ascending, of offsets that the map says are not done, or of the frontier. Where
+    both do not fit ``limit_chars`` the rider gives way, its highest offsets first, never the map.
+    """
+    if not entries:
+        return text, 0
+    # A map of nothing has no frame to follow: the same is said by one of the frontier alone.
+    encoding, body, _ = wire.from_text(text or encode(frontier, frontier, (frontier,)))
+    encoding = wire.COMPRESSED.get(encoding.name, encoding)
+    frame = zstd.compress(body)
+    room_bytes = limit_chars // 4 * 3 - 1 - len(frame)
+    ridden, count = rider.encode(frontier, entries, room_bytes)
+    return (wire.to_text(encoding, frame + ridden), count) if count else (text, 0)
 
 
 def measure(frontier: int, top: int, not_done: Sequence[int]) -> int:
