@@ -9,13 +9,14 @@ import uuid
 
 import pytest
 from benchmarks import javapc
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import weft
 from weft.broker import LocalBroker
 from weft.codec import Remembered, encode_fitting, with_rider
+from weft.kafka import clib
 
 RECORDS = 200
 LEFT = list(range(3, RECORDS, 20))
@@ -130,8 +131,11 @@ def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, le
     assert count == len(left)
     stuffed = base64.b64decode(text) + bytes.fromhex("5a2a4d18f4010000") + bytes(500)
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    place = TopicPartition(topic, 0, left[0], base64.b64encode(stuffed).decode())
-    assert consumer.commit(offsets=[place], asynchronous=False)[0].error is None
+    queue = clib.CommitQueue(consumer)  # the client's own calls leave a NUL behind the text
+    clib.committed(consumer, [(topic, 0)], 60)
+    queue.send([(topic, 0, left[0], base64.b64encode(stuffed).decode())])
+    assert [reply.error for reply in queue.poll(60)] == [0]
+    queue.close()
     consumer.close()
 
     after = java("resume", bootstrap, topic, group, ordering="UNORDERED", idle_s=JAVA_IDLE_S)
