@@ -151,11 +151,12 @@ def check_workers(spark: SparkSession) -> None:
     """ConfigError where the workers' Python is another than this one and has no Weft.
 
     Found out by a task of our own, which does not fail: one that does is tried again, with
-    `local[2,1000]` a thousand times. Through Spark Connect the workers cannot be asked.
+    `local[2,1000]` a thousand times.
     """
     try:
         context = spark.sparkContext
     except (AttributeError, PySparkException):
+        _check_workers_of_server(spark)
         return
     python = context.pythonExec
     if python == sys.executable or python in _LOOKED_AT:
@@ -172,6 +173,32 @@ def check_workers(spark: SparkSession) -> None:
             " weft[spark] there, or set PYSPARK_PYTHON to one that has it"
         )
     _LOOKED_AT.add(python)
+
+
+def _check_workers_of_server(spark: SparkSession) -> None:
+    """The same through Spark Connect, where a query has to look; once for each session."""
+    session = str(getattr(spark, "session_id", ""))
+    if session in _LOOKED_AT:
+        return
+
+    def look(batches: Iterable[Any]) -> Iterator[Any]:
+        import sys
+        from importlib.util import find_spec
+
+        import pyarrow as pa
+
+        for _ in batches:  # else the socket behind us stays full of it
+            pass
+        without = sys.executable if find_spec("weft") is None else ""
+        yield pa.RecordBatch.from_pydict({"without": [without]})
+
+    for row in spark.range(0, 1, 1, 1).mapInArrow(look, "without string").collect():
+        if row.without:
+            raise ConfigError(
+                f"process: {row.without}, the Python of this Connect server's workers, has no"
+                " module weft: install weft[spark] in the server's environment"
+            )
+    _LOOKED_AT.add(session)
 
 
 def default_slots(spark: SparkSession) -> int:

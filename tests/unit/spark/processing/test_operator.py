@@ -73,3 +73,35 @@ def test_workers_with_weft_are_looked_at_once(monkeypatch):
     for workers in (other, other, same):
         check_workers(SimpleNamespace(sparkContext=workers))
     assert (other.jobs, same.jobs) == (1, 0)
+
+
+class Server:
+    """A Connect session whose server's workers are as this process."""
+
+    session_id = "s"
+
+    def __init__(self) -> None:
+        self.queries = 0
+
+    def range(self, *_: int):
+        self.queries += 1
+        return self
+
+    def mapInArrow(self, function, _schema):  # Spark's name
+        self.rows = [SimpleNamespace(**row) for one in function([]) for row in one.to_pylist()]
+        return self
+
+    def collect(self):
+        return self.rows
+
+
+def test_a_connect_server_without_weft_is_found_out_before_a_task_fails(monkeypatch):
+    """A query looks, and the line names the workers' Python; one that has Weft is asked once."""
+    server = Server()
+    with monkeypatch.context() as bare:
+        bare.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match=rf"{sys.executable}, .*server's workers, has no mod"):
+            check_workers(server)
+    for _ in range(3):
+        check_workers(server)
+    assert server.queries == 2
