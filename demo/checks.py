@@ -1,4 +1,4 @@
-"""The proof: what the witnesses saw against what must be there."""
+"""The proof: compare the witnesses' observations with the expected results."""
 
 from __future__ import annotations
 

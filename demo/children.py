@@ -1,4 +1,4 @@
-"""The demo's processes: none outlives it, however it ends."""
+"""The demo's processes: all of them end with the demo, however it ends."""
 
 from __future__ import annotations
 

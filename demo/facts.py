@@ -1,4 +1,4 @@
-"""What the demo found, as data: summary.json, and what the report is made of."""
+"""The results of the demo as data: summary.json, and the content of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's app, and an example of one: every position is checked by a slow service, in order.
+"""The demo's app, and an example: a slow service checks every position, in order per vehicle.
 
     weft run demo.geofence:app
     weft run demo.geofence:app --engine spark --members 2

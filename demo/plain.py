@@ -1,4 +1,4 @@
-"""What Weft is compared with: one consumer, one record after the other, one HTTP call each.
+"""The reference: one consumer, one record after another, one HTTP call each.
 
 python -m demo.plain BOOTSTRAP SERVICE TOPIC SECONDS
 """

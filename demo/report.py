@@ -1,4 +1,4 @@
-"""report.html: one page that needs nothing else, with the picture, the map and the proof in it."""
+"""report.html: one self-contained page with the picture, the map and the proof."""
 
 from __future__ import annotations
 

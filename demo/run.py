@@ -1,4 +1,4 @@
-"""`python -m demo`: the steps one after the other, and everything stopped afterwards."""
+"""`python -m demo`: run the steps one after another, and stop everything afterwards."""
 
 from __future__ import annotations
 

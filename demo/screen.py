@@ -1,4 +1,4 @@
-"""What the demo shows on the terminal while it runs, and at its end."""
+"""The demo's output on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The geofence service: a small HTTP server in a process of its own that takes 50 ms an answer.
+"""The geofence service: a small HTTP server in a separate process that takes 50 ms per response.
 
     python -m demo.service LOGFILE [PORT]
 

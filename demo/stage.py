@@ -1,4 +1,4 @@
-"""The stage: a real broker with its topics filled, the service, and what to call them."""
+"""The set-up: a real broker with filled topics, the service, and their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""timeline.png: records a second over time, for the three runs side by side, the kill marked."""
+"""timeline.png: records per second over time, for the three runs, with the kill marked."""
 
 from __future__ import annotations
 

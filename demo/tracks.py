@@ -1,4 +1,4 @@
-"""The vehicles: tracks that move plausibly, the same at every run, and what must come of them."""
+"""The vehicles: plausible tracks, the same in every run, and their expected alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be seen from outside: raw topics, the groups' offsets, the service's log, the table.
+"""Observations from outside: raw topics, the groups' offsets, the service's log, the table.
 
 Nothing here uses Weft's runtime; a wrong engine could not talk itself out of it.
 """

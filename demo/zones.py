@@ -1,4 +1,4 @@
-"""The city's zones, and what crossing their borders means. Shared by the service and the proof."""
+"""The city's zones and the meaning of crossing their borders, for the service and the proof."""
 
 from __future__ import annotations
 

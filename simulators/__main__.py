@@ -1,4 +1,4 @@
-"""`python -m simulators`: prove the core, the runtime or the sink against random faults."""
+"""`python -m simulators`: check the core, the runtime or the sink against random faults."""
 
 from __future__ import annotations
 

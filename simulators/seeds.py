@@ -1,4 +1,4 @@
-"""Many seeds: dealt out to processes, which end when whoever asked ends, and what they covered."""
+"""Run many seeds in several processes, and collect their coverage."""
 
 from __future__ import annotations
 

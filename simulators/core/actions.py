@@ -1,4 +1,4 @@
-"""What one step may do to a member's polling and its handlers."""
+"""The possible steps of a member's polling and its handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker answers to outputs, commits and questions, and what gets lost on the way."""
+"""Responses of the broker to outputs, commits and queries, and lost responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many values from one draw.
+"""Many random values from one draw.
 
 A step of the simulator draws once from the seed's generator, whatever the state, and takes all
 it needs from here: a change that makes one step need more values leaves the later steps alone.

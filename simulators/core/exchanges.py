@@ -1,4 +1,4 @@
-"""Transactions, step by step: outputs, offsets, the end, and what may go wrong at each."""
+"""Transactions, step by step: outputs, offsets, the end, and the faults of each step."""
 
 from __future__ import annotations
 

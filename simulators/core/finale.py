@@ -1,4 +1,4 @@
-"""All faults heal, and everything must be finished: S1, L2, L4, S8 of reliability.md."""
+"""After all faults heal, everything must finish: S1, L2, L4, S8 of reliability.md."""
 
 from __future__ import annotations
 

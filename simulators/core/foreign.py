@@ -1,4 +1,4 @@
-"""What others do to source logs: transactions that stay open, a reader that was there before."""
+"""Foreign changes to source logs: open transactions, and an earlier reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to the world: records come, time passes, processes come and go, logs change."""
+"""Events of the simulated world: new records, time, process starts and ends, log changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of an engine between two events: a recount of everything it keeps in sums.
+"""Invariants of an engine between two events: a recount of everything it keeps in sums.
 
 The engine keeps counts, a rotation and chains so that a turn costs the same however much waits.
 Here all of it is counted again from the records, at the cost of a walk over every record. The

@@ -1,4 +1,4 @@
-"""What the oracle knows: every record of every partition, and every epoch's own history."""
+"""The oracle's knowledge: every record of every partition, and the history of every epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what must happen, as far as it can be said in the middle of faults (S5, L1)."""
+"""Liveness checks during faults (S5, L1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime's stand-in: one engine, what it asked for, and what has not been answered yet."""
+"""The simulated runtime: one engine, its effects, and those without a response yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to break the core, for as long as a `with` block.
+"""One way to break the core, for the duration of a `with` block.
 
 `promises` are those that it breaks; the simulator must report one of them, not just fail somehow.
 """

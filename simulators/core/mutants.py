@@ -1,4 +1,4 @@
-"""Engines broken on purpose, one way each: the checks must see every one of them."""
+"""Deliberately broken engines: the checks must detect every one of them."""
 
 from __future__ import annotations
 

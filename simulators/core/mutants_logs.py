@@ -1,4 +1,4 @@
-"""Engines and members that take logs, late answers, sizes and maps for what they are not."""
+"""Engines and members that misread logs, late responses, sizes and maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked. The oracle sees what crosses the engine's border and trusts nothing inside."""
+"""The checks. The oracle sees what crosses the engine's border and trusts nothing inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds with a subject: what a mix of everything meets too seldom.
+"""Seeds with a subject: situations that a random mix rarely reaches.
 
 Seeds from 10,000,000 on belong to profiles, a million each. A profile takes what the seed drew
 and fixes what its subject needs; all else stays as drawn.

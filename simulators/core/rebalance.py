@@ -1,4 +1,4 @@
-"""What the coordinator asks of a member, and how a member gives partitions back."""
+"""Requests of the coordinator to a member, and how the member returns partitions."""
 
 from __future__ import annotations
 

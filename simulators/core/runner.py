@@ -1,4 +1,4 @@
-"""Many seeds, on several processes, and what they covered."""
+"""Run many seeds in several processes, and collect their coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all of one seed has in common: the broker, the clock, the oracle, and the trace."""
+"""Shared by all parts of one seed: the broker, the clock, the oracle, and the trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of one seed: steps with faults, then healing, and what must be true at the end."""
+"""The run of one seed: steps with faults, then healing, and the final checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broken promise, by its name in docs/guarantees.md."""
+"""A violated guarantee, by its name in docs/guarantees.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world of one seed: its stage, and the processes that come and go on it."""
+"""The world of one seed: its stage, and its starting and ending processes."""
 
 from __future__ import annotations
 

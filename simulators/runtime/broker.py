@@ -1,4 +1,4 @@
-"""The in-memory broker behind a network: answers come late, out of step, or not at all."""
+"""The in-memory broker behind a network: responses arrive late, out of order, or never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked of commits: they are of whom they are of, and what they say is true."""
+"""Checks of commits: sent by the right member, with correct content."""
 
 from __future__ import annotations
 

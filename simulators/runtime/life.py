@@ -1,4 +1,4 @@
-"""What the oracle knows of one partition, one epoch of it, and one call."""
+"""The oracle's knowledge of one partition, one epoch of it, and one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop in virtual time, whose ready callbacks run in an order that the seed decides."""
+"""An event loop in virtual time, whose ready callbacks run in an order chosen by the seed."""
 
 from __future__ import annotations
 

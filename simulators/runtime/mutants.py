@@ -1,4 +1,4 @@
-"""Runtimes broken on purpose, one way each: the simulator must see every one of them.
+"""Deliberately broken runtimes: the simulator must detect every one of them.
 
 Each stands for a fault that was put into the real runtime once and that all other tests let pass.
 """

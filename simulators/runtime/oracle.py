@@ -1,4 +1,4 @@
-"""What is checked: the handlers' side and the broker's side, compared. It trusts nothing between.
+"""The checks: the handlers' side compared with the broker's side, trusting nothing between.
 
 S1 to S8 as far as they can be seen from there, for one topic with one handler. What crosses the
 engine's border (each granted call ends exactly once) is in `taps`.

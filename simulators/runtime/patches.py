@@ -1,4 +1,4 @@
-"""The only seam: what of the runtime's surroundings is replaced while a seed runs.
+"""The only seam: the parts of the environment that are replaced while a seed runs.
 
 Weft's modules reach threads, queues and clocks by names of their own module (`threading`, `time`,
 `SimpleQueue`, `deque`). Those names are bound to the simulated ones, wherever they are, and bound

@@ -1,4 +1,4 @@
-"""Threads, locks, queues and clocks of the simulated process: what the runtime is given instead."""
+"""Threads, locks, queues and clocks of the simulated process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calm seeds: when everybody rests, nothing that could run is waiting (L1).
+"""Calm seeds: when everything rests, nothing that could run is waiting (L1).
 
 A wake-up that is forgotten is mostly made good by the next round of the polling thread, a tenth of
 a second later. So it is looked for at the moments when all threads wait and time is about to jump.

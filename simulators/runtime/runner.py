@@ -1,4 +1,4 @@
-"""Many seeds of the runtime simulator, on several processes."""
+"""Run many seeds of the runtime simulator in several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs next: every thread of the runtime is a coroutine of its own, and a seed chooses.
+"""Every thread of the runtime is a coroutine, and a seed chooses which one runs next.
 
 A task runs until it comes to a point where threads may change: a lock, a queue, an event, a sleep,
 a deque that threads share. There the seed decides whether another goes on. Time stands still while

@@ -1,4 +1,4 @@
-"""What one seed is: a handler, a cluster, odds of faults, and how threads take turns."""
+"""The set-up of one seed: a handler, a cluster, fault odds, and how threads take turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of one seed's world know of it."""
+"""Shared knowledge of the parts of one seed's world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's border, watched: each granted call ends exactly once, and epochs open and close."""
+"""Checks at the engine's border: each granted call ends exactly once, and epochs open and close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One life of a group: members come and go, records come in, faults happen, all heals, all ends."""
+"""The run of one group: members start and end, records arrive, faults happen and heal."""
 
 from __future__ import annotations
 

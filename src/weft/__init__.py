@@ -1,4 +1,4 @@
-"""One Python handler, many Kafka records at once: in order, nothing lost."""
+"""One Python handler over many Kafka records concurrently: in key order, without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m weft` is the command `weft`, also where its script is on no path."""
+"""`python -m weft` runs the command `weft`, also if its script is not on the path."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class App:
             if self._run is not None and not self._run.over:
                 raise ConfigError(
                     f"@app.consume on {options.name}: the app is running and would never call it: "
-                    "decorate before the app starts, or make a second App"
+                    "decorate before the app starts, or create a second App"
                 )
             Routes([*self._handlers, options])  # refuses a topic that has a handler already
             self._handlers.append(options)
@@ -266,20 +266,20 @@ class App:
         given = {"members": members, "master": master, "spark": spark, "conf": conf, "sink": sink}
         for name, value in given.items():
             if value is not None:
-                raise ConfigError(f'{name} has no meaning with engine="local": leave it out')
+                raise ConfigError(f'{name} requires engine="spark": omit it')
         from weft.runtime.run.run import Run
 
         return Run(self, until=until, stream=self._stream)
 
     def _check_startable(self, until: str | None) -> None:
         if until not in (None, "drained"):
-            raise ConfigError(f'until={until!r} is not known: give "drained", or leave it out')
+            raise ConfigError(f'until={until!r} is not known: give "drained", or omit it')
         if not self._handlers:
             raise ConfigError(
                 "the app has no handler: decorate a function with @app.consume(TOPIC)"
             )
         if self._run is not None and not self._run.over:
-            raise ConfigError("the app is running already: stop it first, or make a second App")
+            raise ConfigError("the app is already running: stop it first, or create a second App")
 
     def _taken_over(self, run: RunHandle) -> None:
         """The run has the results' stream now, and learns what was paused before it."""
@@ -350,7 +350,7 @@ class App:
                 stream.as_handled = as_handled(self._handlers)
                 return stream
             if self._stream is not None and not self._stream.closed:
-                raise ConfigError("app.results() has one reader, and somebody has it already")
+                raise ConfigError("app.results() is already being read; only one reader is allowed")
             self._stream = ResultStream()
             return self._stream
 

@@ -1,4 +1,4 @@
-"""The options of `weft.App`, checked where the app is made."""
+"""The options of `weft.App` and their checks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def checked_app(options: AppOptions) -> AppOptions:
     if patience is not None and not is_positive(patience):
         raise ConfigError(
             f"App(start_timeout_s={patience!r}): give a number of seconds above 0, or None to wait "
-            "for brokers for ever"
+            "for brokers without limit"
         )
     _check_count("buffer_records", options.buffer_records, 1)
     _check_count("buffer_bytes", options.buffer_bytes, BUFFER_BYTES_MIN)
@@ -104,7 +104,7 @@ def _check_seen(options: AppOptions) -> None:
     if options.http is not None:
         check_http(options.http, options.http_token_file)
     elif options.http_token_file is not None:
-        raise ConfigError('App(http_token_file=...) is for App(http="HOST:PORT"): give that, too')
+        raise ConfigError('App(http_token_file=...) requires App(http="HOST:PORT"): give both')
     topic: object = options.reports
     if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
         raise ConfigError(f"App(reports={topic!r:.80}) cannot be a topic: give its name")
@@ -133,8 +133,8 @@ def check_http(http: object, token_file: object) -> tuple[str, int]:
     where = address("http", http)
     if token_file is None and not is_loopback(where[0]):
         raise ConfigError(
-            f"http={http!r:.80} is open to others: give http_token_file (a file with a token), or "
-            "listen on 127.0.0.1"
+            f"http={http!r:.80} is reachable by others: give http_token_file (a file with a token) "
+            "or listen on 127.0.0.1"
         )
     return where
 

@@ -1,4 +1,4 @@
-"""Where the runtime reads the time: the machine's clock, or one that a test moves."""
+"""The clock of the runtime: the machine's, or one that a test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a record as Kafka has it to what the handler sees: its key and its value decoded.
+"""Decode a record's key and value into what the handler receives.
 
 Decoding ends in one of three ways. A value. A permanent failure, which ends the record as `Reject`
 does: `Undecodable`. Or a transient one, a failed attempt like a handler's: `RetryAfter` and
@@ -53,7 +53,7 @@ def decoder(function: D) -> D:
     if not callable(function) or inspect.isclass(function):  # type: ignore[redundant-expr]  # what users pass
         raise ConfigError(f"{where}: decorate a function that takes the record")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{where}: a generator is no decoder: return the value")
+        raise ConfigError(f"{where}: a generator cannot be a decoder: return the value")
     try:
         inspect.signature(function).bind("record")
     except TypeError as error:
@@ -63,7 +63,7 @@ def decoder(function: D) -> D:
     try:
         setattr(function, _MARK, True)
     except AttributeError:
-        raise ConfigError(f"{where}: put it above a function of your own") from None
+        raise ConfigError(f"{where}: put it above your own function") from None
     return function
 
 

@@ -1,4 +1,4 @@
-"""Every error Weft raises on purpose, and what the caller does about it.
+"""The errors that Weft raises deliberately, and what the caller should do about each.
 
 WeftError
 ├── ConfigError          bad input: fix the option it names (exit code 2)

@@ -1,4 +1,4 @@
-"""Threads that cannot die unheard: what escapes from a thread's body is told to who runs it.
+"""Threads that report uncaught exceptions to the run.
 
 Python only prints it. A run whose helper has died so would wait for ever for what it should do.
 """

@@ -1,4 +1,4 @@
-"""What `@app.consume` takes, for type checkers: a wrong handler is underlined while it is written.
+"""Types of `@app.consume` for type checkers, which then mark wrong handlers.
 
 What a handler is called with and may return follows from `batch=`, `ledger=` and `output=`; each
 combination is an overload of `Consume` with one of the variables below.

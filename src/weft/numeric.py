@@ -1,4 +1,4 @@
-"""What counts as a number where users give one; each option says in its own words what it takes."""
+"""Checks for numbers in options."""
 
 from __future__ import annotations
 

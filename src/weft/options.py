@@ -1,4 +1,4 @@
-"""The options of `@app.consume`, checked in one place, before anything runs."""
+"""The options of `@app.consume`, all checked at decoration."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
     """The table of design.md 3.2: what goes together, with the defaults of each delivery."""
     if options.commit.each and options.delivery != "at_least_once":
         raise ConfigError(
-            f'{where}: Commit(each=True) goes with delivery="at_least_once" alone: '
+            f'{where}: Commit(each=True) requires delivery="at_least_once": '
             f"{options.delivery} already commits each record's progress in its own way"
         )
     if options.delivery != "at_most_once":
@@ -225,7 +225,7 @@ def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
         options = replace(options, retry=Retry(attempts=1))
     if options.retry.attempts != 1:
         raise ConfigError(
-            f'{where}: delivery="at_most_once" handles nothing twice: leave retry= out, or give '
+            f'{where}: delivery="at_most_once" never handles a record twice: omit retry=, or give '
             "weft.Retry(attempts=1)"
         )
     if options.on_exhausted is PARK:
@@ -250,7 +250,9 @@ def _check_output(where: str, options: HandlerOptions) -> None:
             "at most 249"
         )
     if output in options.topics:
-        raise ConfigError(f"{where}: output={output!r} is a topic it reads: that would never end")
+        raise ConfigError(
+            f"{where}: output={output!r} is a topic it reads, which would be an endless loop"
+        )
 
 
 def _check_batch(where: str, options: HandlerOptions) -> None:
@@ -259,7 +261,7 @@ def _check_batch(where: str, options: HandlerOptions) -> None:
         raise ConfigError(f"{where}: batch={batch!r}: give weft.Batch(...), or None")
     if batch is not None and batch.ack == "explicit" and options.delivery != "at_least_once":
         raise ConfigError(
-            f'{where}: Batch(ack="explicit") goes with delivery="at_least_once" alone: with '
+            f'{where}: Batch(ack="explicit") requires delivery="at_least_once": with '
             f'{options.delivery} use Batch(ack="all")'
         )
     if options.prefetch is not None and not callable(options.prefetch):
@@ -277,17 +279,17 @@ def _check_ledger(where: str, options: HandlerOptions) -> None:
         raise ConfigError(f"{where}: ledger={ledger!r}: give weft.SqlLedger(URL), or None")
     if options.delivery != "at_least_once":
         raise ConfigError(
-            f'{where}: a ledger goes with delivery="at_least_once": it makes the handler\'s writes '
-            f"happen once, {options.delivery} promises something else"
+            f'{where}: a ledger requires delivery="at_least_once": it makes the handler\'s writes '
+            f"happen once, {options.delivery} has a different guarantee"
         )
     if options.output is not None:
         raise ConfigError(
-            f"{where}: output= cannot go with a ledger: outputs could be lost between the "
+            f"{where}: output= cannot be combined with a ledger: outputs could be lost between the "
             "database's commit and Kafka's"
         )
     if options.batch is not None and options.batch.ack == "explicit":
         raise ConfigError(
-            f'{where}: Batch(ack="explicit") cannot go with a ledger: the batch is one '
+            f'{where}: Batch(ack="explicit") cannot be combined with a ledger: the batch is one '
             'transaction; use Batch(ack="all")'
         )
     ledger.url_for(use_async=is_async(options.function))

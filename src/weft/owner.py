@@ -1,4 +1,4 @@
-"""Whose a file or folder is: what stands in it is believed or run, so it must be the user's own."""
+"""Ownership checks for files and directories that Weft trusts or executes."""
 
 from __future__ import annotations
 

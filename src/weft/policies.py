@@ -1,4 +1,4 @@
-"""The options of a handler as small frozen values, each checked where it is made."""
+"""The options of a handler as small frozen values, checked when they are created."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts is not None and not is_whole(self.attempts, 1):
             raise ConfigError(
-                f"Retry(attempts={self.attempts!r}): give 1 or more, or None for ever"
+                f"Retry(attempts={self.attempts!r}): give 1 or more, or None for no limit"
             )
         if not callable(self.delay_s):
             _seconds("Retry", "delay_s", self.delay_s)
@@ -100,7 +100,7 @@ class DeadLetter:
         if not is_topic(self.topic_for("t")):
             raise ConfigError(
                 f"DeadLetter({self.topic!r:.80}) cannot be a topic: letters, digits, '.', '_' and "
-                "'-', at most 249; {topic} is the only thing that is replaced"
+                "'-', at most 249; {topic} is the only placeholder"
             )
         if self.on_missing not in ("error", "create"):
             raise ConfigError(

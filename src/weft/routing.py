@@ -1,4 +1,4 @@
-"""Which handler takes a topic: a literal name beats a pattern."""
+"""The handler of a topic: a literal name takes precedence over a pattern."""
 
 from __future__ import annotations
 

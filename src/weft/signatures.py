@@ -1,4 +1,4 @@
-"""What a handler's own annotations say, held against how it will be called.
+"""Check a handler's annotations against the way it will be called.
 
 An annotation is a promise of its author's. One that cannot be true would fail on every record, in
 production; here it fails where the function is decorated. What cannot be resolved, or says
@@ -86,7 +86,7 @@ def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
     if wanted == "record" and _is_batch(hint):
         cure += ", or give batch=weft.Batch(...)"
     elif wanted == "batch" and _takes_record(hint):
-        cure += ", or leave batch= out"
+        cure += ", or omit batch="
     elif wanted == "record":
         cure += f", with value= for what {name}.value is"
     raise ConfigError(
@@ -105,7 +105,7 @@ def _check_values(where: str, hint: Any, value: Any) -> None:
         name = getattr(wanted, "__name__", str(wanted))
         cure = f'"{name}"' if wanted in (bytes, str) else name
         raise ConfigError(
-            f"{where}: {_shown(hint)} is not what value= gives, {value.__name__}: give "
+            f"{where}: {_shown(hint)} is not the type that value= gives, {value.__name__}: give "
             f"value={cure}, or annotate it weft.Record[{value.__name__}]"
         )
 
@@ -145,7 +145,9 @@ def _check_return(where: str, hint: Any, returns: Returns) -> None:
                 if returns == "outputs"
                 else "return None"
             )
-            raise ConfigError(f"{where}: what it returns, {_shown(one)}, has nowhere to go: {cure}")
+            raise ConfigError(
+                f"{where}: what it returns, {_shown(one)}, has no destination: {cure}"
+            )
         if returns == "nothing" and one is Produce:
             raise ConfigError(
                 f"{where}: it returns weft.Produce, but its outputs could be lost or belong to "

@@ -1,4 +1,4 @@
-"""The plain values that cross Weft's public boundary. All of them are immutable."""
+"""The plain values of Weft's public interface. All of them are immutable."""
 
 from __future__ import annotations
 

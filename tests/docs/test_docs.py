@@ -71,7 +71,7 @@ def _gone(text: str) -> list[str]:
 
 def _gone_in_steps(text: str) -> list[str]:
     """Of the names without a file in a walk's steps: what no file of that step defines."""
-    walks = text.partition("## The walks")[2].partition("## Every file")[0]
+    walks = text.partition("## The walks")[2].partition("## Non-obvious")[0]
     gone = []
     for step in re.split(r"\n(?=\d\. |\n|#)", walks):
         files = [path for one in re.findall(r"`([\w/]+\.py)", step) for path in _candidates(one)]

@@ -115,7 +115,7 @@ def subscribed(bootstrap: str, patterns: list[str]) -> set[str]:
 
 def test_a_pattern_that_is_none_is_refused(admin) -> None:
     """Before the broker is asked."""
-    with pytest.raises(ConfigError, match=r"'\^\(a' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"'\^\(a' is not a regular expression"):
         admin.matching(["^(a"], TIMEOUT_S)
 
 

@@ -13,7 +13,7 @@ LEDGER = weft.SqlLedger("sqlite:///x.db")
 
 @app.consume("t")  # wrong: plain values need output=
 def text(record: weft.Record) -> str:
-    """Returns what has nowhere to go."""
+    """Returns what has no destination."""
     return "x"
 
 

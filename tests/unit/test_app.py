@@ -89,10 +89,10 @@ def test_the_limits_themselves_are_allowed(options):
     [
         ({"engine": "flink"}, "engine='flink' is not known"),
         ({"until": "empty"}, "until='empty' is not known: give \"drained\""),
-        ({"members": 3}, 'members has no meaning with engine="local"'),
-        ({"master": "local[2]"}, "master has no meaning"),
-        ({"conf": {"a": "b"}}, "conf has no meaning"),
-        ({"spark": object()}, "spark has no meaning"),
+        ({"members": 3}, 'members requires engine="spark"'),
+        ({"master": "local[2]"}, "master requires engine"),
+        ({"conf": {"a": "b"}}, "conf requires engine"),
+        ({"spark": object()}, "spark requires engine"),
     ],
 )
 def test_ways_to_run_that_there_are_not(how, said):

@@ -127,7 +127,7 @@ def test_a_cell_of_the_table(row: str, mode: str) -> None:
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
 def test_a_ledger_goes_with_at_least_once_alone(delivery: str) -> None:
     """A ledger beside another promise is refused."""
-    with pytest.raises(weft.ConfigError, match="ledger goes with"):
+    with pytest.raises(weft.ConfigError, match="ledger requires"):
         decorate({"delivery": delivery, "ledger": weft.SqlLedger(URL)}, use_async=False)
 
 

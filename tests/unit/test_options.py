@@ -64,7 +64,7 @@ WRONG = {
     "output with a blank": ({"output": "a b"}, "output='a b'", "cannot be a topic"),
     "output with a name": ({"output": "{topic}.out"}, "output='{topic}.out'", "cannot be a topic"),
     "output of dots": ({"output": ".."}, "output='..'", "cannot be a topic"),
-    "output is the source": ({"output": "t"}, "output='t'", "would never end"),
+    "output is the source": ({"output": "t"}, "output='t'", "endless loop"),
     "letters to the source": (
         {"on_exhausted": weft.DeadLetter("t")}, "dead-letter topic 't' is the topic it reads", ".dlq",
     ),
@@ -156,7 +156,7 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: weft.Retry(attempts=0), "attempts=0.*1 or more, or None for ever"),
+        (lambda: weft.Retry(attempts=0), "attempts=0.*1 or more, or None for no limit"),
         (lambda: weft.Retry(attempts=True), "attempts=True"),
         (lambda: weft.Retry(delay_s=-1), "delay_s=-1.*seconds >= 0"),
         (lambda: weft.Retry(delay_s="1"), "delay_s='1'"),
@@ -170,7 +170,7 @@ def test_what_can_handle_a_record_gets_the_executor_that_fits(function, kind, mo
         (lambda: weft.Commit(each="yes"), "each='yes'.*True or False"),
         (lambda: weft.DeadLetter(""), "give the name of a topic"),
         (lambda: weft.DeadLetter("a b"), "cannot be a topic: letters"),
-        (lambda: weft.DeadLetter("{group}.dlq"), "{topic} is the only thing that is replaced"),
+        (lambda: weft.DeadLetter("{group}.dlq"), "{topic} is the only placeholder"),
         (lambda: weft.DeadLetter("x" * 250), "at most 249"),
         (lambda: weft.DeadLetter("t", on_missing="make"), '"error" or "create"'),
         (lambda: weft.RetryAfter(-1), "delay_s=-1"),

@@ -159,7 +159,7 @@ VALUES = [text, maybe_dict, later, model, count, mixed]
 def test_a_plain_value_without_an_output(app, function):
     """It would fail on every record; the two ways out are named."""
     said = refused(app, function)
-    assert "has nowhere to go" in said
+    assert "has no destination" in said
     assert "output=TOPIC" in said
     assert "weft.Produce" in said
 

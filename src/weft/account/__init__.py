@@ -1,4 +1,4 @@
-"""The account: what the engine holds, read for people. As pure as the core, and changes nothing.
+"""The account: a copy of the engine's state for people. Pure like the core, and read-only.
 
 `account` copies, inside the door; all others compute from the copy, outside. `finding` alone walks
 the engine itself, for one record.

@@ -1,4 +1,4 @@
-"""Where every record is: one account of what the engine holds.
+"""The place of every record: a snapshot of what the engine holds.
 
 `begin` and `copies` run inside the door, so they only copy: counts the engine keeps anyway and one
 list of references a partition. What people read is computed from the copies outside, where that

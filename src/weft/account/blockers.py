@@ -1,4 +1,4 @@
-"""Which records hold up most: ranked by how many others wait for them.
+"""The records that block most, ranked by how many others wait for them.
 
 A record that is not done holds up the records behind it in its lane, and keeps the commit from
 passing it, so that what is done beyond it lives in the offset map only. Computed from an account,

@@ -1,4 +1,4 @@
-"""Where one record is, or the records of one key: asked for by a person, a few times an hour.
+"""Find one record or the records of one key, for `weft why`.
 
 All of it runs inside the door and walks the records of one partition (for a key: of all).
 """

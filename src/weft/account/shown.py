@@ -1,4 +1,4 @@
-"""Keys and error texts as people may see them: of bounded length, without control characters."""
+"""Keys and error texts for display: of limited length, without control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Apache Kafka on this machine, without Docker: `weft broker up`, and from Python.
+"""A real Apache Kafka on this machine, without Docker: for `weft broker up` and from Python.
 
 with LocalBroker() as broker:
     broker.create_topic("orders", partitions=4)

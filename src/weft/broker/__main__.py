@@ -1,4 +1,4 @@
-"""`python -m weft.broker`: make sure that this machine can run a broker, fetching its jars once."""
+"""`python -m weft.broker`: check that this machine can run a broker; download its jars once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cluster in one data folder: brought up, looked at, taken down."""
+"""One cluster in one data directory: start, inspect, stop."""
 
 from __future__ import annotations
 

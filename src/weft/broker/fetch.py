@@ -1,4 +1,4 @@
-"""Fetch Kafka's jars with a client that knows its own registry: Maven, or the Ivy inside PySpark.
+"""Download Kafka's jars with an ordinary client: Maven, or the Ivy inside PySpark.
 
 No download address stands here: the client brings its own, or the company's mirror it is set to.
 """
@@ -45,7 +45,7 @@ def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
     clients = _clients(version, folder)
     if not clients:
         raise ConfigError(
-            "Kafka's jars must be fetched once and neither client is here: "
+            "Kafka's jars must be fetched once and no client for it is installed: "
             "install Maven (apt install maven) or PySpark (pip install 'weft[spark]')"
         )
     failures: list[str] = []

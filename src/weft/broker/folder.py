@@ -1,4 +1,4 @@
-"""Folders that several processes share: made when missing, locked while in use."""
+"""Directories shared by several processes: created if missing, locked while in use."""
 
 from __future__ import annotations
 

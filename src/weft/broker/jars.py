@@ -1,4 +1,4 @@
-"""Kafka's jars: fetched once into the user's cache, each checked against its committed SHA-256."""
+"""Kafka's jars: downloaded once into the user's cache, each checked against its SHA-256."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def _fetch_into(folder: Path) -> None:
         for name, digest in checksums().items():
             fetched = Path(staging) / name
             if not fetched.exists():
-                raise ConfigError(f"{client} did not bring {name}: check its mirror")
+                raise ConfigError(f"{client} did not deliver {name}: check its mirror")
             if sha256(fetched) != digest:
                 raise ConfigError(
-                    f"{client} brought a wrong {name} (its SHA-256 differs): check its mirror"
+                    f"{client} delivered a wrong {name} (its SHA-256 differs): check its mirror"
                 )
             if not (folder / name).exists():
                 fetched.replace(folder / name)
@@ -67,8 +67,7 @@ def _fetch_into(folder: Path) -> None:
 def _verified(jar: Path, digest: str) -> Path:
     if sha256(jar) != digest:
         raise ConfigError(
-            f"{jar} is not the file it should be (its SHA-256 differs): "
-            "delete it and run this again"
+            f"{jar} has the wrong content (its SHA-256 differs): delete it and run this again"
         )
     return jar
 

@@ -1,4 +1,4 @@
-"""The machine's Java: where it is, and whether it is new enough for Kafka."""
+"""Find the machine's Java, and check that it is new enough for Kafka."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def find_java() -> Java:
     """
     program = _locate()
     if program is None:
-        raise ConfigError(f"Kafka runs on Java and none was found: {_CURE}")
+        raise ConfigError(f"Kafka needs Java, and none was found: {_CURE}")
     version = _ask_version(program)
     if version is None:
-        raise ConfigError(f"{program} does not say which version it is: {_CURE}")
+        raise ConfigError(f"{program} does not report its version: {_CURE}")
     if version < JAVA_VERSION_MIN:
         raise ConfigError(f"{program} is Java {version}, too old for Kafka: {_CURE}")
     return Java(program, version)

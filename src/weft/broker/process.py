@@ -78,7 +78,7 @@ def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
         return [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
     except subprocess.TimeoutExpired:
         told = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
-        raise BrokerError(f"{told}: is this machine very busy?") from None
+        raise BrokerError(f"{told}: is this machine overloaded?") from None
     finally:
         for tool in tools:
             with tool:  # closes its pipe, and reaps it

@@ -1,4 +1,4 @@
-"""What a local broker is told: its nodes, and their `server.properties`."""
+"""The settings of a local broker: its nodes, and their `server.properties`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_config(config: Mapping[str, object]) -> None:
     owned = _identity(Node(1, 1, 1), [Node(1, 1, 1)], Path())
     for key in config:
         if key in owned:
-            raise ConfigError(f"{key} is set by Weft for a local broker; leave it out of config")
+            raise ConfigError(f"{key} is set by Weft for a local broker; omit it of config")
 
 
 def server_properties(

@@ -1,4 +1,4 @@
-"""What a data folder remembers of its cluster: nodes, ports and the pids last started there."""
+"""The persistent state of a cluster in its directory: nodes, ports and the last pids."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def load_state(folder: Path) -> ClusterState | None:
         state = ClusterState(str(read["cluster_id"]), nodes, pids)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is not readable as a cluster: delete {folder} to start afresh"
+            f"{path} is not readable as a cluster: delete {folder} to start over"
         ) from error
     if not 1 <= len(nodes) <= NODES_MAX:
-        raise ConfigError(f"{path} names {len(nodes)} nodes: delete {folder} to start afresh")
+        raise ConfigError(f"{path} names {len(nodes)} nodes: delete {folder} to start over")
     return state
 
 
@@ -82,8 +82,7 @@ def choose_nodes(count: int, port: int | None) -> list[Node]:
     wanted = [port + i for i in range(count)] if port is not None else []
     for taken in (p for p in wanted if not is_free(p)):
         raise ConfigError(
-            f"port {taken} on {HOST} is in use: choose another --port, "
-            "or leave it out for a free one"
+            f"port {taken} on {HOST} is in use: choose another --port, or omit it for a free one"
         )
     ports = wanted + [free for free in free_ports(3 * count) if free not in wanted]
     return [Node(i + 1, ports[i], ports[count + i]) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Asking a running broker: is it there, and create or delete topics, each within a limit."""
+"""Query a running broker and create or delete topics, each with a time limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wait_for_groups(bootstrap: str) -> None:
     plain clients fail with NOT_COORDINATOR.
     """
     if not all(wait_until(_Asked(bootstrap, name), ANSWER_TIMEOUT_S) for name in _A_GROUP_OF_EACH):
-        raise BrokerError(f"{bootstrap} answers for no group after {ANSWER_TIMEOUT_S:.0f} s")
+        raise BrokerError(f"{bootstrap} serves no group after {ANSWER_TIMEOUT_S:.0f} s")
 
 
 class _Asked:
@@ -126,9 +126,7 @@ def delete_topic(bootstrap: str, name: str) -> None:
         return found is not None and name not in found.topics
 
     if not wait_until(gone, ANSWER_TIMEOUT_S):
-        raise BrokerError(
-            f"topic {name} is still there {ANSWER_TIMEOUT_S:.0f} s after its deletion"
-        )
+        raise BrokerError(f"topic {name} still exists {ANSWER_TIMEOUT_S:.0f} s after its deletion")
 
 
 def _finish(answer: Any, failure: str) -> None:

@@ -1,4 +1,4 @@
-"""The bitset body: a length, one bit for each offset (1 = done), and one closing zero byte.
+"""The bitset body: a length, one bit per offset (1 = done), and one closing zero byte.
 
 Bit k belongs to offset ``frontier + k`` and lives in byte k >> 3 at position k & 7, which is
 the little-endian number Java's ``BitSet`` writes. The length in front is big-endian.

@@ -1,4 +1,4 @@
-"""Every limit of the offset map in one place, and the two errors of what exceeds them.
+"""Every limit of the offset map in one place, and the errors for exceeding them.
 
 ValueError
  +-- UnreadableMap   the metadata is not a map we can trust: ignore it, start at the frontier

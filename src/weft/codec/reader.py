@@ -1,4 +1,4 @@
-"""Reading an offset map. Its input is hostile: anyone who may commit to the group wrote it."""
+"""Read an offset map. Its input is hostile: any client that may commit can have written it."""
 
 from dataclasses import dataclass
 

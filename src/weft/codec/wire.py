@@ -41,8 +41,8 @@ BY_MAGIC = {encoding.magic: encoding for encoding in (*PLAIN, *COMPRESSED.values
 FOREIGN = {
     0x01: "Kafka Streams' own metadata (version 1)",
     0x02: "Kafka Streams' own metadata (version 2)",
-    0x4C: "a ByteArray map, which nothing reads",
-    0xEE: "a compressed ByteArray map, which nothing reads",
+    0x4C: "a ByteArray map, which no reader supports",
+    0xEE: "a compressed ByteArray map, which no reader supports",
 }
 
 
@@ -82,7 +82,7 @@ def decompress(frames: bytes) -> tuple[bytes, bytes]:
         begin = rider.frames_end(frames)
         body, behind = zstd.decompress(frames[begin:], BODY_BYTES_MAX)
         if rider.frames_end(behind) < len(behind):
-            raise ValueError("something follows the zstd frame")
+            raise ValueError("data after the zstd frame")
     except ValueError as error:
         raise UnreadableMap(str(error)) from None
     return body, frames[:begin] + behind

@@ -1,4 +1,4 @@
-"""Writing an offset map: the smallest of the eight encodings, as the Java library chooses.
+"""Write an offset map: the smallest of the eight encodings, as the Java library chooses.
 
 All functions take one snapshot: the committed offset (``frontier``), the highest done offset
 (``top``; below frontier when nothing beyond it is done) and the ascending offsets between

@@ -170,7 +170,7 @@ class Commits:
                 topic=partition.topic,
                 partition=partition.number,
                 next_limit_chars=commit.map_limit,
-                fix="raise offset.metadata.max.bytes on the broker to 4096",
+                next="raise offset.metadata.max.bytes on the broker to 4096",
             )
         elif answer.verdict == "stop":
             self._state.fail(f"commit refused for {partition!r}: {answer.reason}")

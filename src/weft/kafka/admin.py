@@ -1,4 +1,4 @@
-"""Questions to the brokers that need no group membership, each within a limit on its time."""
+"""Queries to the brokers that need no group membership, each with a time limit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ERRORS_READ_MAX = 100
 #: The first attempt ends early, so that a refused login is not waited for to the end.
 _FIRST_ATTEMPT_S = 2.0
 _REQUEST_MIN_S = 0.05
-#: librdkafka takes no longer.
+#: librdkafka does not accept longer.
 _REQUEST_MAX_S = 3600.0
 #: for a request that must never run out of its time in librdkafka: the most that it takes
 UNTIMED_S = _REQUEST_MAX_S
@@ -381,7 +381,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"pattern {pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
 
 
 def _offset_spec(spec: Spec) -> OffsetSpec:

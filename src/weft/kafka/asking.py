@@ -1,4 +1,4 @@
-"""What the group has committed and where the logs end: asked on a consumer's own connections."""
+"""Query committed offsets and log ends over a consumer's own connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""librdkafka's messages as records, by partition."""
+"""Convert librdkafka's messages to records, by partition."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def _all_headers(messages: list[Message]) -> list[Any]:
             left_out = _sparse.left_out(str(bad.topic()))
             if left_out is not None:
                 where = f"{bad.topic()}[{bad.partition()}]@{bad.offset()}"
-                more = f" ({left_out} alike were not told)" if left_out else ""
+                more = f" ({left_out} similar lines omitted)" if left_out else ""
                 _log.warning(
-                    "%s: a header's name is not UTF-8: its headers are left out%s", where, more
+                    "%s: a header's name is not UTF-8: its headers are omitted%s", where, more
                 )
             found.append(None)
     return found

@@ -1,4 +1,4 @@
-"""How much librdkafka may hold in its own queues, as a part of the member's budget."""
+"""How much librdkafka may hold in its queues, as a share of the member's budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FETCH_MAX_BYTES = 52_428_800
 _PARTITION_FETCH_MAX_BYTES = 1_048_576
 _MESSAGE_MAX_BYTES = 1_000_000
 _QUEUE_MIN_BYTES = 1024
-#: librdkafka takes no less.
+#: librdkafka does not accept less.
 _MESSAGE_MIN_BYTES = 1000
 #: Below the 100 MB that a broker reads by default.
 _REQUEST_MAX_BYTES = 64 * 2**20

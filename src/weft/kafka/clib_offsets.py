@@ -1,4 +1,4 @@
-"""Where logs start and end, of many partitions in one request, on a consumer's own connections.
+"""Query start and end of many logs in one request, over a consumer's own connections.
 
 confluent-kafka asks for one partition at a time (400 take 2.6 s, and one without a leader holds up
 the others until its time is over), and only as a read_committed consumer sees it where it is one.

@@ -1,4 +1,4 @@
-"""librdkafka's own log lines, as records of Python's logging instead of raw lines on stderr."""
+"""librdkafka's log lines as records of Python's logging."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
             return
         left_out = self._sparse.left_out(_CHANGES.sub("", text))
         if left_out is not None:
-            more = f" ({left_out} alike left out)" if left_out else ""
+            more = f" ({left_out} similar lines omitted)" if left_out else ""
             self.logger.log(level, "%s%s", scrub(text, self._config), more)
 
 

@@ -1,4 +1,4 @@
-"""Where an app's clients come from: a real cluster, or a test's in-memory broker."""
+"""Create an app's clients: for a real cluster or for a test's in-memory broker."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class RealConnection:
             if error.args[0].str().startswith("OAuth token not set") and self.settings.admin.get(
                 "oauth_cb"
             ):  # it raised, which its own line says, or set none
-                raise KafkaUnavailable("oauth_cb gave no token") from None
+                raise KafkaUnavailable("oauth_cb returned no token") from None
             raise ConfigError(refusal(error.args[0].str(), self.settings.admin)) from None
 
     def described(self) -> str:
@@ -212,7 +212,7 @@ def connect(
     in_memory = address.startswith(MEMORY_SCHEME)
     if in_memory and address not in MEMORY:
         raise ConfigError(
-            f"kafka: bootstrap.servers={address}: there is no such in-memory broker in this "
+            f"kafka: bootstrap.servers={address}: this in-memory broker does not exist in this "
             "process (any more): use the address of a weft.testing.MemoryKafka that is open"
         )
     settings = client_settings(

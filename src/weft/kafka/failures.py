@@ -1,4 +1,4 @@
-"""Errors of a client as one line that says who did not answer, why, and what to do."""
+"""Client errors as one line: which broker did not respond, why, and the fix."""
 
 from __future__ import annotations
 
@@ -99,4 +99,4 @@ def told_by_kafka(error: Exception) -> str | None:
 
 def _text(error: Exception) -> str:
     inner = error.args[0] if error.args else None
-    return inner.str() if isinstance(inner, KafkaError) else (str(error) or "no answer in time")
+    return inner.str() if isinstance(inner, KafkaError) else (str(error) or "no response in time")

@@ -1,4 +1,4 @@
-"""The last word of each writer in a compacted topic, followed as it changes."""
+"""Follow the latest record of each key in a compacted topic."""
 
 from __future__ import annotations
 

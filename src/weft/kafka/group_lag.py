@@ -1,4 +1,4 @@
-"""What a group has really left to do, from Kafka alone: its commits, their offset maps, the logs.
+"""The true lag of a group from Kafka alone: its commits, their offset maps, the logs.
 
 Any group's, also one of the Java Parallel Consumer: what is done beyond the committed offset stands
 in the commit's metadata. Nobody joins, and nothing is written.
@@ -73,20 +73,22 @@ def lag_of(one: CommittedOffset, log: Bounds | None) -> PartitionLag:
         return PartitionLag(*where, problem=f"may not be read: {KafkaError(one.error).str()}")
     if log is None:
         return PartitionLag(
-            *where, committed=one.offset, problem="its log cannot be read: has it a leader?"
+            *where,
+            committed=one.offset,
+            problem="its log cannot be read: check that it has a leader",
         )
     if one.offset is None:
         left = log.end - log.start
-        problem = "nothing is committed: counted from the start of the log" if left else None
+        problem = "no commit: counted from the start of the log" if left else None
         return _row(one, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
     if one.offset > log.end:
-        problem = f"committed {one.offset} is past the end of the log: a topic made again?"
+        problem = f"committed {one.offset} is beyond the end of the log: was the topic recreated?"
         return _row(one, log, OffsetMap("none", log.start, log.start - 1, ()), problem)
     try:
         return _row(one, log, decode(one.offset, one.metadata, log_end=log.end), None)
     except UnreadableMap as reason:
         plain = OffsetMap("none", one.offset, one.offset - 1, ())
-        return _row(one, log, plain, f"its metadata is no offset map: {reason}")
+        return _row(one, log, plain, f"its metadata is not an offset map: {reason}")
 
 
 def _waits_long(one: PartitionLag) -> bool:

@@ -1,4 +1,4 @@
-"""A group's committed offsets, looked at and moved from outside the group, for `weft offsets`."""
+"""Read and move a group's committed offsets from outside the group, for `weft offsets`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _asking(what: str, secrets: Iterable[str] = ()) -> Iterator[None]:
             reason = reason.replace(secret, "***") if secret else reason
         raise ConfigError(f"{what}: {reason}") from None
     except TimeoutError:
-        raise ConfigError(f"{what}: no answer in time") from None
+        raise ConfigError(f"{what}: no response in time") from None
 
 
 def _check(properties: Mapping[str, str]) -> None:
@@ -117,9 +117,9 @@ def _check(properties: Mapping[str, str]) -> None:
     known = librdkafka.properties()
     for name in properties:
         if name in _OWN:
-            raise ConfigError(f"the property {name} is given by {_OWN[name]}: leave it out")
+            raise ConfigError(f"the property {name} is set by {_OWN[name]}: omit it")
         if name not in known or not known[name].settable:
-            raise ConfigError(f"librdkafka takes no {name}: {librdkafka.cure_for(name)}")
+            raise ConfigError(f"librdkafka does not accept {name}: {librdkafka.cure_for(name)}")
 
 
 class GroupOffsets:

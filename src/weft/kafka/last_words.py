@@ -1,4 +1,4 @@
-"""Everything that a compacted topic holds now, read from its beginning to its end."""
+"""Read a compacted topic from start to end: the latest record of each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime needs of Kafka, so that the in-memory broker can stand in for it in tests.
+"""The interface between the runtime and Kafka, which the in-memory broker also implements.
 
 Both sides pass the same contract suite (tests/contract). A consumer is touched by one thread, the
 polling thread; only the methods marked so may be called from others.

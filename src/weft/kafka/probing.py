@@ -1,4 +1,4 @@
-"""Does librdkafka take these settings together? Asked of librdkafka, without a network.
+"""Check with librdkafka, without a network, whether it accepts a combination of settings.
 
 Some rules stand between properties (`session.timeout.ms` under the new group protocol, a key that
 does not fit its certificate), and only making a client applies them. So one is made, without an
@@ -38,7 +38,7 @@ _CURES = {
         "set it to range, roundrobin or cooperative-sticky"
     ),
     "property partitioner": "librdkafka's CONFIGURATION.md lists them under partitioner",
-    "defined broker side": "leave it out",
+    "defined broker side": "omit it",
 }
 
 _NAME = re.compile(r'"([\w.]+)"|`([\w.]+)`')

@@ -1,4 +1,4 @@
-"""The idempotent producer behind outputs and dead letters, as the runtime's ProducerPort.
+"""The idempotent producer for outputs and dead letters, as the runtime's ProducerPort.
 
 A fatal error is the end of a librdkafka producer. confluent-kafka then raises from the next `poll`
 or `flush`, once, and the delivery callbacks that run in that same call find the exception set: any
@@ -119,7 +119,7 @@ class KafkaProducer:
             del life.waiting[number]
             if _is_fatal(error):
                 self._broken.set()
-                raise BufferError("the producer is being made anew") from None
+                raise BufferError("the producer is being recreated") from None
             # Refused at once, as a message that is too large: the same answer, only sooner.
             self._refused = True
             one.on_delivery(refused(error.args[0], one.message.topic))
@@ -205,7 +205,7 @@ class KafkaProducer:
         if time.monotonic() - self._said_at < SAY_EVERY_S:
             return
         _log.warning(
-            "the producer is made anew (%d times since this was said), with %d messages: %s",
+            "producer recreated (%d times since the last line), with %d messages: %s",
             self._renewed,
             messages,
             self._reason,

@@ -1,4 +1,4 @@
-"""librdkafka's own table of its properties: which there are, whose they are, what they take.
+"""librdkafka's own table of properties: names, owners and accepted values.
 
 Read from the library at run time, so it is the table of the version in use.
 """
@@ -111,7 +111,7 @@ def canonical(name: str) -> str:
 ELSEWHERE: dict[str, str] = {
     "fetch.max.wait.ms": "librdkafka calls it fetch.wait.max.ms",
     "default.api.timeout.ms": "librdkafka calls it socket.timeout.ms",
-    "max.block.ms": "leave it out: Weft waits for room in the producer's queue by itself",
+    "max.block.ms": "omit it: Weft waits for room in the producer's queue by itself",
     "buffer.memory": "librdkafka calls it queue.buffering.max.kbytes",
     "max.request.size": "librdkafka calls it message.max.bytes",
     "send.buffer.bytes": "librdkafka calls it socket.send.buffer.bytes",
@@ -134,14 +134,14 @@ ELSEWHERE: dict[str, str] = {
     "ssl.keystore.type": "librdkafka reads PKCS#12 in ssl.keystore.location",
     "ssl.keystore.key": "librdkafka calls it ssl.key.pem",
     "ssl.keystore.certificate.chain": "librdkafka calls it ssl.certificate.pem",
-    "ssl.enabled.protocols": "librdkafka uses OpenSSL: leave it out",
-    "ssl.protocol": "librdkafka uses OpenSSL: leave it out",
-    "key.deserializer": "keys are bytes: leave it out",
+    "ssl.enabled.protocols": "librdkafka uses OpenSSL: omit it",
+    "ssl.protocol": "librdkafka uses OpenSSL: omit it",
+    "key.deserializer": "keys are bytes: omit it",
     "value.deserializer": "use value= of @app.consume",
-    "key.serializer": "keys are bytes: leave it out",
+    "key.serializer": "keys are bytes: omit it",
     "value.serializer": "give weft.Produce a value of bytes, or set output=",
-    "exclude.internal.topics": "leave it out, and subscribe to a pattern that does not match them",
-    "interceptor.classes": "it is of the Java client alone: leave it out",
+    "exclude.internal.topics": "omit it, and subscribe to a pattern that does not match them",
+    "interceptor.classes": "it is of the Java client alone: omit it",
     "metric.reporters": "it is of the Java client alone: use stats_cb",
     "partitioner.class": "librdkafka calls it partitioner",
     "log_cb": "use logger, with a logging.Logger",
@@ -173,7 +173,7 @@ def cure_for(name: str) -> str:
         return ELSEWHERE[name]
     known = properties()
     if name in known:
-        return "it is C code in librdkafka and cannot be set from Python: leave it out"
+        return "it is C code in librdkafka and cannot be set from Python: omit it"
     if (dotted := name.replace("_", ".")) in known:
         return f"did you mean {dotted}?"
     close = difflib.get_close_matches(name, [*known, *CALLBACKS], n=1, cutoff=0.75)

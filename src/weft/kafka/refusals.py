@@ -1,4 +1,4 @@
-"""What a running client's connections say that nobody may miss: a refused login, a quota.
+"""Events of a running client that must not be missed: a refused login, a quota.
 
 librdkafka tries for ever. A password that was changed a moment ago may be refused by some brokers
 for a moment; nothing but refusals for half a minute is the end. A quota is only told: a broker that
@@ -59,7 +59,7 @@ class Refusals:
         if event.throttle_time > 0 and now - self._quota_told_at >= QUOTA_TOLD_EVERY_S:
             self._quota_told_at = now
             _log.warning(
-                "the broker slows us down by a quota: broker=%s client.id=%s wait_s=%.1f",
+                "the broker throttles this client by a quota: broker=%s client.id=%s wait_s=%.1f",
                 event.broker_name,
                 self._config.get("client.id", "rdkafka"),
                 event.throttle_time,

@@ -1,4 +1,4 @@
-"""`weft.Schema`: values and keys in Confluent's wire format, read with a schema registry.
+"""`weft.Schema`: keys and values in Confluent's wire format, decoded with a schema registry.
 
 The client and the deserializers are those of confluent-kafka. What is Weft's own: which of their
 errors are failed attempts, and which end the record.

@@ -1,4 +1,4 @@
-"""What of a Kafka configuration may be shown, and how the rest is kept out of every text.
+"""Which parts of a Kafka configuration may be shown; everything else is masked in all texts.
 
 What is *shown* follows an allow-list: a property that librdkafka adds tomorrow is hidden until
 somebody decides. What is *taken out* of an error or a log line is every hidden value.

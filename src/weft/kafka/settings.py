@@ -1,4 +1,4 @@
-"""The user's `kafka` and `producer` dictionaries as the settings of Weft's three clients.
+"""Convert the user's `kafka` and `producer` dicts to the settings of Weft's three clients.
 
 Everything is checked here, without a network: names, ranges, words, and what librdkafka itself
 finds wrong when it makes a client (one without an address, gone again within a millisecond).

@@ -1,4 +1,4 @@
-"""One transaction after another: outputs and offsets together, or neither.
+"""Kafka transactions, one after another: outputs and offsets together, or neither.
 
 The producer's id is the same for every run of the same member, so that a successor ends what a
 dead one left open (a random id would leave it waiting for the transaction's time-out). After an

@@ -1,4 +1,4 @@
-"""Is one value what its property takes? If not: one line that names both, but no secret."""
+"""Check one property value; the error names property and value, but no secret."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def check_addresses(kafka: dict[str, Any]) -> None:
         scheme, web, _ = entry.partition("://")
         if web and scheme.lower() not in _PROTOCOLS:
             raise ConfigError(
-                f"kafka: {name} has {entry!r:.80}, which is no address of a broker: write "
+                f"kafka: {name} has {entry!r:.80}, which is not the address of a broker: write "
                 "host:port, without http://"
             )
         if match is None or not 1 <= port <= _PORT_MAX or entry.isdigit():  # a port alone
             raise ConfigError(
-                f"kafka: {name} has {entry!r:.80}, which is no address: write host:port, several "
-                "separated by commas"
+                f"kafka: {name} has {entry!r:.80}, which is not an address: write host:port, "
+                "several separated by commas"
             )

@@ -1,4 +1,4 @@
-"""What each Kafka error means for Weft: one table, total over every code there is.
+"""What each Kafka error means for Weft: one table with every error code.
 
 An error's code says little without the place where it came up, so there are four questions, one
 for each place. The codes stand in families that share their answers; a code this version of Weft
@@ -21,19 +21,19 @@ TransactionVerdict = Literal["retry", "abort", "new_producer", "fenced", "fatal"
 
 
 class Family(NamedTuple):
-    """Errors with the same answers, and why."""
+    """Errors with the same verdicts, and the reason."""
 
     #: of an offset commit: stored; retry within the same epoch; too_large: without the map;
     #: gone: the epoch is over; stop: end the run
     commit: CommitVerdict
-    #: of a poll: retry: librdkafka goes on by itself; rejoin: make the consumer again, after a
-    #: pause; report: log it and go on; stop: end the run
+    #: of a poll: retry: librdkafka recovers by itself; rejoin: recreate the consumer, after a
+    #: pause; report: log it and continue; stop: end the run
     poll: PollVerdict
     #: of a produced message: retry: produce it again; refused: its record's attempt failed;
-    #: fatal: the producer is of no more use
+    #: fatal: the producer cannot be used any more
     delivery: DeliveryVerdict
     #: of a transaction: retry the call; abort and produce again; new_producer: under the same id,
-    #: because nobody knows what became of it; fenced or fatal: end the run
+    #: because the outcome is unknown; fenced or fatal: end the run
     transaction: TransactionVerdict
     reason: str
     codes: str
@@ -59,18 +59,18 @@ FAMILIES: tuple[Family, ...] = (
     Family("stored", "report", "retry", "retry", "not an error", "NO_ERROR"),
     Family(
         "retry", "retry", "retry", "new_producer",
-        "the connection or the broker is away; librdkafka connects again by itself",
+        "the broker is unreachable; librdkafka reconnects automatically",
         "_TRANSPORT _ALL_BROKERS_DOWN _RESOLVE _FAIL _NODE_UPDATE _DESTROY_BROKER _UNKNOWN_BROKER "
         "NETWORK_EXCEPTION BROKER_NOT_AVAILABLE REBOOTSTRAP_REQUIRED",
     ),
     Family(
         "retry", "retry", "retry", "new_producer",
-        "no answer in time: it may have happened or not",
+        "no response in time; the outcome is unknown",
         "_TIMED_OUT REQUEST_TIMED_OUT _MSG_TIMED_OUT _TIMED_OUT_QUEUE _INTR",
     ),
     Family(
         "retry", "retry", "retry", "retry",
-        "the partition's leader or its replicas are changing; it passes",
+        "the partition's leader or its replicas are changing; temporary",
         "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION REPLICA_NOT_AVAILABLE FENCED_LEADER_EPOCH "
         "UNKNOWN_LEADER_EPOCH OFFSET_NOT_AVAILABLE NOT_ENOUGH_REPLICAS "
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND _ISR_INSUFF KAFKA_STORAGE_ERROR LISTENER_NOT_FOUND "
@@ -79,7 +79,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "retry", "retry", "retry", "retry",
-        "the coordinator is starting or moving, or an earlier request is not through; it passes",
+        "the coordinator is starting or moving, or an earlier request is pending; temporary",
         "COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR _WAIT_COORD "
         "CONCURRENT_TRANSACTIONS UNSTABLE_OFFSET_COMMIT THROTTLING_QUOTA_EXCEEDED _WAIT_CACHE "
         "_IN_PROGRESS _PREV_IN_PROGRESS _RETRY _QUEUE_FULL _PARTIAL _OUTDATED "
@@ -87,14 +87,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "retry", "retry", "retry", "abort",
-        "the group is changing; what is still owned after it is committed again",
+        "the group is rebalancing; partitions that this member keeps are committed again",
         # ILLEGAL_GENERATION: a cooperative member that keeps its partitions meets it in every
         # rebalance, between its join and its sync. One that was thrown out hears that by itself.
         "REBALANCE_IN_PROGRESS ILLEGAL_GENERATION STALE_MEMBER_EPOCH MEMBER_ID_REQUIRED",
     ),
     Family(
         "gone", "retry", "retry", "abort",
-        "the group went on without this member; librdkafka joins again by itself",
+        "the group has removed this member; librdkafka rejoins automatically",
         "UNKNOWN_MEMBER_ID FENCED_MEMBER_EPOCH _ASSIGNMENT_LOST "
         "_UNKNOWN_GROUP GROUP_ID_NOT_FOUND",
     ),
@@ -105,7 +105,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "gone", "rejoin", "retry", "abort",
-        "there is no place in the group yet: the former holder of this group.instance.id has not "
+        "the group has no place yet: the previous member with this group.instance.id has not "
         "timed out, or the group is full",
         "UNRELEASED_INSTANCE_ID GROUP_MAX_SIZE_REACHED",
     ),
@@ -116,24 +116,24 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "stop", "stop", "fatal", "fenced",
-        "another producer has begun with the same transactional.id",
+        "another producer has started with the same transactional.id",
         "PRODUCER_FENCED _FENCED",
     ),
     Family(
         "retry", "stop", "fatal", "new_producer",
-        "the producer's state no longer fits the broker's: a new one begins cleanly",
+        "the producer's state no longer matches the broker's: Weft recreates the producer",
         "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING "
         "INVALID_PRODUCER_EPOCH INVALID_TXN_STATE _GAPLESS_GUARANTEE _INCONSISTENT _FATAL "
         "TRANSACTION_COORDINATOR_FENCED",
     ),
     Family(
         "retry", "report", "retry", "abort",
-        "it fell with its transaction or its batch, not for its own sake",
+        "its transaction or batch failed, not the message itself",
         "TRANSACTION_ABORTABLE _PURGE_QUEUE _PURGE_INFLIGHT _INVALID_DIFFERENT_RECORD",
     ),
     Family(
         "retry", "report", "retry", "retry",
-        "the broker has this message already",
+        "the broker already has this message",
         "DUPLICATE_SEQUENCE_NUMBER",
     ),
     Family(
@@ -143,7 +143,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "retry", "report", "refused", "abort",
-        "this message can never be stored or read: look at its size, its form and the topic's "
+        "this message cannot be stored or read: check its size, its format and the topic's "
         "configuration",
         "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD INVALID_MSG INVALID_MSG_SIZE "
         "INVALID_TIMESTAMP POLICY_VIOLATION UNSUPPORTED_COMPRESSION_TYPE "
@@ -153,34 +153,34 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "retry", "report", "refused", "abort",
-        "the topic or the partition is not there: create it, or correct the name",
+        "the topic or the partition does not exist: create it or correct the name",
         "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC _UNKNOWN_PARTITION UNKNOWN_TOPIC_ID TOPIC_EXCEPTION",
     ),
     Family(
         "gone", "report", "retry", "abort",
-        "the topic was deleted and made again under its name",
+        "the topic was deleted and recreated",
         "INCONSISTENT_TOPIC_ID",
     ),
     Family(
         "retry", "report", "refused", "abort",
-        "the log does not reach to this offset (any more): on_offset_lost decides",
+        "the log does not contain this offset: on_offset_lost decides",
         "OFFSET_OUT_OF_RANGE _AUTO_OFFSET_RESET _LOG_TRUNCATION _NO_OFFSET",
     ),
     Family(
         "stop", "stop", "refused", "abort",
-        "this user may not do that with the topic: grant it READ to consume, WRITE to produce",
+        "this user lacks permission on the topic: grant READ to consume, WRITE to produce",
         "TOPIC_AUTHORIZATION_FAILED",
     ),
     Family(
         "stop", "stop", "fatal", "fatal",
-        "this user may not do that: grant it READ on the group, WRITE on the transactional id, "
+        "this user lacks permission: grant READ on the group, WRITE on the transactional id, "
         "IDEMPOTENT_WRITE on the cluster",
         "GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
         "TRANSACTIONAL_ID_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED",
     ),
     Family(
         "stop", "stop", "fatal", "fatal",
-        "the broker does not accept who we say we are: check security.protocol and sasl.*",
+        "the broker refuses the credentials: check security.protocol and sasl.*",
         "_AUTHENTICATION SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE "
         "SECURITY_DISABLED PRINCIPAL_DESERIALIZATION_FAILURE UNACCEPTABLE_CREDENTIAL "
         "INVALID_PRINCIPAL_TYPE DELEGATION_TOKEN_AUTH_DISABLED DELEGATION_TOKEN_NOT_FOUND "
@@ -219,12 +219,12 @@ FAMILIES: tuple[Family, ...] = (
         "_PARTITION_EOF _ASSIGN_PARTITIONS _REVOKE_PARTITIONS _NOOP _NOENT _READ_ONLY",
     ),
     Family(
-        "retry", "report", "retry", "new_producer", "the broker did not say what failed", "UNKNOWN"
+        "retry", "report", "retry", "new_producer", "the broker gave no reason", "UNKNOWN"
     ),
     Family(
         "retry", "report", "refused", "abort",
-        "an answer to administration, share groups, Streams or brokers among themselves: Weft "
-        "asks none of it here",
+        "a response to administration, share groups, Streams or between brokers: Weft sends "
+        "no such request here",
         "TOPIC_ALREADY_EXISTS INVALID_PARTITIONS INVALID_REPLICATION_FACTOR "
         "INVALID_REPLICA_ASSIGNMENT OPERATION_NOT_ATTEMPTED LOG_DIR_NOT_FOUND NON_EMPTY_GROUP "
         "TOPIC_DELETION_DISABLED ELECTION_NOT_NEEDED NO_REASSIGNMENT_IN_PROGRESS "
@@ -257,27 +257,27 @@ def family_of(code: int) -> Family:
 
 
 def commit_verdict(code: int) -> CommitVerdict:
-    """What becomes of an offset commit that was answered with this code."""
+    """What to do about an offset commit that returned this code."""
     return family_of(code).commit
 
 
 def poll_verdict(code: int) -> PollVerdict:
-    """What a poll that brought this code means for the member."""
+    """What to do about a poll that returned this code."""
     return family_of(code).poll
 
 
 def delivery_verdict(code: int) -> DeliveryVerdict:
-    """What becomes of a produced message that came back with this code."""
+    """What to do about a produced message that failed with this code."""
     return family_of(code).delivery
 
 
 def transaction_verdict(error: KafkaError, *, timed_out: bool = False) -> TransactionVerdict:
     """What to do about an error of a transaction.
 
-    Where the outcome is in doubt the table's word stands against librdkafka's "retriable": a
+    If the outcome is in doubt, the table overrides librdkafka's "retriable": a
     request that is sent again late can end a later transaction (Jepsen, bufstream 0.1.0).
     `timed_out`: the transaction was open for `transaction.timeout.ms` or longer. The broker then
-    has ended it itself, and answers just as if another producer had taken the id.
+    has ended it itself, and responds as if another producer had taken the id.
     """
     verdict = family_of(error.code()).transaction
     if verdict == "fenced" and timed_out and error.code() != KafkaError.FENCED_INSTANCE_ID:
@@ -294,8 +294,8 @@ def transaction_verdict(error: KafkaError, *, timed_out: bool = False) -> Transa
 def of_content(code: int) -> bool:
     """Whether a transaction that is aborted with this code may be so for what is in it.
 
-    Not so where it is the time: brokers away, coordinators that move, a group that changes. A map
-    that is too large is no message's fault.
+    Not for temporary causes: unavailable brokers, moving coordinators, a rebalance. A map
+    that is too large is not a message's fault either.
     """
     if maps_too_large(code):
         return False
@@ -307,22 +307,22 @@ def of_content(code: int) -> bool:
 
 
 def refuses_login(code: int) -> bool:
-    """Whether the brokers do not accept who we say we are."""
+    """Whether the brokers refuse the credentials."""
     return family_of(code) is family_of(KafkaError._AUTHENTICATION)  # noqa: SLF001  # public constant
 
 
 def maps_too_large(code: int) -> bool:
-    """Whether a transaction fell since the broker stores no metadata of such a size."""
+    """Whether a transaction failed because its metadata is too large for the broker."""
     return family_of(code).commit == "too_large"
 
 
 def reason(code: int) -> str:
-    """Why the verdict is what it is, for the log and the last line of a run that stops."""
+    """The reason for the verdict, for the log and the last line of a run that stops."""
     return family_of(code).reason
 
 
 def told(error: KafkaError) -> str:
-    """What a client error says; of one that ends the run also what to do about it."""
+    """The text of a client error; with the fix if it ends the run."""
     stops = poll_verdict(error.code()) == "stop"
     return f"{error.str()}: {reason(error.code())}" if stops else str(error.str())
 
@@ -332,24 +332,24 @@ def documentation() -> str:
     lines = [
         "# Kafka errors and what Weft does about them",
         "",
-        "Made from the table in `src/weft/kafka/verdicts.py`; a test fails when they differ.",
-        "A code that stands nowhere here is logged, and ends no run.",
+        "Generated from the table in `src/weft/kafka/verdicts.py`; a test fails if they differ.",
+        "A code that is not listed here is logged and does not end the run.",
         "",
         "- **commit**: `retry` within the same assignment; `too_large`: committed again without",
-        "  the offset map; `gone`: the partition is another member's now; `stop`: exit 1.",
-        "- **poll**: `retry`: librdkafka goes on by itself; `rejoin`: the consumer is made again",
+        "  the offset map; `gone`: another member owns the partition; `stop`: exit 1.",
+        "- **poll**: `retry`: librdkafka recovers by itself; `rejoin`: the consumer is recreated",
         "  after a pause; `report`: logged; `stop`: exit 1.",
         "- **delivery** (of a produced message): `retry`: produced again; `refused`: the attempt",
-        "  of the record it came from has failed; `fatal`: the producer is of no more use.",
+        "  of its record has failed; `fatal`: the producer cannot be used any more.",
         "- **transaction**: `retry` the call; `abort` and produce again; `new_producer` under the",
-        "  same id, as nobody knows what became of it; `fenced` and `fatal`: exit 1.",
+        "  same id, as the outcome is unknown; `fenced` and `fatal`: exit 1.",
     ]
     for family in FAMILIES:
         lines += ["", f"## {family.reason[0].upper()}{family.reason[1:]}", ""]
         lines += [
             " · ".join(f"{place} `{getattr(family, place)}`" for place in _PLACES),
             "",
-            "| code | name | librdkafka says |",
+            "| code | name | message of librdkafka |",
             "|---|---|---|",
         ]
         rows = [row for row in table().values() if row.family is family]

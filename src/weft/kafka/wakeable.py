@@ -1,4 +1,4 @@
-"""Waiting for a consumer's records and callbacks and for our own threads, all at once."""
+"""Wait for a consumer's records and callbacks and for Weft's own threads at the same time."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""Once per id: handled ids are kept in the same database transaction as the handler's writes."""
+"""Once per id: handled ids are stored in the same database transaction as the handler's writes."""
 
 from weft.ledger.policy import SqlLedger
 

@@ -1,4 +1,4 @@
-"""Database engines for the ledger: drivers, pools, and how a transaction begins."""
+"""Database engines for the ledger: drivers, pools, and the start of a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weft.SqlLedger`: what the user gives, checked where it is made. Imports no SQLAlchemy."""
+"""`weft.SqlLedger`: the user's options, checked at creation. Imports no SQLAlchemy."""
 
 from __future__ import annotations
 

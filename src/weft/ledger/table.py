@@ -1,4 +1,4 @@
-"""The ledger's table, made and migrated by Weft; documented in docs/ledger.md."""
+"""The ledger's table, created and migrated by Weft; documented in docs/ledger.md."""
 
 from __future__ import annotations
 

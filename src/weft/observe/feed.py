@@ -1,4 +1,4 @@
-"""What the page shows, looked at once a second while somebody watches, and kept over time."""
+"""The data of the web page: refreshed once per second while it is open, with a history."""
 
 from __future__ import annotations
 

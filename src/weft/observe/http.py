@@ -1,4 +1,4 @@
-"""Probes, metrics, the snapshot and `why` over HTTP. Only reading: nothing can be sent.
+"""Probes, metrics, the snapshot and `why` over HTTP. Read-only.
 
 Loopback alone needs no token, and then the Host header must name it: a page in the user's browser
 that got its own name to point here is refused. Elsewhere a token is needed for everything but the

@@ -28,7 +28,11 @@ STANDING_S = 60.0
 BLOCKED_S = 300.0
 
 GAUGES = (
-    ("weft_group_remaining_records", "Records that are really left to do", "remaining"),
+    (
+        "weft_group_remaining_records",
+        "Records not done, excluding those done beyond the frontier",
+        "remaining",
+    ),
     ("weft_group_log_end_offset", "One past the last record of the log", "end"),
     ("weft_group_committed_offset", "Offset that the group has committed", "committed"),
     ("weft_group_done_beyond_records", "Records done past the committed offset", "done_beyond"),

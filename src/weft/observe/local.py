@@ -1,4 +1,4 @@
-"""The unix socket of a run on this machine, and how its commands find every run.
+"""The unix socket of a run on this machine, and how the commands find every run.
 
 One line of JSON is asked, one is answered. The folder is the user's own (mode 0700), the sockets
 have mode 0600. A run removes its socket when it ends, so one that is left behind is of a process
@@ -48,10 +48,12 @@ def folder() -> Path:
         known = path.lstat()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: set XDG_RUNTIME_DIR to your own") from None
-    wrong = owner.complaint(known, owner.ANY) if stat.S_ISDIR(known.st_mode) else "is no folder"
+    wrong = (
+        owner.complaint(known, owner.ANY) if stat.S_ISDIR(known.st_mode) else "is not a directory"
+    )
     if wrong:
         raise ConfigError(
-            f"{path} {wrong}, and must be a folder of yours alone (mode 0700): "
+            f"{path} {wrong}, and must be a directory of this user only (mode 0700): "
             "remove it, or set XDG_RUNTIME_DIR"
         )
     return path
@@ -85,7 +87,7 @@ def _answered(source: Source, line: bytes) -> dict[str, Any]:
         return {"error": str(error)}
     except (ValueError, TypeError, KeyError):
         return {"error": "a question is a JSON object with `ask`"}
-    return {"error": f"nobody knows how to answer {what!r:.80}"}
+    return {"error": f"unknown question {what!r:.80}: ask snapshot or why"}
 
 
 class LocalServer(socketserver.ThreadingUnixStreamServer):
@@ -186,7 +188,7 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     if isinstance(told, dict) and "error" in told:
         raise ConfigError(str(told["error"]))
     if not is_answer(question["ask"], told):
-        raise NotAnswering(f"{path.name}: what answers there is no run of Weft")
+        raise NotAnswering(f"{path.name}: the server there is not a Weft run: check the address")
     answered: dict[str, Any] = told
     return answered
 

@@ -1,7 +1,7 @@
-"""A snapshot as Prometheus metrics: names and units by its conventions, labels that are bounded.
+"""A snapshot as Prometheus metrics, named by Prometheus conventions, with bounded labels.
 
 Labels are names the user gave (group, handler, topic), numbers of partitions and at most 50 types
-of errors, never a key, an error text or anything else that comes with records. Counters begin anew
+of errors, never a key, an error text or anything else that comes with records. Counters restart
 with each run.
 """
 
@@ -20,33 +20,39 @@ Row = Mapping[str, Any]
 STATES = ("starting", "waiting", "running", "paused", "stopping", "leaving", "ended", "failed")
 #: name -> (help, field of a partition's row)
 OF_PARTITION = {
-    "weft_remaining_records": ("Records that are really left to do", "remaining"),
-    "weft_lag_records": ("End of the log less the frontier", "lag"),
+    "weft_remaining_records": (
+        "Records not done, excluding those done beyond the frontier",
+        "remaining",
+    ),
+    "weft_lag_records": ("End of the log minus the frontier", "lag"),
     "weft_frontier_offset": ("Lowest offset that is not done", "frontier"),
     "weft_committed_offset": ("Committed offset, -1 before the first commit", "committed"),
     "weft_log_end_offset": ("One past the last record of the log", "end"),
     "weft_done_beyond_records": ("Records done past the frontier", "done_beyond"),
     "weft_oldest_age_seconds": ("Age of the oldest record not done", "oldest_age_s"),
-    "weft_commit_standing_seconds": ("Since when the committed offset stands", "committed_for_s"),
+    "weft_commit_standing_seconds": (
+        "How long the committed offset has not changed",
+        "committed_for_s",
+    ),
     "weft_map_characters": ("Size of the offset map", "map_chars"),
     "weft_map_used_ratio": (
-        "Of the room in the offset map in which records may start, how much is taken",
+        "Used share of the room in the offset map in which records may start",
         "map_used",
     ),
     "weft_past_map_records": ("Keys whose next record waits for room in the map", "past_map"),
     "weft_buffered_records": ("Records held in memory that are not done", "buffered"),
     "weft_partition_paused": ("1 while the partition is paused", "paused"),
     "weft_partition_unread_seconds": (
-        "For how long the partition is assigned and not read; absent while it is",
+        "How long the partition has been assigned but not read; absent while it is read",
         "place_for_s",
     ),
 }
 #: name -> (help, field of a handler's row, further labels): counters
 COUNTED = {
     "weft_failed_attempts": ("Attempts that failed", "failures"),
-    "weft_retries": ("Attempts put off for a retry", "retries"),
-    "weft_superseded_calls": ("Calls whose partition went away first", "superseded"),
-    "weft_ledger_repeats": ("Records that the ledger knew already", "repeats"),
+    "weft_retries": ("Retries scheduled", "retries"),
+    "weft_superseded_calls": ("Calls whose partition was revoked first", "superseded"),
+    "weft_ledger_repeats": ("Repeats that the ledger detected", "repeats"),
 }
 OUTCOMES = {
     "done": "done",
@@ -56,15 +62,15 @@ OUTCOMES = {
 }
 #: gauges of a handler
 OF_HANDLER = {
-    "weft_calls_in_flight": ("Calls taken of the handler's concurrency", "in_flight"),
-    "weft_calls_max": ("Calls that the handler's concurrency allows", "concurrency"),
-    "weft_calls_overdue": ("Calls past their timeout_s that cannot be ended", "overdue"),
+    "weft_calls_in_flight": ("Concurrency slots in use", "in_flight"),
+    "weft_calls_max": ("Concurrency slots of the handler", "concurrency"),
+    "weft_calls_overdue": ("Calls past their timeout_s that cannot be cancelled", "overdue"),
 }
 #: histograms of a handler
 TIMED = {
     "weft_handler_seconds": ("Time of a call, sampled", "latency_buckets"),
     "weft_lane_wait_seconds": (
-        "From when a record came to when its first call began, sampled",
+        "Time from a record's arrival to its first call, sampled",
         "wait_buckets",
     ),
     "weft_completion_age_seconds": ("Age of a record when it is done, sampled", "age_buckets"),
@@ -72,13 +78,13 @@ TIMED = {
 #: counts of the engine that everybody should see, under names of their own
 ENGINE = {
     "weft_commits_refused": ("Commits that the broker refused", "commits_refused"),
-    "weft_commits_in_doubt": ("Commits without an answer in time", "commits_in_doubt"),
+    "weft_commits_in_doubt": ("Commits without a response in time", "commits_in_doubt"),
     "weft_late_completions": ("Completions of ended assignments, dropped", "late_completions"),
-    "weft_late_commit_answers": ("Answers to commits given up on", "late_commit_answers"),
-    "weft_partitions_revoked": ("Partitions given back", "partitions_revoked"),
+    "weft_late_commit_answers": ("Responses to commits that had timed out", "late_commit_answers"),
+    "weft_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "weft_partitions_refetched": (
-        "Partitions not fetched for 30 s although their log grew: fetched anew",
+        "Partitions not fetched for 30 s although their log grew: fetch restarted",
         "partitions_refetched",
     ),
 }
@@ -89,7 +95,7 @@ GAPS = {
         "poll_gap_max_s",
     ),
     "weft_poll_gap_recent_seconds": (
-        "The same of the last minutes, with the one that lasts",
+        "The same for the last minutes, including the current one",
         "poll_gap_recent_s",
     ),
 }
@@ -118,7 +124,7 @@ def _of_run(shot: Row, group: str) -> Iterator[Metric]:
         state.add_metric([group, name], float(shot["state"] == name))
     yield state
     halted = GaugeMetricFamily(
-        "weft_halted", "1 while nothing starts somewhere for this cause", labels=["group", "cause"]
+        "weft_halted", "1 while this cause blocks records", labels=["group", "cause"]
     )
     causes = {halt["cause"] for halt in shot.get("halts", ())}
     for cause in HALTS:
@@ -128,7 +134,9 @@ def _of_run(shot: Row, group: str) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, text, labels=["group"])
         counter.add_metric([group], shot.get("counts", {}).get(field, 0))
         yield counter
-    errors = CounterMetricFamily("weft_callback_errors", "Raised by callbacks", labels=["group"])
+    errors = CounterMetricFamily(
+        "weft_callback_errors", "Exceptions raised by callbacks", labels=["group"]
+    )
     errors.add_metric([group], shot.get("callback_errors", 0))
     yield errors
     for name, (text, field) in GAPS.items():
@@ -169,7 +177,7 @@ def _of_partitions(shot: Row, group: str) -> Iterator[Metric]:
             where = (str(row["handler"]), place)
             places[where] = places.get(where, 0) + count
     gauge = GaugeMetricFamily(
-        "weft_records", "Records held, by where they are", labels=["group", "handler", "place"]
+        "weft_records", "Records held, by place", labels=["group", "handler", "place"]
     )
     for (handler, place), count in places.items():
         gauge.add_metric([group, handler, place], count)
@@ -182,7 +190,7 @@ def _of_handlers(shot: Row, group: str) -> Iterator[Metric]:
     rows: Mapping[str, Row] = shot["handlers"]
     outcomes = CounterMetricFamily(
         "weft_records_finished",
-        "Records by what became of them",
+        "Records by outcome",
         labels=["group", "handler", "outcome"],
     )
     for handler, row in rows.items():

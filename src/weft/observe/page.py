@@ -1,4 +1,4 @@
-"""The page: a few static files, and one stream of events with what is looked at.
+"""The web page: a few static files, and one stream of events with the displayed data.
 
 Everything it shows comes from this server, and the browser is told to take nothing from elsewhere.
 """

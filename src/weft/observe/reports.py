@@ -315,7 +315,7 @@ def unpacked(value: bytes) -> tuple[dict[str, Any], int]:
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadReport("it is no JSON") from None
+        raise BadReport("it is not JSON") from None
     shot = _checked(told)
     rows = sum(len(rows) for rows in shot.values() if isinstance(rows, list))
     return shot, len(text) + ROW_BYTES * rows
@@ -354,7 +354,7 @@ class GroupReports:
         try:
             shot, size = unpacked(value)
             if key_of(shot["app"]["group"], shot["app"]["member"]) != key:
-                raise BadReport("its key names another member")
+                raise BadReport("its key is of another member")
         except (BadReport, _Strange) as error:
             shown = shown_text(key.decode(errors="backslashreplace"), 100)
             self._refused(f"{shown}: {error}")

@@ -1,4 +1,4 @@
-"""An HTTP server beside a run: an address to listen on, and uvicorn on a thread of its own."""
+"""An HTTP server beside a run: the listening address, and uvicorn on a separate thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a handler is called: what is known of it, who calls it, and how long its calls take."""
+"""A handler with its settings, its executor and the latencies of its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations: counted in buckets, as Prometheus wants them, and the latest ones sampled."""
+"""Durations: counted in Prometheus buckets, with a sample of the latest."""
 
 from __future__ import annotations
 

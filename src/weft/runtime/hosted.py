@@ -1,4 +1,4 @@
-"""The app as its run sees it; and which app a handler belongs to, by the function alone."""
+"""The app as its run sees it; and the app of a handler function."""
 
 from __future__ import annotations
 

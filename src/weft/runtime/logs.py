@@ -1,4 +1,4 @@
-"""Log lines that people and machines read: an event, then its fields."""
+"""Log lines for people and machines: an event and its fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def say_how_to_see_more() -> None:
         _SAID.append(True)
         sys.stderr.write(
             'weft: running; only warnings are shown. logging.basicConfig(level="INFO") shows more, '
-            "and so does: weft run MODULE:app\n"
+            "as does weft run MODULE:app\n"
         )
 
 

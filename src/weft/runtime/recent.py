@@ -1,4 +1,4 @@
-"""The last events that went through the door, for whoever has to find out why the engine failed.
+"""The last 200 events, attached to internal errors.
 
 Only names, counts and short values are kept: no record lives longer because of it.
 """

@@ -1,4 +1,4 @@
-"""Outputs that several records of one batch share: stored once, then all of them are done."""
+"""Outputs shared by several records of one batch: all records are done when they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test kit: apps and handlers tested on a broker in memory, or on a real one.
+"""The test kit: test apps and handlers on a broker in memory, or on a real one.
 
 `run(app, records)` is the short way. `MemoryKafka` is a broker to play with: rebalances, gaps,
 faults, crash points. `VirtualClock` skips the waiting. The pytest fixtures `memory_broker` and

@@ -81,7 +81,7 @@ class MemoryCluster:
             raise ConfigError(f"create_topic(partitions={partitions!r}): 1 to {PARTITIONS_MAX}")
         with self.changed:
             if name in self.broker.partition_counts:
-                raise ConfigError(f"topic {name!r} exists already")
+                raise ConfigError(f"topic {name!r} already exists")
             self.topic_ids[name] = f"memory-{next(self._made)}"
             self.broker.create_topic(name, partitions)
             self._subscribe_anew()
@@ -253,7 +253,7 @@ class MemoryCluster:
         if request not in self._faults:
             raise ConfigError(f"fail_next({request!r}): one of {', '.join(self._faults)}")
         if not isinstance(getattr(KafkaError, error, None), int):
-            raise ConfigError(f"fail_next(error={error!r}) is no error of Kafka's: see KafkaError")
+            raise ConfigError(f"fail_next(error={error!r}) is not a Kafka error: see KafkaError")
         with self.changed:
             self._faults[request].extend([error] * times)
 

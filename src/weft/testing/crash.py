@@ -1,4 +1,4 @@
-"""Places at which a test can have a member die as by kill -9.
+"""Points at which a test can end a member as if by kill -9.
 
 A dead member is cut off: what it sends from then on reaches nobody, and the group has thrown it
 out. Its handlers cannot be killed in a process that lives on, so those that come to a crash point

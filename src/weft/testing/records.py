@@ -1,4 +1,4 @@
-"""What `weft.testing.run` takes as records, and what it makes of them."""
+"""Convert the arguments of `weft.testing.run` to records."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _pair(record: Any) -> tuple[bytes | None, bytes | None]:
         return None, value_bytes(record)
     if len(record) != 2:
         raise ConfigError(
-            f"a tuple of {len(record)} is no record: give (key, value), a value, or a weft.Record"
+            f"a tuple of {len(record)} is not a record: give (key, value), a value or a weft.Record"
         )
     key, value = record
     if isinstance(key, str):
@@ -85,7 +85,7 @@ def _only(topics: Sequence[str]) -> str:
     if len(topics) != 1:
         raise ConfigError(
             f"the app reads {', '.join(topics) or 'patterns only'}: give weft.Record(topic, ...), "
-            "so that it is clear where a record goes"
+            "so that each record has a topic"
         )
     return topics[0]
 

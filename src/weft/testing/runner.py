@@ -1,4 +1,4 @@
-"""An app on an in-memory broker, from its first record to its last, in one call."""
+"""Run an app on an in-memory broker, from its first record to its last, in one call."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _ledger_on(app: App, given: SqlLedger | None) -> Iterator[None]:
     """While this lasts, no handler's ledger writes into its own database."""
     before = app.handlers
     if given is not None and not any(handler.ledger for handler in before):
-        raise ConfigError("run(ledger=...): no handler of this app has a ledger: leave it out")
+        raise ConfigError("run(ledger=...): no handler of this app has a ledger: omit it")
     with TemporaryDirectory(prefix="weft-testing-") as folder:
         instead = given or SqlLedger("sqlite://")
         if instead.url.endswith(IN_MEMORY):  # each connection would have one of its own

@@ -35,7 +35,7 @@ def test_start_returns_a_handle_that_stops_waits_and_tells(kafka):
     wait_for(lambda: run.snapshot()["handlers"]["copy"]["done"] == 1)
     with pytest.raises(TimeoutError, match="not ended"):
         run.wait(0.05)
-    with pytest.raises(weft.ConfigError, match="running already"):
+    with pytest.raises(weft.ConfigError, match="already running"):
         app.start()
     run.stop()
     report = run.wait(60)

@@ -80,7 +80,7 @@ def test_a_lifespan_that_fails_to_open_ends_the_run_before_anything_is_consumed(
             asyncio.run(app.serve(until="drained"))
     assert states == []
     assert app.state is None
-    with pytest.raises(weft.FatalError):  # not "running already"
+    with pytest.raises(weft.FatalError):  # not "already running"
         app.run(until="drained")
 
 

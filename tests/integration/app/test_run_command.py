@@ -20,8 +20,8 @@ app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
 
 #: said where it had no time for us
 OF_THE_MACHINE = (
-    "stood still", "no partition yet", "the handlers' loop does not turn",
-    "the handlers' loop turns again",
+    "stood still", "no partition yet", "the handlers' loop is blocked",
+    "the handlers' loop runs again",
 )  # fmt: skip
 
 

@@ -224,7 +224,7 @@ def test_a_member_in_reserve_is_ready(kafka):
     def bodies():
         return sorted(get(port, "/readyz") for port in ports)
 
-    reserve = (200, "in reserve: the group has more members than partitions\n")
+    reserve = (200, "idle: the group has more members than partitions\n")
     wait_for(lambda: bodies() == [reserve, (200, "ok\n")])
 
 

@@ -207,7 +207,7 @@ def poll_until_assigned(consumer: Consumer, *others: Consumer) -> None:
 
 def test_a_static_kip_848_member_comes_back_by_itself(chaos: Callable[..., Chaos]) -> None:
     """Refused until the old session has run out, it makes its consumer anew, and then it works."""
-    refused = "the consumer is made anew code=UNRELEASED_INSTANCE_ID"
+    refused = "recreating the consumer code=UNRELEASED_INSTANCE_ID"
     options = {"session_s": SESSION_S, "mode": "each", "work_s": 0.01}
     with chaos(seed=655, protocol="consumer", **options) as run:
         run.plan.kafka |= STATIC

@@ -226,7 +226,7 @@ FAULTS = (
         lambda cell: deny(cell.admin, cell.topic, AclOperation.READ),
         allow,
         ends="topic authorization failed",
-        says="grant it READ",
+        says="grant READ",
     ),
     Fault(
         "quota",
@@ -234,7 +234,7 @@ FAULTS = (
         nothing,
         slow_client,
         is_slowed_down,
-        says="the broker slows us down by a quota",
+        says="the broker throttles this client by a quota",
     ),
     Fault(
         "partition offline",
@@ -244,7 +244,7 @@ FAULTS = (
         says="Connection refused",
         cluster=True,
     ),
-    Fault("topic made again", make_again, nothing, says="topic made again"),
+    Fault("topic made again", make_again, nothing, says="topic was recreated"),
     Fault(
         "DeleteRecords",
         delete_records,

@@ -103,7 +103,7 @@ def test_a_wrong_jar_from_the_mirror_never_reaches_the_cache(mirror, tmp_path):
 def test_a_jar_the_mirror_lacks_is_named(mirror):
     """A mirror without one of the files is an error that names the file and the client."""
     del mirror.files["b-2.jar"]
-    with pytest.raises(ConfigError, match=r"Maven did not bring b-2.jar"):
+    with pytest.raises(ConfigError, match=r"Maven did not deliver b-2.jar"):
         jars.ensure_jars()
 
 

@@ -82,5 +82,5 @@ def test_a_java_that_only_complains_is_refused(tmp_path, monkeypatch):
     """The macOS stub, which is there but is no Java, is not taken for one."""
     fake_java(tmp_path, "Unable to locate a Java Runtime.")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="does not say which version"):
+    with pytest.raises(ConfigError, match="does not report its version"):
         find_java()

@@ -49,7 +49,7 @@ def test_an_empty_folder_remembers_nothing(tmp_path):
 def test_an_unreadable_state_names_the_folder_and_the_cure(tmp_path, text):
     """A state file that is damaged is one line that says what to delete."""
     (tmp_path / "cluster.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"delete .* to start afresh") as caught:
+    with pytest.raises(ConfigError, match=r"delete .* to start over") as caught:
         load_state(tmp_path)
     assert str(tmp_path) in str(caught.value)
 

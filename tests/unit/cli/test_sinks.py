@@ -55,4 +55,4 @@ def test_a_table_is_for_fleets(tmp_path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.strip().endswith('sink has no meaning with engine="local": leave it out')
+    assert done.stderr.strip().endswith('sink requires engine="spark": omit it')

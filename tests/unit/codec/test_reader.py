@@ -49,7 +49,7 @@ def runs_body(*lengths: int) -> bytes:
         pytest.param("bAAK3AMAAA==", "claims 10 offsets", id="a byte too many"),
         pytest.param("bAAK3AM=", "claims 10 offsets", id="a byte too few"),
         pytest.param("YSi1L/0AWCkAAAAK3AM=", "cut off", id="cut frame"),
-        pytest.param("YSi1L/0AWCkAAAAK3AMAAA==", "follows the zstd frame", id="bytes behind"),
+        pytest.param("YSi1L/0AWCkAAAAK3AMAAA==", "data after the zstd frame", id="bytes behind"),
         pytest.param("YSi1L/0AWA==", "cut off", id="frame header alone"),
         pytest.param(text_of(b"a", b"zstd" * 9), "not a valid zstd", id="no frame"),
     ],

@@ -23,7 +23,7 @@ def test_lines_alike_come_once_with_their_count_later(caplog, monkeypatch):
     assert [record.getMessage() for record in caplog.records] == [
         "FAIL [c-1] refused after 0 ms",
         "another",
-        "FAIL [c-1] refused after 9 ms (4 alike left out)",
+        "FAIL [c-1] refused after 9 ms (4 similar lines omitted)",
     ]
     assert caplog.records[0].levelno == logging.ERROR
 

@@ -55,11 +55,11 @@ def test_a_full_map_is_told_by_its_runs(runs, full):
     [
         (10, "", Bounds(0, 10), 0, None, None),
         (10, "", Bounds(0, 25), 15, 10, None),
-        (None, "", Bounds(5, 25), 20, 5, "nothing is committed"),
+        (None, "", Bounds(5, 25), 20, 5, "no commit:"),
         (None, "", Bounds(5, 5), 0, None, None),
-        (30, "", Bounds(5, 25), 20, 5, "past the end of the log"),
+        (30, "", Bounds(5, 25), 20, 5, "beyond the end of the log"),
         (10, "", Bounds(20, 25), 5, 20, "retention deleted 10 to 19"),
-        (10, "somebody's own", Bounds(0, 25), 15, 10, "no offset map"),
+        (10, "somebody's own", Bounds(0, 25), 15, 10, "not an offset map"),
     ],
 )
 def test_each_kind_of_commit(offset, metadata, log, remaining, oldest, problem):

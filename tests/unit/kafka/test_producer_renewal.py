@@ -108,4 +108,4 @@ def test_a_producer_that_breaks_again_and_again_is_told_of_once(
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
     under_test.close(0.1)
-    assert caplog.text.count("the producer is made anew") == 1
+    assert caplog.text.count("producer recreated") == 1

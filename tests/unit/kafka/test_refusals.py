@@ -81,7 +81,7 @@ def test_a_quota_is_told_once_a_minute_and_to_the_user(caplog: pytest.LogCapture
         clock.now = 100.0 + at
         told.throttled(ThrottleEvent("b:9092/1", 1, wait_s))
         told.throttled(ThrottleEvent("b:9092/1", 1, 0.0))
-    line = "the broker slows us down by a quota: broker=b:9092/1 client.id=slow wait_s="
+    line = "the broker throttles this client by a quota: broker=b:9092/1 client.id=slow wait_s="
     assert caplog.messages == [f"{line}1.5", f"{line}2.5"]
     assert len(heard_by_user) == 6
 

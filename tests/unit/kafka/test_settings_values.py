@@ -25,7 +25,7 @@ from weft.kafka.properties import ELSEWHERE, properties
         ("log_cb", "logger"),
         ("rebalance_cb", "on_assign"),
         ("on_delivery", "app.results()"),
-        ("opaque", "leave it out"),
+        ("opaque", "omit it"),
     ],
 )
 def test_an_unknown_name_brings_the_right_one(name, cure) -> None:
@@ -111,7 +111,7 @@ def test_addresses_are_taken(servers) -> None:
 )
 def test_what_cannot_be_an_address_is_refused(servers) -> None:
     """One line that shows the entry."""
-    assert "no address" in refusal({"bootstrap.servers": servers})
+    assert "which is not" in refusal({"bootstrap.servers": servers})
 
 
 def test_names_are_text() -> None:

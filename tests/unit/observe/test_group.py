@@ -290,7 +290,7 @@ def test_what_to_do_about_a_silent_members_partition():
     dead["silent_s"] = 60.0
     told = _reported(dead, {"ask": "why", "where": "orders:1", "key": None})
     (one,) = told["sentences"]
-    assert one["text"].endswith("Its member is silent: killed, or cut off.")
+    assert one["text"].endswith("Its member is silent: killed or disconnected.")
     assert one["next"].startswith("restart that member, or wait")
 
 

@@ -39,7 +39,7 @@ class Ill(Source):
     """A run that is not well."""
 
     def live(self):
-        return False, "the polling thread has not gone round for 12 s"
+        return False, "the polling thread has not run for 12 s"
 
     def ready(self):
         return False, "stopping"
@@ -65,7 +65,7 @@ def test_probes_say_why(start):
     well, ill = start(), start(Ill())
     assert get(well, "/livez")[:2] == (200, "ok\n")
     assert get(well, "/readyz")[:2] == (200, "ok\n")
-    assert get(ill, "/livez")[:2] == (503, "the polling thread has not gone round for 12 s\n")
+    assert get(ill, "/livez")[:2] == (503, "the polling thread has not run for 12 s\n")
     assert get(ill, "/readyz")[:2] == (503, "stopping\n")
 
 
@@ -126,7 +126,7 @@ def test_open_to_others_needs_a_token():
         weft.App(group="g", kafka=kafka, http="0.0.0.0:8080")
     with pytest.raises(ConfigError, match="write HOST:PORT"):
         weft.App(group="g", kafka=kafka, http="8080")
-    with pytest.raises(ConfigError, match="give that, too"):
+    with pytest.raises(ConfigError, match="give both"):
         weft.App(group="g", kafka=kafka, http_token_file="x")
     weft.App(group="g", kafka=kafka, http="127.0.0.1:0")
 

@@ -133,7 +133,7 @@ def test_a_closed_run_leaves_nothing():
     [
         (b"nonsense\n", "JSON object with `ask`"),
         (b"[1]\n", "JSON object with `ask`"),
-        (b'{"ask": "shell"}\n', "nobody knows how to answer 'shell'"),
+        (b'{"ask": "shell"}\n', "unknown question 'shell'"),
         (b'{"ask": "why", "where": "t:x"}\n', "write TOPIC"),
         (b'{"ask": "why", "where": 7}\n', "where and key must be text"),
         (b'{"ask": "why", "key": "' + b"k" * 20_000 + b'"}\n', "at most 16,384 bytes"),
@@ -155,11 +155,15 @@ def test_a_folder_that_others_may_enter_is_refused(own_folder):
     """So is one that is a link to somewhere."""
     place = own_folder / "weft"
     place.mkdir(mode=0o755)
-    with pytest.raises(ConfigError, match="can be read by others, and must be a folder of yours"):
+    with pytest.raises(
+        ConfigError, match="can be read by others, and must be a directory of this user"
+    ):
         folder()
     place.rmdir()
     place.symlink_to(own_folder)
-    with pytest.raises(ConfigError, match="is no folder, and must be a folder of yours"):
+    with pytest.raises(
+        ConfigError, match="is not a directory, and must be a directory of this user"
+    ):
         runs()
 
 

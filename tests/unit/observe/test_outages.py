@@ -31,8 +31,8 @@ from weft.testing import MemoryKafka
 PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
 WAIT_S = 30.0
 REFUSED = (
-    "Kafka at kafka-1:9093: cannot describe orders: Authentication failed: the broker does not "
-    "accept who we say we are: check security.protocol and sasl.*"
+    "Kafka at kafka-1:9093: cannot describe orders: Authentication failed: the broker refuses the "
+    "credentials: check security.protocol and sasl.*"
 )
 
 

@@ -95,7 +95,7 @@ def test_a_socket_of_somebody_else(capsys, tmp_path, command, answer):
     with stranger(local.folder() / "7-0.sock", answer):
         code, line = said(capsys, command)
     assert code == 1
-    assert "7-0.sock: what answers there is no run of Weft" in line or "no answer: " in line
+    assert "7-0.sock: the server there is not a Weft run" in line or "no answer: " in line
 
 
 def test_a_socket_where_nobody_answers(capsys, monkeypatch):

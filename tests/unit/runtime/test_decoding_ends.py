@@ -354,9 +354,9 @@ def test_a_decoder_takes_the_record_alone():
     """What could never be called so is refused where it is decorated."""
     with pytest.raises(weft.ConfigError, match="it is called with the record alone"):
         weft.decoder(lambda record, more: None)
-    with pytest.raises(weft.ConfigError, match="a generator is no decoder"):
+    with pytest.raises(weft.ConfigError, match="a generator cannot be a decoder"):
         weft.decoder(app_values)
-    with pytest.raises(weft.ConfigError, match="put it above a function of your own"):
+    with pytest.raises(weft.ConfigError, match="put it above your own function"):
         weft.decoder(len)
     with pytest.raises(weft.ConfigError, match="decorate a function"):
         weft.decoder("json")

@@ -69,7 +69,7 @@ def test_where_money_is_at_stake_a_default_is_a_warning(kafka, caplog, options):
         app.run(until="drained")
         (line,) = told(caplog, "no commits yet")
         assert line.levelname == level
-        assert ("set auto.offset.reset, to say where to begin" in line.getMessage()) == (
+        assert ("set auto.offset.reset to choose the start" in line.getMessage()) == (
             level == "WARNING"
         )
 
@@ -159,11 +159,11 @@ def test_a_start_without_a_token_tries_again(kafka, caplog, monkeypatch):
     def admin(self):
         tries.append(1)
         if len(tries) < 3:
-            raise KafkaUnavailable("oauth_cb gave no token")
+            raise KafkaUnavailable("oauth_cb returned no token")
         return make(self)
 
     monkeypatch.setattr(MemoryConnection, "admin", admin)
     app = app_on(kafka)
     app.consume("orders")(lambda record: None)
     assert app.run(until="drained").done == 1
-    assert len(told(caplog, "oauth_cb gave no token")) == 2
+    assert len(told(caplog, "oauth_cb returned no token")) == 2

@@ -36,4 +36,4 @@ def test_fewer_threads_do_the_work(monkeypatch, caplog):
     results = run(app, [b"%d" % n for n in range(50)])
     assert [one.outcome for one in results] == ["done"] * 50
     assert len(asked) > 1
-    assert caplog.text.count("no more threads to be had") == 1
+    assert caplog.text.count("no more threads available") == 1

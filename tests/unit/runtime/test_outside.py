@@ -70,12 +70,12 @@ NOT_LIVE = {
     "polling thread": (
         member(door=SimpleNamespace(broken=None, round_at=NOW - outside.POLL_STANDS_S - 1)),
         watching(),
-        "the polling thread has not gone round for 11 s",
+        "the polling thread has not run for 11 s",
     ),
     "loop": (
         member(),
         watching(loop_stands_s=outside.LOOP_STANDS_S + 1),
-        "the handlers' loop has not turned for 61 s: a handler blocks it",
+        "the handlers' loop has not run for 61 s: a handler blocks it",
     ),
 }
 
@@ -89,7 +89,7 @@ def test_what_only_a_restart_cures_is_not_live_and_not_ready(state):
 
 
 NOT_READY = {
-    "start": (None, None, "starting: the group is not joined yet"),
+    "start": (None, None, "starting: not in the group yet"),
     "leaving": (member(leaving=True), watching(), "stopping"),
     "fatal": (member(fatal=RuntimeError()), watching(), "stopping"),
     "stop": (
@@ -123,7 +123,7 @@ def test_a_run_that_handles_records_is_ready():
     just_round = SimpleNamespace(broken=None, round_at=NOW - outside.POLL_STANDS_S)
     assert source(member(door=just_round), just_turned).ready() == (True, "ok")
     ready, reason = source(member(partitions=[]), watching(reserve=True)).ready()
-    assert (ready, "in reserve" in reason) == (True, True)
+    assert (ready, "idle" in reason) == (True, True)
 
 
 BROKEN = member(door=SimpleNamespace(broken="not looked at yet", round_at=0.0))
@@ -133,7 +133,7 @@ BROKEN = member(door=SimpleNamespace(broken="not looked at yet", round_at=0.0))
 def test_a_run_of_which_one_part_is_missing_begins(parts):
     """It is neither dead nor ready before both are there."""
     assert source(*parts).live() == (True, "starting")
-    assert source(*parts).ready() == (False, "starting: the group is not joined yet")
+    assert source(*parts).ready() == (False, "starting: not in the group yet")
 
 
 def test_measures_leave_the_worst_records_out():

@@ -89,7 +89,7 @@ def test_a_topic_made_again_while_the_partition_was_away_is_noticed(caplog):
     cluster.topic_ids.closed([cluster.partition])
     cluster.ids = {"t": "second"}
     assert cluster.found(5).committed is None
-    assert caplog.messages == ["topic made again topic=t topic_id=second"]
+    assert caplog.messages == ["topic was recreated topic=t topic_id=second"]
 
 
 def test_brokers_that_do_not_answer_change_nothing():
@@ -156,7 +156,7 @@ def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old()
     assert cluster.reread_of == [[other]]
 
 
-GONE = "topic is not there any more"
+GONE = "topic no longer exists"
 
 
 def test_a_topic_that_was_deleted_is_told_once(caplog):

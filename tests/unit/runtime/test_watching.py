@@ -127,18 +127,18 @@ def test_a_long_call_is_told_at_each_limit():
     for seconds in (29.9, 30.0, 299.0, 301.0, 3601.0, 9999.0):
         member.time = seconds
         look_at_records(member, watched)
-    assert [fields["seconds"] for what, fields in told if what == "a call runs long"] == [
+    assert [fields["seconds"] for what, fields in told if what == "a call is slow"] == [
         30, 301, 3601,
     ]  # fmt: skip
     (_, first), *_ = told
     assert (first["topic"], first["offset"], first["key"], first["attempt"]) == ("t", 0, "k0", 1)
-    assert "timeout_s" in first["fix"]
+    assert "timeout_s" in first["next"]
     assert LONG_CALL_S == (30.0, 300.0, 3600.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "fix"),
-    [("async", "timeout_s"), ("threads", "time-out of its own"), ("processes", "worker process")],
+    [("async", "timeout_s"), ("threads", "set a time-out"), ("processes", "worker process")],
 )
 def test_a_long_call_is_logged_with_its_stack_and_a_cure_that_works(kind, fix):
     """A thread cannot be ended by `timeout_s`, and is not said to be."""
@@ -150,7 +150,7 @@ def test_a_long_call_is_logged_with_its_stack_and_a_cure_that_works(kind, fix):
     look_at_records(member, watched)
     (line,) = member.telling._lines
     assert line.traceback == "shop.py:12 check: client.get()\n('t', 0, 0)"
-    assert fix in line.fields["fix"]
+    assert fix in line.fields["next"]
 
 
 def test_of_many_long_calls_some_are_shown_and_all_counted():
@@ -176,7 +176,7 @@ def test_calls_that_wait_behind_others_are_not_long():
     member.engine.calls_waiting(member.time, works[1:])
     look_at_records(member, watched)
     ((what, fields),) = member.told()
-    assert (what, fields["offset"]) == ("a call runs long", 0)
+    assert (what, fields["offset"]) == ("a call is slow", 0)
     member.engine.calls_begun(member.time, works[1:2], 1.0)
     member.time = 59.0
     look_at_records(member, watched)
@@ -193,8 +193,8 @@ def test_calls_none_of_which_has_begun_are_told():
     member.engine.calls_waiting(member.time, works)
     look_at_records(member, watched)
     ((what, fields),) = member.told()
-    assert what == "a call has not begun"
-    assert "prefetch" in fields["fix"]
+    assert what == "a call has not started"
+    assert "prefetch" in fields["next"]
 
 
 def test_unacknowledged_outputs_are_told():
@@ -258,11 +258,11 @@ def test_a_partition_whose_start_is_not_known_is_assigned():
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("STABLE", "no partition to spare"),
-        ("PreparingRebalance", "does not answer"),
-        ("PREPARING_REBALANCING", "does not answer"),
+        ("STABLE", "no partition left for this one"),
+        ("PreparingRebalance", "does not respond"),
+        ("PREPARING_REBALANCING", "does not respond"),
         ("EMPTY", "coordinator has not answered"),
-        ("x", "not known"),
+        ("x", "unknown"),
     ],
 )
 def test_what_a_groups_state_means(state, said):
@@ -332,13 +332,13 @@ def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch, handler):
             monkeypatch.setattr(watching, "CALLERS", (call_it.__code__,))
         loop.call_soon_threadsafe(call_it if handler else blocking_handler)
         assert begun.wait(60)
-        line = look_until("the handlers' loop does not turn")
+        line = look_until("the handlers' loop is blocked")
         assert "blocking_handler" in line.traceback
-        assert ('executor="threads"' in line.fields["fix"]) == handler
+        assert ('executor="threads"' in line.fields["next"]) == handler
         assert watched.loop.blocked_by().startswith("a handler blocks it") == handler
         assert watched.loop.stands_s() >= 0.2
         gate.set()
-        look_until("the handlers' loop turns again")
+        look_until("the handlers' loop runs again")
     finally:
         gate.set()
         loop.call_soon_threadsafe(loop.stop)
@@ -419,7 +419,7 @@ class TestBroker:
         assert member.telling.refused == "Authentication failed"
         ((what, fields),) = member.told()
         assert (what, fields["reason"]) == (
-            "the brokers refuse our login", "Authentication failed",
+            "the brokers refuse the login", "Authentication failed",
         )  # fmt: skip
         member.telling.broker_seen(time.monotonic())
         assert member.telling.refused is None
@@ -442,7 +442,7 @@ class TestBroker:
         member = self.unassigned(group, broker_back_at=time.monotonic() - back_s)
         assert group.asked == asked
         ((_, fields),) = member.told()
-        assert ("brokers were away" in fields["reason"]) == (not asked)
+        assert ("queried again in a minute" in fields["reason"]) == (not asked)
 
     def test_the_group_is_not_asked_where_no_broker_answers(self):
         """Also when nobody has noticed yet that they are away."""

@@ -216,7 +216,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("doing", "match"),
     [
-        (call("create_topic", "orders"), "exists already"),
+        (call("create_topic", "orders"), "already exists"),
         (call("create_topic", "a b"), "letters"),
         (call("create_topic", "t", 0), "1 to"),
         (call("create_topic", "t", PARTITIONS_MAX + 1), "1 to"),
@@ -255,7 +255,7 @@ def test_an_address_that_is_closed_is_bad_input() -> None:
         address = broker.bootstrap
     app = weft.App(group="g", kafka={"bootstrap.servers": address})
     app.consume("t")(lambda _: None)
-    with pytest.raises(weft.ConfigError, match="no such in-memory broker"):
+    with pytest.raises(weft.ConfigError, match="in-memory broker does not exist"):
         app.run(until="drained")
 
 

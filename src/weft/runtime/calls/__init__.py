@@ -1,1 +1,1 @@
-"""How handlers are called: on the loop, on threads, in processes. Knows nothing of the member."""
+"""How handlers are called: on the loop, on threads, in processes. Independent of the member."""

@@ -1,4 +1,4 @@
-"""Explicit acknowledgement of one batch: by itself no thread and no pipe, the same for all.
+"""Explicit acknowledgement of one batch, the same for all executors.
 
 `batches` uses it for calls in this process, `processes.worker` for those in a worker process.
 """

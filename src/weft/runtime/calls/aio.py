@@ -1,4 +1,4 @@
-"""Calls `async def` handlers on one event loop.
+"""Call `async def` handlers on one event loop.
 
 A fixed set of worker coroutines takes records from a queue; none is made per record. A handler
 that does not wait ends within one step of its worker, which then takes the next record: no task,

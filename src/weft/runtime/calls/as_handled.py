@@ -1,4 +1,4 @@
-"""Results as their readers expect them: the record with the value that the handler saw."""
+"""Results for their readers: the record with the value that the handler received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of a batch handler, and the two executors that make such calls in this process."""
+"""A call of a batch handler, and the two executors that make such calls in this process."""
 
 from __future__ import annotations
 

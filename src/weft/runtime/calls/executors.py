@@ -1,4 +1,4 @@
-"""Which executor calls which handler."""
+"""Choose the executor of each handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a record to a call of the handler, and from what it returned to what must be sent."""
+"""Prepare the call of a handler, and convert what it returns to messages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
         if retry.delay_s not in _TOLD:
             _TOLD.append(retry.delay_s)
             text = f"{type(why).__name__}: {why}"
-            event(_log, "error", "Retry(delay_s=...) failed: 1 s is waited instead", error=text)
+            event(_log, "error", "Retry(delay_s=...) failed: waiting 1 s instead", error=text)
         return None
     return delay_s
 
@@ -135,7 +135,7 @@ def _yielded(several: Iterable[Any]) -> Generator[Any, None, None]:
 def _bounded(items: Iterable[Any]) -> Iterable[Any]:
     for count, item in enumerate(items):
         if count >= OUTPUTS_MAX:
-            raise BadReturn(f"one record made more than {OUTPUTS_MAX} outputs: split the work")
+            raise BadReturn(f"one record returned more than {OUTPUTS_MAX} outputs: split the work")
         yield item
 
 
@@ -191,7 +191,7 @@ def _encoded(what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadReturn(f"Produce({what}=...) is text that UTF-8 cannot hold: {error}") from error
+        raise BadReturn(f"Produce({what}=...) is text that UTF-8 cannot encode: {error}") from error
 
 
 def _headers(headers: Any) -> Headers:

@@ -1,4 +1,4 @@
-"""The loop that handlers run on, and the app's lifespan around it."""
+"""The event loop of the handlers, and the app's lifespan around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads what handlers need for many records at once, before they are called.
+"""Load data for many records in one call, before their handlers are called.
 
 Stands before an executor: records that may start are gathered for at most 5 ms, the user's
 function is called with them off every other thread, and each record goes on with its value.

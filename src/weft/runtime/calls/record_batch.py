@@ -1,4 +1,4 @@
-"""`weft.RecordBatch`: what a batch handler is given."""
+"""`weft.RecordBatch`: the argument of a batch handler."""
 
 from __future__ import annotations
 

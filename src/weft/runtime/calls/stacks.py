@@ -1,4 +1,4 @@
-"""Where a call is now: its stack, read from beside it, at no cost to calls that nobody asks about.
+"""The current stack of a call, read from another thread at no cost to the call.
 
 A thread's comes from the interpreter; a coroutine that waits names what it awaits, down to what it
 waits for. A worker process is asked through its pipe and answers from a thread of its own.

@@ -1,4 +1,4 @@
-"""Calls plain `def` handlers on worker threads that take their next record themselves.
+"""Call plain `def` handlers on worker threads that take their next record themselves.
 
 At most one idle thread is on its way at any time: it takes a record and, if more are ready, wakes
 the next. Handlers that block are so spread over as many threads as there are records; handlers
@@ -112,7 +112,7 @@ class WorkerThreads(ABC, Generic[T]):
             event(
                 _log,
                 "warning",
-                "no more threads to be had: raise the limit of processes (ulimit -u, pids.max)",
+                "no more threads available: raise the limit of processes (ulimit -u, pids.max)",
                 handler=self._plan.spec.name,
                 threads=there,
                 wanted=self._plan.spec.concurrency,

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a consumer span around each call of a handler. Nothing at all when it is off.
+"""OpenTelemetry: a consumer span around each call of a handler. No cost when disabled.
 
 It is on when the application has set up a tracer provider before the run starts. The API alone is
 used: exporters and samplers are the application's. Trace headers pass from a record to its outputs
@@ -275,7 +275,7 @@ class WorkerSpans:
             "warning",
             "no spans of worker processes",
             handler=self._handler,
-            fix="set up the tracer provider where each worker does it, too: at the top level of "
+            next="set up the tracer provider where each worker does it, too: at the top level of "
             "the handler's module, or in the lifespan",
         )
 

@@ -1,1 +1,1 @@
-"""The polling thread and what it owns: commits, rebalances, outputs. Knows nothing of calls."""
+"""The polling thread and its work: commits, rebalances, outputs. Independent of calls."""

@@ -1,4 +1,4 @@
-"""The user's callbacks: told in order, on a thread of their own, so that none delays the member."""
+"""The user's callbacks, called in order on a separate thread, so that none delays the member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way of a commit: planned inside the door, sent by the polling thread, answered by the broker.
+"""A commit's path: planned inside the door, sent by the polling thread, acknowledged by the broker.
 
 What was planned may wait a moment, and in that moment its partition may be committed for the last
 time and given away. Sent after that it would put back an older frontier, and the broker would take

@@ -1,4 +1,4 @@
-"""What goes into a dead-letter topic: the original record, and why it is there.
+"""Build a dead letter: the original record and the reason.
 
 It goes into the partition with its record's own number; where the topic has fewer, its key decides.
 A letter that its topic does not take because of its size gives up first its value, then the

@@ -1,4 +1,4 @@
-"""Under which `transactional.id` a member produces: stable for its successor, and nobody else's.
+"""The `transactional.id` of a member: the same for its successor, different from all others.
 
 A successor with the id of a killed member ends its open transaction at once. Two members with one
 id would fence each other for ever. So an id names the host, the user's installation (two containers
@@ -51,7 +51,7 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
         event(
             _log,
             "warning",
-            "no folder for locks, so this member's transactional.id is a random one: what it "
+            "no directory for locks, so this member's transactional.id is random: what it "
             "leaves open when it is killed blocks read_committed readers for up to 10 s; set "
             "XDG_STATE_HOME to a folder of this user, or give each member a group.instance.id",
             reason=str(error),

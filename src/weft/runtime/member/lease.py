@@ -1,4 +1,4 @@
-"""Whether this member may still be in its group after it stood still.
+"""Decide whether this member may still be in its group after it was suspended.
 
 A process that was stopped (SIGSTOP, a suspended machine, a debugger) for longer than its session
 has lost its partitions and does not know it: the polling thread serves the callback that says so,

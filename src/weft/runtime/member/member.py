@@ -1,4 +1,4 @@
-"""One member of the group: the polling thread, and everything the engine's effects become.
+"""One member of the group: the polling thread, and the execution of the engine's effects.
 
 The polling thread alone polls, pauses and commits. Other threads leave what they want of it in the
 outbox and wake it; of the consumer they only ask what its port lets them. It never runs a handler,

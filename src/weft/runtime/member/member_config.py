@@ -1,4 +1,4 @@
-"""What a member is told."""
+"""The settings of a member."""
 
 from __future__ import annotations
 

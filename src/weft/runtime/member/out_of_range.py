@@ -1,4 +1,4 @@
-"""Positions that fell out of the log: retention or DeleteRecords overtook us, or a log was cut.
+"""Positions outside the log, after retention, DeleteRecords or a truncation.
 
 What was fetched is still ours: it is handled and committed. Where only the log's start has moved,
 the epoch goes on there. Where the log ends before our position its offsets mean other records now:
@@ -110,7 +110,7 @@ class OutOfRange:
         event(
             _log,
             "warning",
-            "the log was cut, what was read of it is finished first",
+            "the log was truncated: records already read are finished first",
             topic=one[0],
             partition=one[1],
             position=partition.offsets.position,

@@ -1,4 +1,4 @@
-"""Produces what handlers return, and dead letters, and reports when the broker has them.
+"""Produce outputs and dead letters, and report their acknowledgements.
 
 The outputs of a record count as answered when all of them are; one that is refused fails
 the whole attempt. What nobody refused (no answer in time, brokers away) is produced again, for as
@@ -265,4 +265,4 @@ class Refusals:
         where = error.message.partition(": ")[0], cure
         if where not in self._told and len(self._told) < TOLD_MAX:
             self._told.add(where)
-            event(_log, "error", "output refused", reason=error.message, cure=cure)
+            event(_log, "error", "output refused", reason=error.message, next=cure)

@@ -1,4 +1,4 @@
-"""What the engine asks for, done. All of it runs inside the door, so none of it may wait."""
+"""Execute the effects of the engine. All of it runs inside the door, so none of it may wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that come and go, as the member's polling thread lives through it.
+"""Assignment and revocation of partitions, on the member's polling thread.
 
 Unassignment follows when the revoke callback returns, so the callback blocks: nothing new starts,
 what runs is waited for, async attempts are cancelled, and frontier and map are committed and
@@ -180,7 +180,7 @@ class Rebalance:
                 event(
                     _log,
                     "warning",
-                    "assigned, its start is not known yet",
+                    "assigned, start offset unknown",
                     partitions=names(left),
                     seconds=round(now - look.began, 1),
                     reason=reason,

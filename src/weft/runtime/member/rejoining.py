@@ -1,4 +1,4 @@
-"""Making the consumer anew, where librdkafka has given up for good but the place will be free.
+"""Recreate the consumer after librdkafka has given up, when the membership will be free again.
 
 A static member that was killed under KIP-848 is the case: until its session runs out, its successor
 hears that the instance id is still in use, and for librdkafka that is the end of that client.
@@ -51,7 +51,7 @@ class Rejoining:
         event(
             _log,
             "warning",
-            "the consumer is made anew",
+            "recreating the consumer",
             code=problem.code,
             reason=problem.reason,
             wait_s=self._wait_s,

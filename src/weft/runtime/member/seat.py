@@ -1,4 +1,4 @@
-"""A member's place in its group: what all its parts have in hand, and the ways between its threads.
+"""A member's group membership: the state shared by its parts, and the paths between its threads.
 
 The parts (commits, lease, rebalance, transactions …) are given this, not the member that made them.
 """

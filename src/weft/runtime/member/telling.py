@@ -1,4 +1,4 @@
-"""What went wrong, told in the log: enough to act on, never a flood, and never silently cut.
+"""Log failures: enough detail to act on, limited in volume, and with counts of what is omitted.
 
 What happens inside the door is only counted and kept here; the lines are written by the watching
 thread, which may wait for whoever reads the log.
@@ -122,8 +122,8 @@ class Telling:
             seconds=seconds,
             running=len(left),
             records=" ".join(shown[:DRAIN_SHOWN_MAX]),
-            fix="these are handled again after the next start; raise drain_timeout_s, or give the "
-            "handler a timeout_s",
+            next="these are handled again after the next start: raise drain_timeout_s, or set "
+            "timeout_s on the handler",
         )
 
     # -- inside the door ---------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Telling:
             left_out.at = now
             self.say(
                 "warning",
-                "on_error is too slow, calls are left out",
+                "on_error is too slow, calls are dropped",
                 left_out_so_far=left_out.left_out,
                 waiting=CALLS_MAX,
             )

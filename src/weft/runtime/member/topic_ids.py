@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again under its name is another topic.
+"""Detect recreated topics: a topic deleted and recreated under its name is another topic.
 
 librdkafka goes on at the position it had, and the offsets a group has committed may be of the old
 topic: both would skip records of the new one. So the ids are looked at every few seconds. Where
@@ -79,9 +79,9 @@ class TopicIds:
                 event(
                     _log,
                     "warning",
-                    "topic is not there any more",
+                    "topic no longer exists",
                     topic=topic,
-                    fix="make it again with `weft topics create`, or stop consuming it",
+                    next="recreate it with `weft topics create`, or stop consuming it",
                 )
 
     def _note(self, seat: Seat, topic: str, found: str) -> bool:
@@ -131,7 +131,7 @@ class TopicIds:
                 # "latest" too: whatever the new topic holds came while the group was subscribed.
                 result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
         for topic, present in again.items():  # also where the group heard of it before we looked
-            event(_log, "warning", "topic made again", topic=topic, topic_id=present)
+            event(_log, "warning", "topic was recreated", topic=topic, topic_id=present)
         return result
 
     def _now(self, topics: Sequence[str]) -> Mapping[str, str] | None:

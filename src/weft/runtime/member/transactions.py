@@ -1,4 +1,4 @@
-"""exactly_once: what the engine puts into a transaction, done on a thread of its own.
+"""exactly_once: run the engine's transactions on a separate thread.
 
 Handling goes on while a transaction commits; what finishes meanwhile rides in the next one. The
 group membership is taken together with the snapshot and used for that transaction only: with
@@ -83,7 +83,7 @@ class Transactor:
             try:
                 self._transact(*job)
             except Exception as error:
-                _log.exception("a transaction broke")
+                _log.exception("a transaction failed")
                 self._seat.fail(f"transaction: {type(error).__name__}: {error}")
                 return
         self._port.close()

@@ -1,4 +1,4 @@
-"""What failed, by handler and type of error, with the last one of each as an example."""
+"""Failures by handler and type of error, with the latest one as an example."""
 
 from __future__ import annotations
 

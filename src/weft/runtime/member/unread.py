@@ -1,4 +1,4 @@
-"""Assigned partitions that are not read: shown, and fetched anew where the client has stopped.
+"""Assigned partitions that are not read: report them, and restart a fetch that has stopped.
 
 A client may stop fetching a partition without an error, and knows from its fetches alone how far
 the log reaches. So the broker is asked for the end of each partition that is open, not paused, and
@@ -158,7 +158,7 @@ class Watchdog:
             event(
                 _log,
                 "warning",
-                "partition was not fetched although its log grows: fetched anew",
+                "partition was not fetched although its log grows: fetch restarted",
                 topic=where[0],
                 partition=where[1],
                 seconds=round(seat.now() - one.since),

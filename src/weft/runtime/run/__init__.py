@@ -1,1 +1,1 @@
-"""One run of an app: made ready, started, watched, stopped, reported; over both other rooms."""
+"""One run of an app: prepared, started, watched, stopped, reported."""

@@ -1,4 +1,4 @@
-"""`until="drained"`: when everything that was there at the start is finished with.
+"""`until="drained"`: detect that all records present at the start are finished.
 
 The ends of all partitions are taken once. A partition is finished with when the group's frontier
 has reached its end, whoever of the group got it there, or when all that is left of it is parked.

@@ -1,4 +1,4 @@
-"""How a program ends: exit codes, the one line of what is no bug, and signals while it runs.
+"""How a program ends: exit codes, one-line errors, and signals while it runs.
 
 The first SIGINT or SIGTERM drains, the second ends the run now.
 """

@@ -1,4 +1,4 @@
-"""Python's garbage collector, less often while records flow.
+"""Run Python's garbage collector less often while records flow.
 
 Every record in flight is a few objects that the cyclic collector looks at again and again, though
 none of them is ever part of a cycle: with 100,000 of them it takes more than half of the time

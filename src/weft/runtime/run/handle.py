@@ -1,4 +1,4 @@
-"""What an app asks of its run, wherever that is: in this process, on Spark, in a member."""
+"""The interface of an app to its run: in this process, on Spark, or in a member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the ledgers of an app's handlers around their functions."""
+"""Wrap the app's handlers with their ledgers."""
 
 from __future__ import annotations
 

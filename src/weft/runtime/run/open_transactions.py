@@ -1,4 +1,4 @@
-"""What waits behind a transaction that another producer has not ended.
+"""Detect records behind another producer's open transaction.
 
 Who reads what is committed stands at the last stable offset, and sees an end there: a log that goes
 on behind it looks like one that is read. A partition that stands before its log's end for a while

@@ -1,4 +1,4 @@
-"""What a run shows outside: its socket on this machine, HTTP, and its reports to the group."""
+"""What a run exposes: its socket on this machine, HTTP, and its reports to the group."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ class RunSource:
             return True, "ending"
         stands_s = since_boot() - member.door.round_at
         if stands_s > POLL_STANDS_S:
-            return False, f"the polling thread has not gone round for {stands_s:.0f} s"
+            return False, f"the polling thread has not run for {stands_s:.0f} s"
         if watching.loop is not None and watching.loop.stands_s() > LOOP_STANDS_S:
             blocked_s = watching.loop.stands_s()
             by = watching.loop.blocked_by().partition(":")[0]  # anyone may ask: no line of code
-            reason = f"the handlers' loop has not turned for {blocked_s:.0f} s: {by}"
+            reason = f"the handlers' loop has not run for {blocked_s:.0f} s: {by}"
             return False, reason
         return True, "ok"
 
@@ -150,7 +150,7 @@ class RunSource:
             return False, reason
         member, watching = self._run.member, self._run.watching
         if member is None or watching is None:
-            return False, "starting: the group is not joined yet"
+            return False, "starting: not in the group yet"
         if member.leaving or member.fatal is not None or member.engine.state.stop_mode is not None:
             return False, "stopping"
         if (away_s := watching.broker_away_s()) is not None:
@@ -158,7 +158,7 @@ class RunSource:
         if member.partitions:
             return True, "ok"
         if watching.in_reserve:
-            return True, "in reserve: the group has more members than partitions"
+            return True, "idle: the group has more members than partitions"
         return False, "no partition is assigned yet"
 
 

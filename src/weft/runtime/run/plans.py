@@ -1,4 +1,4 @@
-"""From the options of an app's handlers to what the runtime and the engine need of them."""
+"""Convert the options of an app's handlers to the settings of runtime and engine."""
 
 from __future__ import annotations
 

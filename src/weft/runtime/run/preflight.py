@@ -1,4 +1,4 @@
-"""Looks at the cluster before anything is consumed, so that a typo is a line and not a stall."""
+"""Check the cluster before consuming, so that a typo is an error and not a hang."""
 
 from __future__ import annotations
 
@@ -222,17 +222,17 @@ class FirstStart:
         self._stakes = sorted({s for handler in handlers if (s := _at_stake(handler))})
 
     def tell(self, found: Mapping[TopicPartition, Found]) -> None:
-        """Of the partitions that were assigned, those without a commit."""
+        """Log the assigned partitions that have no commit yet."""
         fresh = sorted(where for where, one in found.items() if one.committed is None)
         if not fresh:
             return
         topics = ",".join(dict.fromkeys(topic for topic, _ in fresh))
-        told = {"group": self._group, "topics": topics, "partitions": len(fresh)}
-        level, told["starts_at"] = "info", f"{self._reset or DEFAULT} ({RESET})"
+        fields = {"group": self._group, "topics": topics, "partitions": len(fresh)}
+        level, fields["starts_at"] = "info", f"{self._reset or DEFAULT} ({RESET})"
         if self._reset is None and self._stakes:
             level = "warning"
-            told["cure"] = f"with {' and '.join(self._stakes)} set {RESET}, to say where to begin"
-        event(_log, level, "no commits yet", **told)
+            fields["next"] = f"with {' and '.join(self._stakes)} set {RESET} to choose the start"
+        event(_log, level, "no commits yet", **fields)
 
 
 def _at_stake(handler: HandlerOptions) -> str:

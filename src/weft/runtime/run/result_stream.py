@@ -1,4 +1,4 @@
-"""Results as a stream: told in order, on threads of the reader's own.
+"""Results as a stream, in order, on threads of the reader.
 
 A reader that is slow slows the intake: nothing is dropped and nothing grows without bound.
 """

@@ -1,4 +1,4 @@
-"""The results of a run, for those who asked for them: one reader, and the app's `on_result`."""
+"""The results of a run, for its readers: `app.results()` and `on_result`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Results:
         """A stream of the results from now on."""
         with self._changing:
             if self._reader is not None and not self._reader.closed:
-                raise ConfigError("app.results() has one reader, and somebody has it already")
+                raise ConfigError("app.results() is already being read; only one reader is allowed")
             self._reader = ResultStream()
             if self._ended:
                 self._reader.end()

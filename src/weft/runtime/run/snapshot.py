@@ -1,4 +1,4 @@
-"""`app.snapshot()`: the engine's view, with rates and latencies, as JSON-able data."""
+"""`app.snapshot()`: the engine's state with rates and latencies, as JSON-able data."""
 
 from __future__ import annotations
 

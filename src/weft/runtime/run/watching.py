@@ -1,4 +1,4 @@
-"""Looks at a run from beside it: what takes too long is told, with what can be done about it.
+"""Watch a run from a separate thread: report what takes too long, and the fix.
 
 All of it happens on the watching thread. Of the run's own threads it takes a time stamp and the
 door for a moment; the handlers' loop is asked to answer twice a second.
@@ -39,34 +39,34 @@ UNASSIGNED_S = (5.0, 30.0, 300.0)
 GROUP_ASKED_EVERY_S = 5.0
 BROKER_ASKED_EVERY_S = 2.0
 BROKER_QUIET_S = 5.0
-#: asked for where no topic is ours; that there is none is an answer as well
-NO_TOPIC = "weft.is.anybody.there"
+#: queried if this member has no topic; "unknown topic" is a response as well
+NO_TOPIC = "weft.connectivity.probe"
 GROUP_ANSWER_S = 1.0
-#: describing a group whose broker goes away before it has answered can abort the process
-#: (librdkafka#4605): it gets more time than it needs, and none is asked for soon after an outage
+#: describing a group whose broker disconnects before responding can abort the process
+#: (librdkafka#4605): the limit is generous, and no group is described soon after an outage
 GROUP_STATE_S = 5.0
 SETTLED_S = 60.0
-AFTER_OUTAGE = "the brokers were away, so the group is asked for its state only a minute later"
+AFTER_OUTAGE = "no broker answered, so the state of the group is queried again in a minute"
 STILL_JOINING = (
-    "still joining: the topic exists and no other member has its partitions, so they come to this "
-    "one; a slow broker or a busy machine takes longer"
+    "still joining: the topic exists and no other member owns its partitions, so this member will "
+    "get them; a slow broker or a busy machine takes longer"
 )
 LONG_SHOWN_MAX = 5
 BLOCKED_FIX = (
-    'a handler blocks it: write it as a plain def, or give executor="threads" or "processes"'
+    'a handler blocks it: write it as a plain def, or set executor="threads" or "processes"'
 )
 NOT_BLOCKED_FIX = (
-    "no handler blocks it: what is in the stack does (a task of yours, the lifespan, or Weft); run "
-    "that in a thread"
+    "no handler blocks it, but the code in the stack (another task, the lifespan, or Weft): run "
+    "it in a thread"
 )
 
 
-#: what ends a call that runs long, by its executor
+#: what ends a slow call, by executor
 LONG_FIX = {
-    "async": "give the handler a timeout_s: it ends such a call",
-    "threads": "a thread's call cannot be ended from outside: give what it waits for (see the "
-    "stack) a time-out of its own",
-    "processes": "give the handler a timeout_s: it ends the worker process",
+    "async": "set timeout_s on the handler: it ends such a call",
+    "threads": "a call in a thread cannot be cancelled: set a time-out on what it waits for (see "
+    "the stack)",
+    "processes": "set timeout_s on the handler: it ends the worker process",
 }
 #: what calls handlers on the loop
 CALLERS = (
@@ -188,14 +188,14 @@ class Watching:
             lines, handler = loop.stack()
             self._member.telling.say(
                 "warning",
-                "the handlers' loop does not turn",
+                "the handlers' loop is blocked",
                 seconds=round(stands_s, 1),
-                fix=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
+                next=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
                 traceback="\n".join(lines),
             )
         elif stands_s < LOOP_STANDS_S and loop.told:
             loop.told = False
-            self._member.telling.say("info", "the handlers' loop turns again")
+            self._member.telling.say("info", "the handlers' loop runs again")
         loop.ask()
 
     # -- the broker --------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Watching:
                 "warning",
                 "no broker answers",
                 seconds=round(time.monotonic() - lost_at, 1),
-                fix="nothing is fetched or committed until one does; calls continue, and their "
+                next="nothing is fetched or committed until one does; calls continue, and their "
                 "records are committed then",
             )
         elif lost_at is None and told_at is not None:
@@ -247,7 +247,7 @@ class Watching:
         if (refused := telling.refused) != self._refused_told:
             self._refused_told = refused
             if refused is not None:
-                telling.say("warning", "the brokers refuse our login", reason=refused)
+                telling.say("warning", "the brokers refuse the login", reason=refused)
 
     # -- the group ---------------------------------------------------------------------------------
 
@@ -341,13 +341,13 @@ class Watching:
         where = (work.partition.topic, work.partition.number, work.record.offset)
         handler = work.partition.handler
         kind = self._member.config.plans[handler.index].kind
-        fix = {} if spec.timeout_s is not None else {"fix": LONG_FIX[kind]}
+        fix = {} if spec.timeout_s is not None else {"next": LONG_FIX[kind]}
         if waits := handler.slots.waits(work):
-            fix = {"fix": "its worker processes still open, or its prefetch has not returned"}
+            fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
         others = {"more_such_calls": str(more)} if more else {}
         self._member.telling.say(
             "warning",
-            "a call has not begun" if waits else "a call runs long",
+            "a call has not started" if waits else "a call is slow",
             seconds=round(for_s),
             handler=spec.name,
             topic=work.partition.topic,
@@ -383,34 +383,34 @@ class Watching:
             topic=oldest.partition.topic,
             partition=oldest.partition.number,
             offset=oldest.record.offset,
-            reason="the broker does not take them: is the output topic there, its leader up, and "
-            "may we write to it?",
+            reason="the broker does not accept them: check that the output topic exists, has a "
+            "leader, and this user may write to it",
         )
 
 
 def is_stable(state: str) -> bool:
-    """Every member of the group has what it is to have."""
+    """The group has no rebalance in progress."""
     return state.upper() == "STABLE"
 
 
 def why_unassigned(state: str, members: int) -> str:
-    """What the group's state means for one that waits for a partition."""
+    """Why this member has no partition, from the state of the group."""
     word = state.upper().replace("_", "").replace(" ", "")
     if word.startswith(("PREPARINGREBALANC", "COMPLETINGREBALANC", "ASSIGNING", "RECONCILING")):
         return (
-            "the group waits for a member that does not answer (killed?) until its "
-            "session.timeout.ms is over, or for one that still finishes its records"
+            "the group waits until session.timeout.ms for a member that does not respond (killed?) "
+            "or for one that is still finishing its records"
         )
     if word == "STABLE" and members == 1:
         return (
-            "the group has no other member: the topic was deleted, or none matches the pattern, "
-            "or its partitions do not answer"
+            "the group has no other member: the topic was deleted, no topic matches the pattern, "
+            "or its partitions do not respond"
         )
     if word == "STABLE":
         return (
-            f"the group has {members} member(s) and no partition to spare for this one, or a "
-            "killed member's session.timeout.ms is not over"
+            f"the group has {members} member(s) and no partition left for this one, or a "
+            "killed member's session.timeout.ms has not passed"
         )
     if word in ("EMPTY", "DEAD"):
-        return "the group does not know us yet: the coordinator has not answered"
-    return "the group's state is not known"
+        return "the group does not know this member yet: the coordinator has not answered"
+    return "the state of the group is unknown"

@@ -54,5 +54,5 @@ class SlowCalls:
         event(
             _log, "warning", "slow call", handler=name, record=repr(work.record),
             attempt=attempts + 1, running_s=round(now - since), slow_calls=len(slow),
-            cure="timeout_s= ends such calls",
+            next="timeout_s= ends such calls",
         )  # fmt: skip

@@ -122,7 +122,7 @@ def test_a_given_session_has_its_own_settings() -> None:
 
 def test_spark_words_with_the_local_engine() -> None:
     """members= and the like mean nothing in one process, and say so."""
-    with pytest.raises(weft.ConfigError, match='members has no meaning with engine="local"'):
+    with pytest.raises(weft.ConfigError, match='members requires engine="spark"'):
         app_with_a_handler().run(members=2)
     with pytest.raises(weft.ConfigError, match="engine='flink' is not known"):
         app_with_a_handler().run(engine="flink")

@@ -115,7 +115,7 @@ def test_sink_is_for_fleets() -> None:
     with pytest.raises(ConfigError, match=r"give weft\.spark\.ParquetTable"):
         fleet_settings(2, "local[2]", None, None, "/table")
     app = app_with()
-    with pytest.raises(ConfigError, match='sink has no meaning with engine="local"'):
+    with pytest.raises(ConfigError, match='sink requires engine="spark"'):
         app.run(sink=ParquetTable("/t", "a int"))
 
 

@@ -1,4 +1,4 @@
-"""Worker processes for CPU-bound handlers: spawned, one pipe each, no pool.
+"""Worker processes for CPU-bound handlers: spawned, with one pipe each, without a pool.
 
 `protocol` is what crosses the pipe, `worker` the child, `link` the parent's end of one child,
 `executor` gives the records out.

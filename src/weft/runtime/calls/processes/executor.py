@@ -1,4 +1,4 @@
-"""Gives records to worker processes and brings back what became of them.
+"""Send records to worker processes and collect the results.
 
 One lane has at most one call outside the engine, so giving calls to whichever worker is free keeps
 every lane in order. When a worker dies only the record (or batch) it was running is charged with a

@@ -1,4 +1,4 @@
-"""What crosses the pipe between a member and its worker process, pickled with protocol 5.
+"""Messages on the pipe between a member and its worker process, pickled with protocol 5.
 
 Down: `Job`, `Drop`, `Warn`. Up: `Opened`, then one `Reply` for each record, sent before the next
 record starts, so that a dying worker takes no result with it that was already there.

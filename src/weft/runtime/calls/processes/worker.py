@@ -1,4 +1,4 @@
-"""The child: handles one record after another until its pipe closes."""
+"""The child process: handle one record after another until its pipe closes."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Worker:
         try:
             data = pickle.dumps(message, protocol=5)
         except Exception as error:
-            # A returned value that cannot be pickled is only for results: leave it out.
+            # A returned value that cannot be pickled is only for results: omit it.
             if not isinstance(message, Reply):
                 raise
             slim = message._replace(returned=f"<not picklable: {type(error).__name__}>")
