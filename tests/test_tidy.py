@@ -47,6 +47,8 @@ RINGS: dict[str, set[str]] = {
     "clock": set(),
     "policies": BASIC,
     "codec": BASIC,
+    "where": {"errors"},
+    "dlq": INNER | {"kafka", "where"},
     "core": INNER,
     "account": BASIC | {"core"},
     "config": BASIC | {"kafka"},
@@ -66,7 +68,7 @@ RINGS: dict[str, set[str]] = {
     "broker": {"errors", "owner"},
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
-    "cli": LOCAL | {"broker", "spark"},
+    "cli": LOCAL | {"broker", "spark", "dlq", "where"},
     "__main__": {"cli"},
 }
 #: Programs of the repository: they import Weft, and are in no wheel.
@@ -82,6 +84,7 @@ PURE = {
     "types": {"typing_extensions"},
     "numeric": set(),
     "policies": set(),
+    "where": set(),
     "core": set(),
     "account": set(),
     "codec": {"zstandard", "compression"},  # the latter is Python's own from 3.14 on

@@ -11,6 +11,7 @@ from tests.contract.clusters import LIMIT_S, Cluster, Deliveries, Joined
 from tests.contract.test_contract import METADATA_CHARS_MAX
 
 from weft.kafka.connect import AdminPort
+from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import OutMessage, ProducerPort, ToCommit, TransactionEnd, TransactionsPort
 from weft.testing.cluster import murmur2
 
@@ -316,3 +317,88 @@ def test_creating_a_topic_twice_is_no_error(cluster: Cluster, admin: AdminPort) 
     assert create(name, 2, timeout_s=LIMIT_S) is True
     assert create(name, 2, timeout_s=LIMIT_S) is False
     assert admin.describe([name], LIMIT_S)[name].partitions == 2
+
+
+# -- logs without a group ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(cluster: Cluster) -> LogReader:
+    """A reader of group r-..., closed at the end."""
+    made = cluster.connection(f"r-{uuid.uuid4().hex[:8]}").log_reader()
+    cluster.closing.append(made.close)
+    return made
+
+
+def test_a_reader_reads_stretches(cluster: Cluster, reader: LogReader) -> None:
+    """From the first offset up to, without, the second, in each partition; again at will."""
+    topic = cluster.topic(3)
+    for partition in (0, 1):
+        cluster.fill(topic, 20, partition=partition)
+    ranges = {(topic, 0): (5, 9), (topic, 1): (0, 3), (topic, 2): (0, 0)}
+    for _ in range(2):
+        found = [one for records in reader.read(ranges) for one in records]
+        assert sorted((one.partition, one.offset) for one in found) == [
+            *((0, n) for n in range(5, 9)),
+            *((1, n) for n in range(3)),
+        ]
+    assert list(reader.read({})) == []
+
+
+def test_a_reader_passes_over_markers_and_aborted_records(
+    member: Member, reader: LogReader, admin: AdminPort
+) -> None:
+    """A stretch that ends in them ends."""
+    member.transact([b"1"], 1)
+    member.transact([b"no", b"x" * 2_000_000], 2)
+    ends = admin.ends([member.target], committed=True, timeout_s=LIMIT_S)
+    assert ends[member.target, 0] > 1
+    ranges = {where: (0, end) for where, end in ends.items()}
+    found = [one for records in reader.read(ranges) for one in records]
+    assert [one.value for one in found] == [b"1"]
+
+
+def test_a_group_that_nobody_joins_commits_in_transactions(
+    cluster: Cluster, reader: LogReader, admin: AdminPort
+) -> None:
+    """Its offsets and maps are those of the last transaction, which shuts out an older producer."""
+    topic, group = cluster.topic(), f"g-{uuid.uuid4().hex[:8]}"
+    connection = cluster.connection(group)
+    commits = connection.log_reader()
+    cluster.closing.append(commits.close)
+    where = (topic, 0)
+    assert commits.committed([where], LIMIT_S) == {where: (None, "")}
+    first, second = (connection.transactions(group) for _ in range(2))
+    for one in (first, second):
+        cluster.closing.append(one.close)
+
+    def transact(by: TransactionsPort, offset: int) -> TransactionEnd:
+        offsets = [ToCommit(topic, 0, offset, "map")]
+        message = OutMessage(topic, b"%d" % offset, b"k")
+        return by.transact([message], offsets, commits.membership(), lambda _: None)
+
+    first.open()
+    assert transact(first, 1).outcome == "committed"
+    assert commits.committed([where], LIMIT_S) == {where: (1, "map")}
+    second.open()
+    assert transact(first, 2).outcome == "fenced"
+    assert transact(second, 3).outcome == "committed"
+    assert commits.committed([where], LIMIT_S) == {where: (3, "map")}
+    assert [one.value for one in cluster.records(topic, 2)] == [b"1", b"3"]
+
+
+def test_groups_that_read_a_topic_are_known(cluster: Cluster, admin: AdminPort) -> None:
+    """Members that have it assigned, and groups that have only committed offsets of it."""
+    topic, other = cluster.topic(), cluster.topic()
+    names = [f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("member", "gone", "other")]
+    joined, gone, away = (
+        cluster.join(name, subject)
+        for name, subject in zip(names, (topic, topic, other), strict=True)
+    )
+    for one in (joined, gone, away):
+        one.until(lambda one=one: one.assigned)
+    gone.commit(topic, 0)
+    gone.leave()
+    found = admin.groups_reading(topic, 1, LIMIT_S)
+    assert {names[0], names[1]} <= set(found)
+    assert names[2] not in found

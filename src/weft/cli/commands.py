@@ -22,6 +22,7 @@ COMMANDS = {
     "top": "weft.cli.top:top",
     "lag": "weft.cli.lag:lag",
     "replay": "weft.cli.replay:replay",
+    "dlq": "weft.cli.dlq:app",
 }
 
 

@@ -39,6 +39,8 @@ _RETRY_PAUSE_S = 0.1
 #: got none for minutes, while others of the same process did
 _UNANSWERED_MAX = 5
 _ERRORS_READ_MAX = 100
+#: groups without members that are asked for their offsets
+_IDLE_GROUPS_MAX = 200
 #: The first attempt ends early, so that a refused login is not waited for to the end.
 _FIRST_ATTEMPT_S = 2.0
 _REQUEST_MIN_S = 0.05
@@ -228,6 +230,37 @@ class KafkaAdmin:
             return len(found.members)
 
         return self._within(timeout_s, f"describe group {group}", ask)
+
+    def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
+        """The groups that read this topic now or have committed offsets of it, by name.
+
+        Only those that this login may see. Of groups without members, which take a request each,
+        the first 200.
+        """
+        deadline = time.monotonic() + timeout_s
+        names = self._within(timeout_s, "list groups", self._group_names)
+        where = [(topic, number) for number in range(partitions)]
+        reading: set[str] = set()
+        idle = []
+        for name in names:
+            found = self._group(name, max(deadline - time.monotonic(), _REQUEST_MIN_S))
+            members = [] if found is None else found.members
+            held = [one for m in members if m.assignment for one in m.assignment.topic_partitions]
+            if any(one.topic == topic for one in held):
+                reading.add(name)
+            elif not members:
+                idle.append(name)
+        for name in idle[:_IDLE_GROUPS_MAX]:
+            left_s = max(deadline - time.monotonic(), _REQUEST_MIN_S)
+            held_by = self.group_offsets(name, where, left_s)
+            if any(offset is not None for offset in held_by.values()):
+                reading.add(name)
+            self._groups.pop(name).close()
+        return sorted(reading)
+
+    def _group_names(self, left_s: float) -> list[str]:
+        listed = self._client.list_consumer_groups(request_timeout=left_s).result(left_s + _GRACE_S)
+        return sorted(one.group_id for one in listed.valid)
 
     def static_members(self, group: str, timeout_s: float) -> list[StaticMember]:
         """The group's members that have an id of their own, living or not."""

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException
 from weft.clock import REAL_CLOCK, Clock
 from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
+from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import (
     ConsumerPort,
     KafkaUnavailable,
@@ -48,6 +49,9 @@ class AdminPort(Protocol):
 
     def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
         """Kafka's word for the state of the group, and how many members it has."""
+
+    def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
+        """The groups that read this topic now or have committed offsets of it, by name."""
 
     def create_topic(
         self,
@@ -89,6 +93,9 @@ class Connection(Protocol):
 
     def transactions(self, transactional_id: str) -> TransactionsPort:
         """Transactions under this id."""
+
+    def log_reader(self) -> LogReader:
+        """Reads stretches of logs, and what the group has committed, without joining it."""
 
     def last_words(
         self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
@@ -145,6 +152,12 @@ class RealConnection:
         from weft.kafka.transactions import KafkaTransactions
 
         return KafkaTransactions(with_client_log(self.settings.producer), transactional_id)
+
+    def log_reader(self) -> LogReader:
+        """Reads stretches of logs, and what the group has committed, without joining it."""
+        from weft.kafka.log_reader import KafkaLogReader
+
+        return KafkaLogReader(self.settings.consumer)
 
     def last_words(
         self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from weft.clock import Clock
@@ -13,11 +13,11 @@ from weft.kafka.admin import TopicFacts
 from weft.kafka.ports import KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
-from weft.testing.cluster import MemoryCluster
-from weft.testing.consumer import MemoryConsumer
+from weft.testing.cluster import MemoryCluster, record_of
+from weft.testing.consumer import Membership, MemoryConsumer
 from weft.testing.memory import UnstableOffset
 from weft.testing.producer import QUEUE_MAX, MemoryProducer, MemoryTransactions
-from weft.types import TopicPartition
+from weft.types import Record, TopicPartition
 
 
 class MemoryWords:
@@ -40,6 +40,44 @@ class MemoryWords:
     def now(self) -> float:
         """The broker's clock is ours."""
         return time.time()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class MemoryLogReader:
+    """A LogReader."""
+
+    def __init__(self, kafka: MemoryCluster, group: str) -> None:
+        self._kafka, self._group = kafka, group
+
+    def read(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
+        """The records at these offsets."""
+        for where, (start, end) in ranges.items():
+            with self._kafka.changed:
+                log = self._kafka.broker.logs[where]
+                found, _ = log.read(start, len(log.records) + 1, committed=True)
+                records = [record_of(where, one) for one in found if one.offset < end]
+            if records:
+                yield records
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, tuple[int | None, str]]:
+        """What its group has committed, with metadata."""
+        with self._kafka.changed:
+            try:
+                held = {one: self._kafka.broker.committed(self._group, one) for one in partitions}
+            except UnstableOffset as error:
+                raise KafkaUnavailable(str(error)) from error
+        return {
+            where: (None, "") if one is None else (one.offset, one.metadata)
+            for where, one in held.items()
+        }
+
+    def membership(self) -> Membership:
+        """Of nobody."""
+        return Membership("", -1)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -94,6 +132,10 @@ class MemoryConnection:
         """Transactions under this id."""
         group = str(self._settings.consumer["group.id"])
         return MemoryTransactions(self._kafka, self, group, transactional_id)
+
+    def log_reader(self) -> MemoryLogReader:
+        """Reads stretches of logs, and what the group has committed, without joining it."""
+        return MemoryLogReader(self._kafka, str(self._settings.consumer["group.id"]))
 
     def last_words(
         self, topic: str, wanted: Callable[[bytes], bool], _failed: Callable[[str], None]
@@ -193,6 +235,16 @@ class MemoryAdmin:
         """Kafka's word for the state of the group, and how many members it has."""
         members = self.group_members(group, timeout_s) or 0
         return ("STABLE" if members else "EMPTY"), members
+
+    def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
+        """The groups that read this topic now or have committed offsets of it, by name."""
+        with self._kafka.changed:
+            return sorted(
+                name
+                for name, group in self._kafka.broker.groups.items()
+                if any(topic in member.topics for member in group.members.values())
+                or any(where[0] == topic for where in group.committed)
+            )
 
     def create_topic(
         self,

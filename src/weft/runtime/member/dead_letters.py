@@ -43,6 +43,7 @@ REPLACED = frozenset(
         "delivery.count",
         "message",
         "replay.count",
+        "replay.letter",
     )
 )
 

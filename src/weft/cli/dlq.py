@@ -1,0 +1,235 @@
+"""`weft dlq`: what is in a dead-letter topic, whoever wrote it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from weft.cli import cluster
+from weft.cli.dlq_box import Where, cut, opened, parse_where, place_of, shown
+from weft.cli.dlq_replay import replay
+from weft.cli.topics import counted
+from weft.dlq.letters import Letter, Place
+from weft.dlq.replay import Box
+from weft.errors import ConfigError
+from weft.types import Record
+
+VALUE_CHARS_MAX = 200
+SHOWN_CHARS_MAX = 2_000
+KEY_CHARS_MAX = 40
+LIMIT = 20
+
+By = Literal["type", "topic", "group", "handler", "key", "day", "hour"]
+
+app = typer.Typer(no_args_is_help=True)
+app.command("replay")(replay)
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")]
+Group = Annotated[
+    str | None,
+    typer.Option(help="The group that keeps which went back. Default: weft-replay.TOPIC."),
+]
+
+
+@app.callback()
+def _dlq() -> None:
+    """Look at dead letters, and bring them home. Of Weft, Spring, Kafka Connect and KIP-1191.
+
+    Example: weft dlq stats orders.dlq
+    """
+
+
+@app.command()
+def ls(
+    topic: Topic,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    where: Where = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = LIMIT,
+    values: Annotated[bool, typer.Option("--values", help="Show values, escaped, cut.")] = False,
+    group: Group = None,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """List dead letters, the newest first: when, where from, key, error, and whether they are back.
+
+    Example: weft dlq ls orders.dlq --where 'error.type == "Timeout" and attempts >= 5'
+    """
+    condition = None if where is None else parse_where(where)
+    with opened(topic, bootstrap_servers, x, config, group) as box:
+        found = [one for one in box.letters if condition is None or condition.matches(one.field)]
+        newest = sorted(found, key=lambda one: (one.time_ms, one.at), reverse=True)[:limit]
+        held = _values(box, newest) if values else {}
+        rows = [_row(box, one, held.get(one.at)) for one in newest]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    whole = [Column(name, no_wrap=True) for name in ("letter", "time")]
+    others = ("key", "error", "attempts", "replays", "back")
+    table = Table(*whole, *others, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for one, row in zip(newest, rows, strict=True):
+        error = ": ".join(filter(None, (one.error_type, one.error_message))) or "?"
+        cells = (
+            f"{one.at.partition}:{one.at.offset}", _time(one.time_ms),
+            shown(one.key, KEY_CHARS_MAX),
+            cut(error, VALUE_CHARS_MAX), _or_dash(one.attempts), str(one.replays),
+            "yes" if row["brought_back"] else "",
+        )  # fmt: skip
+        table.add_row(*map(Text, cells))
+        if values and one.at in held:
+            table.add_row("", "", "", Text(shown(held[one.at].value, VALUE_CHARS_MAX)))
+    Console().print(table)
+    typer.echo(f"{counted(len(found), 'letter')} of {len(box.letters):,} in {topic}")
+
+
+@app.command()
+def show(
+    letter: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The letter.")],
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    values: Annotated[
+        bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
+    ] = False,
+    group: Group = None,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """Show one dead letter: where its record was, why it failed, its headers.
+
+    Example: weft dlq show orders.dlq:2:17 --values
+    """
+    place = place_of(letter)
+    with opened(place.topic, bootstrap_servers, x, config, group) as box:
+        found = next((one for one in box.letters if one.at == place), None)
+        if found is None:
+            raise ConfigError(f"there is no letter {place}: weft dlq ls {place.topic} lists them")
+        record = _values(box, [found]).get(place)
+        row = _row(box, found, record if values else None)
+    headers = [
+        (name, shown(value, SHOWN_CHARS_MAX) if values or _is_ours(found, name) else "…")
+        for name, value in found.headers
+    ]
+    row["headers"] = [list(one) for one in headers]
+    if as_json:
+        typer.echo(json.dumps(row))
+        return
+    for name, value in row.items():
+        if name not in ("headers", "value"):
+            typer.echo(f"{name + ':':<15}{cut(str(value), SHOWN_CHARS_MAX)}")
+    for name, text in headers:
+        typer.echo(f"  {cut(name, KEY_CHARS_MAX * 2)} = {text}")
+    if values and record is not None:
+        typer.echo(f"value ({len(record.value or b''):,} bytes):")
+        typer.echo(shown(record.value, SHOWN_CHARS_MAX))
+
+
+@app.command()
+def stats(
+    topic: Topic,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    by: Annotated[By, typer.Option(help="What is counted.")] = "type",
+    where: Where = None,
+    group: Group = None,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """Count dead letters: by error type or anything else, and how many are not back yet.
+
+    Example: weft dlq stats orders.dlq --by hour --where 'error.type == "Timeout"'
+    """
+    condition = None if where is None else parse_where(where)
+    with opened(topic, bootstrap_servers, x, config, group) as box:
+        found = [one for one in box.letters if condition is None or condition.matches(one.field)]
+        rows = _counts(box, found, by)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(by, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("letters", "not back", "again", "first", "last"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        numbers = (f"{row['letters']:,}", f"{row['not_back']:,}", f"{row['failed_again']:,}")
+        times = (_time(row["first_ms"]), _time(row["last_ms"]))
+        table.add_row(Text(cut(str(row[by]), VALUE_CHARS_MAX)), *numbers, *times)
+    Console().print(table)
+    left = sum(row["not_back"] for row in rows)
+    typer.echo(f"{counted(len(found), 'letter')} in {topic}, {left:,} not brought back")
+
+
+def _counts(box: Box, letters: Sequence[Letter], by: By) -> list[dict[str, Any]]:
+    groups: dict[str, list[Letter]] = {}
+    for one in letters:
+        groups.setdefault(_group(one, by), []).append(one)
+    counts = Counter({name: len(some) for name, some in groups.items()})
+    return [
+        {
+            by: name,
+            "letters": count,
+            "not_back": sum(not box.is_brought(one) for one in groups[name]),
+            "failed_again": sum(one.replays > 0 for one in groups[name]),
+            "first_ms": min(one.time_ms for one in groups[name]),
+            "last_ms": max(one.time_ms for one in groups[name]),
+        }
+        for name, count in counts.most_common()
+    ]
+
+
+def _group(one: Letter, by: By) -> str:
+    if by in ("day", "hour"):
+        return _time(one.time_ms)[: 10 if by == "day" else 13]
+    found = one.field("error.type" if by == "type" else by)
+    return "?" if found is None else str(found)
+
+
+def _values(box: Box, letters: Sequence[Letter]) -> dict[Place, Record[Any]]:
+    places = {one.at for one in letters}
+    return {Place(one.topic, one.partition, one.offset): one for one in box.fetch(places)}
+
+
+def _is_ours(letter: Letter, name: str) -> bool:
+    """A header that was added with the letter, not one of the record's own."""
+    return not any(name == own for own, _ in letter.own_headers)
+
+
+def _row(box: Box, one: Letter, record: Record[Any] | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "letter": str(one.at),
+        "source": None if one.source is None else str(one.source),
+        "time": _time(one.time_ms),
+        "key": None if one.key is None else shown(one.key, SHOWN_CHARS_MAX),
+        "error_type": one.error_type,
+        "error_message": one.error_message,
+        "group": one.group,
+        "handler": one.handler,
+        "attempts": one.attempts,
+        "replays": one.replays,
+        "brought_back": box.is_brought(one),
+        "written_by": None if one.dialect is None else one.dialect.name,
+    }
+    if record is not None:
+        row["value"] = None if record.value is None else shown(record.value, SHOWN_CHARS_MAX)
+    return row
+
+
+def _time(time_ms: int) -> str:
+    """UTC, to the second."""
+    if time_ms < 0:
+        return "?"
+    try:
+        return dt.datetime.fromtimestamp(time_ms // 1000, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+
+
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else str(number)

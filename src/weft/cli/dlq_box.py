@@ -1,0 +1,112 @@
+"""What the commands of `weft dlq` share: a topic's letters, conditions, a bar, safe text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from weft.cli import cluster
+from weft.cli.topics import check_topic
+from weft.dlq.letters import Place, text_of
+from weft.dlq.replay import Box, Told, group_of
+from weft.errors import ConfigError
+from weft.kafka.connect import Connection, connect
+from weft.where import Condition, parse
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONDITION",
+        help='Such as \'error.type == "Timeout" and header.tenant == "acme"\'.',
+    ),
+]
+
+
+def parse_where(text: str) -> Condition:
+    """The condition; its error names the option."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"--where: {error}") from None
+
+
+def place_of(text: str) -> Place:
+    """`TOPIC:PARTITION:OFFSET`."""
+    topic, _, rest = text.partition(":")
+    partition, _, offset = rest.partition(":")
+    if not all(one.isascii() and one.isdigit() and len(one) < 20 for one in (partition, offset)):
+        raise ConfigError(f"{text!r:.80}: write TOPIC:PARTITION:OFFSET, such as orders.dlq:2:17")
+    check_topic(topic)
+    return Place(topic, int(partition), int(offset))
+
+
+@contextmanager
+def opened(
+    topic: str,
+    bootstrap: str,
+    x: Sequence[str] | None,
+    config: Any,
+    group: str | None,
+) -> Iterator[Box]:
+    """The letters of a topic, and which went back, as far as that may be known."""
+    check_topic(topic)
+    name = group or group_of(topic, None)
+    connection = connected(bootstrap, x, config, name)
+    with cluster.answering(), bar() as told, closing(Box(connection, topic, told)) as box:
+        box.read(name)
+        yield box
+
+
+def connected(bootstrap: str, x: Sequence[str] | None, config: Any, group: str) -> Connection:
+    """Clients of this group, which nobody joins."""
+    properties = cluster.properties_of(x, config)
+    if "bootstrap.servers" in properties:
+        raise ConfigError("the property bootstrap.servers is given by --bootstrap-servers")
+    return connect(
+        {**properties, "bootstrap.servers": bootstrap},
+        {},
+        group=group,
+        buffer_records=10_000,
+        buffer_bytes=64 * 2**20,
+        delivery="exactly_once",
+    )
+
+
+@contextmanager
+def bar(*, wanted: bool = True) -> Iterator[Told]:
+    """A progress bar, which only a terminal gets."""
+    if not (wanted and sys.stderr.isatty()):
+        yield lambda *_: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield told
+
+
+def shown(data: bytes | None, chars_max: int) -> str:
+    """Bytes for a terminal: nothing of them reaches it as a control character."""
+    if data is None:
+        return "null"
+    text = cut(text_of(data[: 4 * chars_max]), chars_max)
+    return text if len(data) <= 4 * chars_max or text.endswith("…") else f"{text}…"
+
+
+def cut(text: str, chars_max: int) -> str:
+    """Escaped where it does not print, and no longer than that."""
+    safe = "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode()
+        for one in text[: chars_max + 1]
+    )
+    return safe if len(safe) <= chars_max else f"{safe[:chars_max]}…"

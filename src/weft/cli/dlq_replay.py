@@ -1,0 +1,316 @@
+"""`weft dlq replay`: dead letters go home, after a look at what that would do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli import cluster
+from weft.cli.dlq_box import Where, bar, connected, cut, parse_where
+from weft.cli.load import load_module
+from weft.cli.topics import check_topic, counted
+from weft.dlq.letters import text_of
+from weft.dlq.plan import STALE, Plan, Rules, Stale
+from weft.dlq.refails import Careful
+from weft.dlq.replay import Outcome, Repair, Replay, Told, Wanted, group_of
+from weft.errors import ConfigError, Reject
+from weft.kafka.ports import OutMessage
+from weft.numeric import is_positive
+from weft.runtime.calls.invoke import BadReturn, messages_of
+from weft.types import Record
+
+EXAMPLES = 3
+DIFF_LINES_MAX = 20
+LINE_CHARS_MAX = 160
+VALUE_CHARS_MAX = 4_000
+TYPES_SHOWN = 8
+OUTCOME_S = 600.0
+
+
+def replay(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")],
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only look.")] = False,
+    where: Where = None,
+    stale: Annotated[
+        Stale | None,
+        typer.Option(help="Letters that would run after newer records of their key."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    rate: Annotated[float | None, typer.Option(help="At most so many per second.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Another topic than the letters' own.")
+    ] = None,
+    map_: Annotated[
+        str | None,
+        typer.Option(
+            "--map", metavar="MODULE:FUNCTION", help="Repairs: gets the record, gives its value."
+        ),
+    ] = None,
+    max_replays: Annotated[
+        int, typer.Option(min=1, help="Leave out what came back so often already.")
+    ] = 3,
+    stop_key_on_refail: Annotated[
+        bool,
+        typer.Option(
+            "--stop-key-on-refail", help="Wait for each outcome; stop a key whose letter fails."
+        ),
+    ] = False,
+    outcome_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For --stop-key-on-refail: for each outcome.")
+    ] = OUTCOME_S,
+    other_groups: Annotated[
+        bool, typer.Option("--other-groups", help="Go although other groups read the topic, too.")
+    ] = False,
+    group: Annotated[
+        str | None,
+        typer.Option(help="The group that keeps which went back. Default: weft-replay.TOPIC."),
+    ] = None,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="No progress bar, which only a terminal gets.")
+    ] = False,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """Send dead letters back to where they came from, in order; without --yes only look.
+
+    Each goes to its own partition, in the order of its record. Killed, it continues where it was.
+
+    Example: weft dlq replay orders.dlq --where 'error.type == "Timeout"' --stale skip --yes
+    """
+    for name in (topic, to):
+        if name is not None:
+            check_topic(name)
+    if rate is not None and not is_positive(rate):
+        raise ConfigError(f"--rate {rate}: give letters per second, above 0")
+    if not is_positive(outcome_timeout):
+        raise ConfigError(f"--outcome-timeout {outcome_timeout}: give seconds, above 0")
+    wanted = Wanted(
+        topic,
+        to,
+        None if where is None else parse_where(where),
+        Rules(stale, max_replays, limit),
+        rate,
+        None if map_ is None else repair_of(map_),
+    )
+    call = _Call(
+        wanted, yes, as_json, other_groups, outcome_timeout if stop_key_on_refail else None
+    )
+    name = group or group_of(topic, to)
+    with ExitStack() as stack:
+        stack.enter_context(cluster.answering())
+        told = stack.enter_context(bar(wanted=not no_progress))
+        made = Replay(connected(bootstrap_servers, x, config, name), wanted, name, told)
+        run = stack.enter_context(closing(made))
+        call.go(run, told, lambda one: connected(bootstrap_servers, x, config, one))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What the command line decided beside what is sent."""
+
+    wanted: Wanted
+    yes: bool
+    as_json: bool
+    other_groups: bool
+    #: how long each outcome is waited for; None: none is
+    outcome_s: float | None
+
+    def go(self, run: Replay, told: Told, connection_of: Callable[[str], Any]) -> None:
+        """Look, say, ask, send, say."""
+        if self.yes:
+            run.begin()
+        run.look()
+        plan = run.plan()
+        readers = run.readers(run.targets(plan))
+        examples = run.examples(plan, EXAMPLES) if self.wanted.repair else []
+        if not self.as_json:
+            _tell(self.wanted, plan, readers)
+            for record, message in examples:
+                _tell_change(record, message)
+        if not self.yes:
+            self._tell_dry(plan, readers)
+            return
+        plan = self._decided(run, plan)
+        self._check_groups(plan, readers)
+        run.check(plan)
+        if self.outcome_s is None:
+            outcome = run.send(plan)
+        else:
+            outcome = self._send_carefully(run, plan, told, connection_of)
+        self._tell_outcome(run, plan, outcome)
+
+    def _tell_dry(self, plan: Plan, readers: dict[str, list[str]]) -> None:
+        if self.as_json:
+            typer.echo(json.dumps({**_facts(plan), "groups": readers, "sent": 0}))
+        else:
+            typer.echo("Nothing was sent: add --yes to do it.", err=True)
+
+    def _decided(self, run: Replay, plan: Plan) -> Plan:
+        """With what becomes of stale letters; asked for where it was not said."""
+        rules = self.wanted.rules
+        if not plan.stale or rules.stale is not None:
+            return plan
+        chosen = _asked("--stale", "Leave stale letters out, or what else", STALE)
+        if chosen is None:
+            raise ConfigError(
+                f"{_stale(plan)}: add --stale skip, --stale replay or --stale only-if-newest"
+            )
+        decided = Rules(chosen, rules.replays_max, rules.limit)
+        run.decide(decided)
+        return run.plan(decided)
+
+    def _check_groups(self, plan: Plan, readers: dict[str, list[str]]) -> None:
+        ours = {one.group for one in plan.going}
+        others = sorted({one for names in readers.values() for one in names if one not in ours})
+        if len(set().union(*readers.values())) <= 1 or not others or self.other_groups:
+            return
+        names = ", ".join(others)
+        question = f"{names:.200} would get them, too. Go on"
+        if _asked("--other-groups", question, ("no", "yes")) == "yes":
+            return
+        raise ConfigError(
+            f"group {names:.200} reads the topic, too, and would handle these records again: add "
+            "--other-groups if that is meant"
+        )
+
+    def _send_carefully(
+        self, run: Replay, plan: Plan, told: Told, connection_of: Callable[[str], Any]
+    ) -> Outcome:
+        groups = sorted({one.group for one in plan.going if one.group})
+        if not plan.going:
+            return Outcome()
+        if len(groups) != 1 or any(one.group is None for one in plan.going):
+            raise ConfigError(
+                "--stop-key-on-refail waits for the commits of one group, and these letters are "
+                f"of {', '.join(groups) or 'none'}: choose with --where 'group == \"…\"'"
+            )
+        assert self.outcome_s is not None
+        with closing(connection_of(groups[0]).log_reader()) as commits:
+            return Careful(run, commits, self.outcome_s, told).send(plan)
+
+    def _tell_outcome(self, run: Replay, plan: Plan, outcome: Outcome) -> None:
+        if self.as_json:
+            facts = _facts(plan)
+            left = {**facts["left_out"]}
+            for reason, count in outcome.left_out.items():
+                left[reason] = left.get(reason, 0) + count
+            more = {"failed_again": outcome.again} if self.outcome_s is not None else {}
+            typer.echo(json.dumps({**facts, "left_out": left, "sent": outcome.sent, **more}))
+            return
+        where = ", ".join(run.targets(plan)) or "no topic"
+        typer.echo(f"{counted(outcome.sent, 'letter')} sent to {where}")
+        for reason, count in outcome.left_out.items():
+            typer.echo(f"  {count:,} left out: {cut(reason, LINE_CHARS_MAX)}")
+        if self.outcome_s is not None:
+            typer.echo(f"  {outcome.again:,} of them failed again")
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    return {
+        "letters": plan.letters,
+        "brought_back": plan.brought,
+        "left_out": dict(plan.left_out),
+        "going": len(plan.going),
+        "types": dict(plan.types()),
+        "stale": plan.stale,
+    }
+
+
+def _tell(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
+    """What would go where, and what would not and why."""
+    typer.echo(
+        f"{wanted.topic}: {counted(plan.letters, 'letter')}, {plan.brought:,} brought back already"
+    )
+    for reason, count in plan.left_out.items():
+        typer.echo(f"  {count:,} left out: {reason}")
+    types = plan.types().most_common()
+    named = ", ".join(f"{cut(kind, 60)} {count:,}" for kind, count in types[:TYPES_SHOWN])
+    more = f" and {len(types) - TYPES_SHOWN} more types" if len(types) > TYPES_SHOWN else ""
+    typer.echo(f"{counted(len(plan.going), 'letter')} to send" + (f": {named}{more}" * bool(types)))
+    for topic, names in readers.items():
+        typer.echo(f"  to {topic}, which {', '.join(names) or 'no group'} reads")
+    if plan.stale:
+        done = {"skip": "left out", "replay": "sent all the same"}.get(
+            wanted.rules.stale or "", "left out" if wanted.rules.stale else "--stale decides"
+        )
+        typer.echo(f"{_stale(plan)}: {done}")
+
+
+def _stale(plan: Plan) -> str:
+    return f"{plan.stale:,} of {plan.eligible:,} letters would run after newer records of their key"
+
+
+def _tell_change(record: Record[Any], message: OutMessage) -> None:
+    """What --map makes of one record."""
+    before, after = (_lines(one) for one in (record.value, message.value))
+    name = f"{record.topic}:{record.partition}:{record.offset}"
+    lines = list(difflib.unified_diff(before, after, name, "--map", lineterm="", n=1))
+    for line in lines[:DIFF_LINES_MAX]:
+        typer.echo(cut(line, LINE_CHARS_MAX))
+    if len(lines) > DIFF_LINES_MAX:
+        typer.echo(f"and {len(lines) - DIFF_LINES_MAX} more lines")
+
+
+def _lines(value: bytes | None) -> list[str]:
+    if value is None:
+        return ["null"]
+    try:
+        text = json.dumps(json.loads(value), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = text_of(value)
+    return text[:VALUE_CHARS_MAX].splitlines()
+
+
+def _asked(option: str, question: str, answers: Sequence[Any]) -> Any:
+    """The answer of whoever is at the terminal; None where nobody is."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    given = typer.prompt(f"{question} ({' | '.join(answers)}; {option})", err=True).strip()
+    if given not in answers:
+        raise ConfigError(f"{given!r:.40} is none of {', '.join(answers)}")
+    return given
+
+
+def repair_of(target: str) -> Repair:
+    """The function behind --map, which gets a weft.Record and returns the new value."""
+    name, colon, attribute = target.partition(":")
+    if not (name and colon and attribute) or name.endswith(".py"):
+        raise ConfigError(f"--map {target:.80}: write MODULE:FUNCTION, such as repairs:fix")
+    function = getattr(load_module(name), attribute, None)
+    if not callable(function):
+        raise ConfigError(f"--map {target:.80}: {name} has no function {attribute}")
+
+    def repaired(record: Record[Any]) -> Record[Any] | None:
+        where = f"{record.topic}:{record.partition}:{record.offset}"
+        try:
+            returned = function(record)
+            messages = [] if returned is None else messages_of(record, returned, record.topic)
+        except Reject:
+            raise
+        except BadReturn as error:
+            raise ConfigError(f"--map {target}, record {where}: {error}") from error
+        except Exception as error:
+            raise ConfigError(
+                f"--map {target} raised at record {where}: {type(error).__name__}: {error}; raise "
+                "weft.Reject to leave a letter out"
+            ) from error
+        if not messages:
+            return None
+        if len(messages) > 1 or messages[0].key != record.key or messages[0].topic != record.topic:
+            raise ConfigError(
+                f"--map {target}, record {where}: one value comes back, under the same key"
+            )
+        own = dict(messages[0].headers)
+        headers = (*(one for one in record.headers if one[0] not in own), *own.items())
+        return record._replace(value=messages[0].value, headers=headers)
+
+    return repaired

@@ -1,0 +1,1 @@
+"""Dead letters: what their headers say, which may go back, and how they do, for `weft dlq`."""

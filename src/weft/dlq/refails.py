@@ -1,0 +1,105 @@
+"""`--stop-key-on-refail`: one letter of a key at a time, and none behind one that failed again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.codec import UnreadableMap, decode
+from weft.dlq.letters import Letter, Place, letter_of
+from weft.dlq.plan import Plan
+from weft.dlq.replay import ANSWER_S, Outcome, Replay, Told
+from weft.kafka.log_reader import LogReader
+from weft.types import Record, Sent, TopicPartition
+
+LOOK_EVERY_S = 0.5
+BEHIND = "behind a letter of their key that failed again, or had no outcome in time"
+
+
+class Careful:
+    """Sends round by round, and waits for the outcome of each.
+
+    The outcome is in the group's commits: a record is done once the frontier or the map has it, and
+    a letter of it is written before that.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        commits: LogReader,
+        outcome_s: float,
+        told: Told = lambda *_: None,
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`commits` reads those of the group that handles; each outcome may take `outcome_s`."""
+        self._replay, self._commits = replay, commits
+        self._outcome_s, self._told, self._rest = outcome_s, told, rest
+        self._read_to = {where: end for where, (_, end) in self._letters_now().items()}
+
+    def _letters_now(self) -> dict[TopicPartition, tuple[int, int]]:
+        return self._replay.box.ranges(self._replay.box.topic)
+
+    def send(self, plan: Plan) -> Outcome:
+        """The same as `Replay.send`, in rounds."""
+        outcome = Outcome()
+        lanes: dict[tuple[Any, ...], list[Letter]] = {}
+        for one in plan.going:
+            assert one.source is not None
+            lane = one.source[:2]
+            lanes.setdefault((*lane, one.at if one.key is None else one.key), []).append(one)
+        while lanes:
+            heads = {lane: letters.pop(0) for lane, letters in lanes.items()}
+            went = self._replay.send_some(plan, list(heads.values()), outcome)
+            stopped = self._not_well(went)
+            for lane, head in heads.items():
+                if head.at in stopped and lanes[lane]:
+                    left = len(lanes.pop(lane))
+                    outcome.left_out[BEHIND] = outcome.left_out.get(BEHIND, 0) + left
+            lanes = {lane: letters for lane, letters in lanes.items() if letters}
+            self._told("sending", outcome.sent, len(plan.going))
+            if again := sum(stopped.values()):
+                outcome.again += again
+        return outcome
+
+    def _not_well(self, went: Sequence[tuple[Letter, Sent]]) -> dict[Place, bool]:
+        """Letter -> whether it failed again; False: it has no outcome in time."""
+        waiting = {Place(one.topic, one.partition, one.offset): letter for letter, one in went}
+        sent = dict(waiting)
+        deadline = time.monotonic() + self._outcome_s
+        while waiting and time.monotonic() < deadline:
+            where = sorted({place[:2] for place in waiting})
+            held = self._commits.committed(where, ANSWER_S)
+            waiting = {
+                place: letter
+                for place, letter in waiting.items()
+                if not _is_done(held.get(place[:2], (None, "")), place.offset)
+            }
+            if waiting:
+                self._rest(LOOK_EVERY_S)
+        found = dict.fromkeys((letter.at for letter in waiting.values()), False)
+        for record in self._new_letters():
+            source = letter_of(record).source
+            if source is not None and source in sent:
+                found[sent[source].at] = True
+        return found
+
+    def _new_letters(self) -> list[Record[Any]]:
+        """What has come to the dead-letter topic since the last look."""
+        now = self._letters_now()
+        ranges = {
+            where: (self._read_to.get(where, start), end) for where, (start, end) in now.items()
+        }
+        self._read_to = {where: end for where, (_, end) in now.items()}
+        return [record for records in self._replay.box.reader.read(ranges) for record in records]
+
+
+def _is_done(held: tuple[int | None, str], offset: int) -> bool:
+    frontier, metadata = held
+    if frontier is None or offset < frontier:
+        return frontier is not None
+    try:
+        found = decode(frontier, metadata)
+    except UnreadableMap:
+        return False
+    return offset <= found.highest_seen and offset not in found.not_done

@@ -1,0 +1,461 @@
+"""A replay: it reads the letters, looks through their source, and sends what goes.
+
+Each transaction holds records and the progress over them. A replay that was killed left either
+both or neither, and the next one under the same group continues behind it; while it runs, a second
+one fences it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from typing import Any, TypeVar
+
+from weft.dlq.letters import REPLAY, Letter, Place, homeward, letter_of, without
+from weft.dlq.plan import Guard, Plan, Progress, Rules, make_plan
+from weft.errors import ConfigError, FatalError, Reject
+from weft.kafka.connect import Connection
+from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
+from weft.types import Record, Sent, TopicPartition
+from weft.where import Condition
+
+ANSWER_S = 10.0
+LOOK_UP_S = 30.0
+#: the group's offsets wait for a transaction that a killed replay left open, which ends after 10 s
+PROGRESS_S = 20.0
+#: of one transaction, which has ten seconds
+TRANSACTION_RECORDS_MAX = 500
+TRANSACTION_BYTES_MAX = 4 * 2**20
+#: of what is in memory
+BATCH_RECORDS_MAX = 5_000
+BATCH_BYTES_MAX = 32 * 2**20
+#: between two looks at what has come to the source meanwhile
+LOOK_AGAIN_S = 5.0
+ATTEMPTS = 5
+#: offsets that are read for nothing between two wanted ones, rather than sought over
+GAP_MAX = 1_000
+
+#: the record as it was -> as it goes; None: it does not go
+Repair = Callable[[Record[Any]], Record[Any] | None]
+#: so many of so many, for a progress bar
+Told = Callable[[str, int, int], None]
+_T = TypeVar("_T")
+#: a letter, its record as it was, and the message that goes
+_Made = tuple[Letter, Record[Any], OutMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller asked for."""
+
+    topic: str
+    #: in place of the letters' own topic
+    to: str | None = None
+    where: Condition | None = None
+    rules: Rules = field(default_factory=Rules)
+    rate_per_s: float | None = None
+    repair: Repair | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What went."""
+
+    sent: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    #: known only where outcomes are waited for
+    again: int = 0
+
+
+def group_of(topic: str, to: str | None) -> str:
+    """The group that keeps the progress of replays of a topic."""
+    return f"weft-replay.{topic}" + (f".to.{to}" if to else "")
+
+
+class Box:
+    """The dead-letter topic, read once: letters without their values."""
+
+    def __init__(self, connection: Connection, topic: str, told: Told = lambda *_: None) -> None:
+        self._told = told
+        self.topic = topic
+        self.admin = connection.admin()
+        self.reader = connection.log_reader()
+        facts = self.admin.describe([topic], ANSWER_S)
+        if topic not in facts:
+            raise ConfigError(f"topic {topic} does not exist at {connection.described()}")
+        self.partitions = range(facts[topic].partitions)
+        self.progress: dict[TopicPartition, Progress] = {}
+        self.letters: list[Letter] = []
+
+    def close(self) -> None:
+        """Close both clients."""
+        self.reader.close()
+        self.admin.close()
+
+    def ranges(self, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+        """What the topic's logs hold, up to the oldest open transaction."""
+        starts = self.admin.starts([topic], timeout_s=ANSWER_S)
+        ends = self.admin.ends([topic], committed=True, timeout_s=ANSWER_S)
+        return {where: (start, ends[where]) for where, start in starts.items()}
+
+    def read(self, group: str, keep: Callable[[Record[Any]], None] = lambda _: None) -> None:
+        """Read every letter there is now, and what the group has brought back."""
+        ranges = self.ranges(self.topic)
+        held = self.reader.committed(list(ranges), PROGRESS_S)
+        for where, (start, end) in ranges.items():
+            self.progress[where] = Progress(where, start, end)
+            self.progress[where].restore(group, *held.get(where, (None, "")))
+        total = sum(end - start for start, end in ranges.values())
+        for records in self.reader.read(ranges):
+            for record in records:
+                self.progress[record.topic, record.partition].seen(record.offset)
+                self.letters.append(letter_of(record))
+                keep(record)
+            self._told(f"reading {self.topic}", len(self.letters), total)
+        self.letters.sort(key=lambda one: one.at)
+
+    def fetch(self, places: Collection[Place]) -> Iterator[Record[Any]]:
+        """The records at these places, those that are still there."""
+        known = self.admin.describe(sorted({place.topic for place in places}), ANSWER_S)
+        for ranges in _stretches([place for place in places if place.topic in known]):
+            for records in self.reader.read(ranges):
+                yield from (
+                    one for one in records if (one.topic, one.partition, one.offset) in places
+                )
+
+    def progress_after(self, letters: Sequence[Letter]) -> bool:
+        """Whether commits can hold that all these went."""
+        after = copy.deepcopy(self.progress)
+        for one in letters:
+            after[one.at[:2]].done(one.at.offset)
+        return all(one.commit()[1] for one in after.values())
+
+    def is_brought(self, letter: Letter) -> bool:
+        """Whether it went back, by the group's progress."""
+        return self.progress[letter.at[:2]].has(letter.at.offset)
+
+
+class Replay:
+    """One call of `weft dlq replay`; close it."""
+
+    def __init__(
+        self, connection: Connection, wanted: Wanted, group: str, told: Told = lambda *_: None
+    ) -> None:
+        self._connection, self._wanted, self._group, self._told = connection, wanted, group, told
+        self.box = Box(connection, wanted.topic, told)
+        self._transactions = connection.transactions(group)
+        self._meant: set[str] = set()
+        self._guard = Guard(())
+        #: the end of the source's logs as far as they were looked through
+        self._looked: dict[TopicPartition, int] = {}
+        self._looked_at = 0.0
+        self._pace = _Pace(wanted.rate_per_s)
+
+    def close(self) -> None:
+        """Close every client."""
+        self._transactions.close()
+        self.box.close()
+
+    def begin(self) -> None:
+        """Shut out an earlier replay that still runs: what it sends after this is refused.
+
+        Before `look`, so that what was left open by one that was killed is ended, and seen.
+        """
+        self._transactions.open()
+
+    def look(self) -> None:
+        """Read the letters, check where they would go, and look through their source."""
+        self.box.read(self._group)
+        where = self._wanted.where
+        self._meant = {
+            str(one.at) for one in self.box.letters if where is None or where.matches(one.field)
+        }
+        pending = [one for one in self.box.letters if one.source and not self.box.is_brought(one)]
+        self._check_targets([one for one in pending if str(one.at) in self._meant])
+        self._guard = Guard(pending, home=self._wanted.to is None)
+        self._look_on()
+        for one in filter(self._guard.is_brought, pending):
+            self.box.progress[one.at[:2]].done(one.at.offset)
+
+    def plan(self, rules: Rules | None = None) -> Plan:
+        """What would go now."""
+        chosen = rules or self._wanted.rules
+        return make_plan(self.box.letters, self._meant, self.box.progress, self._guard, chosen)
+
+    def decide(self, rules: Rules) -> None:
+        """What was not chosen yet."""
+        self._wanted = replace(self._wanted, rules=rules)
+
+    def _topic_of(self, letter: Letter) -> str:
+        assert letter.source is not None
+        return self._wanted.to or letter.source.topic
+
+    def targets(self, plan: Plan) -> list[str]:
+        """The topics that it goes to."""
+        return sorted({self._topic_of(one) for one in plan.going})
+
+    def readers(self, topics: Sequence[str]) -> dict[str, list[str]]:
+        """The groups that read these topics."""
+        facts = self.box.admin.describe(topics, ANSWER_S)
+        return {
+            topic: self.box.admin.groups_reading(topic, facts[topic].partitions, LOOK_UP_S)
+            for topic in topics
+        }
+
+    def _check_targets(self, letters: Sequence[Letter]) -> None:
+        """ConfigError unless each letter's own partition is where it would go."""
+        sources = {one.source.topic for one in letters if one.source}
+        names = sources | {self._topic_of(one) for one in letters}
+        facts = self.box.admin.describe(sorted(names), ANSWER_S)
+        for one in letters:
+            topic, source = self._topic_of(one), one.source
+            assert source is not None
+            if topic not in facts:
+                cure = "create it" if self._wanted.to else "give --to another, or --where"
+                raise ConfigError(
+                    f"topic {topic}, where letter {one.at} belongs, does not exist: {cure}"
+                )
+            count = facts[topic].partitions
+            home = facts[source.topic].partitions if source.topic in facts else count
+            if count != home:
+                raise ConfigError(
+                    f"topic {topic} has {count} partitions and {source.topic} has {home}: a letter "
+                    "goes to its own partition, so give --to a topic with as many"
+                )
+            if source.partition >= count:
+                raise ConfigError(
+                    f"letter {one.at} is of partition {source.partition}, and topic {topic} has "
+                    f"{count}: was it made again? Leave it out with --where, or give --to"
+                )
+
+    def _look_on(self) -> None:
+        """Look through the source from where the last look ended; at first, the oldest letter."""
+        starts = self._guard.starts
+        topics = sorted({topic for topic, _ in starts})
+        if not topics:
+            return
+        here = self.box.admin.describe(topics, ANSWER_S)
+        ranges = {}
+        for topic in here:
+            for where, (start, end) in self.box.ranges(topic).items():
+                if where in starts:
+                    ranges[where] = (self._looked.get(where, max(start, starts[where])), end)
+        total, seen = sum(max(0, end - start) for start, end in ranges.values()), 0
+        for records in self.box.reader.read(ranges):
+            self._guard.look(records)
+            seen += len(records)
+            self._told("looking for newer records", seen, total)
+        self._looked |= {where: end for where, (_, end) in ranges.items()}
+        self._looked_at = time.monotonic()
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def examples(self, plan: Plan, count: int) -> list[tuple[Record[Any], OutMessage]]:
+        """The first few that --map changes: the record as it was, and the message that would go."""
+        made = self._made(plan.going[: 20 * count], Outcome())
+        changed = (
+            (record, message) for _, record, message in made if message.value != record.value
+        )
+        return list(islice(changed, count))
+
+    def check(self, plan: Plan) -> None:
+        """ConfigError when so much would go elsewhere that the progress over it cannot be kept."""
+        if self._wanted.to is None:
+            return  # the log itself shows what went
+        whole = self.box.progress_after(plan.going)
+        if not whole:
+            raise ConfigError(
+                f"which of these {len(plan.going):,} letters went cannot be kept in a commit of "
+                f"group {self._group}: make it fewer with --limit, or leave --where out"
+            )
+
+    def send(self, plan: Plan) -> Outcome:
+        """Send what goes, in its order, in transactions with the progress."""
+        outcome = Outcome()
+        taken = 0
+        for batch in _batches(plan.going, self._pace.at_a_time):
+            self.send_some(plan, batch, outcome)
+            taken += len(batch)
+            self._told("sending", taken, len(plan.going))
+        return outcome
+
+    def send_some(
+        self, plan: Plan, letters: Sequence[Letter], outcome: Outcome
+    ) -> list[tuple[Letter, Sent]]:
+        """Send these; where they are now. Those that have become stale are left out."""
+        if time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+            self._look_on()
+        if self._wanted.rules.stale != "replay":
+            late = {one.at for one in letters if self._guard.is_stale(one)}
+            if late:
+                _count(outcome, "older than newer records of their key", len(late))
+                letters = [one for one in letters if one.at not in late]
+        went: list[tuple[Letter, Sent]] = []
+        for part in _parts(self._made(letters, outcome), self._pace.at_once):
+            self._pace.wait(len(part))
+            deliveries = self._transact(plan, part)
+            outcome.sent += len(part)
+            went += [
+                (letter, one.sent)
+                for (letter, _, _), one in zip(part, deliveries, strict=True)
+                if one is not None and one.sent is not None
+            ]
+        return went
+
+    def _made(self, letters: Sequence[Letter], outcome: Outcome) -> Iterator[_Made]:
+        """Letters with their records as they were, and the messages that go."""
+        records = self._fetch(letters)
+        for letter in letters:
+            record = records.get(letter.at)
+            if record is None:
+                what = "cut, and gone from their source" if letter.is_cut else "gone meanwhile"
+                _count(outcome, what)
+                continue
+            repaired: Record[Any] | None = record
+            if self._wanted.repair is not None:
+                try:
+                    repaired = self._wanted.repair(record)
+                except Reject as error:
+                    _count(outcome, f"rejected by --map: {error.reason:.80}")
+                    continue
+            if repaired is None:
+                _count(outcome, "left out by --map")
+                continue
+            yield letter, record, homeward(letter, self._topic_of(letter), repaired)
+
+    def _fetch(self, letters: Sequence[Letter]) -> dict[Place, Record[Any]]:
+        """Letter -> the record as it was; of cut ones from the source, if it still has them."""
+        wanted: dict[Place, list[Letter]] = {}
+        for one in letters:
+            place = one.source if one.is_cut and one.source else one.at
+            wanted.setdefault(place, []).append(one)
+        return {
+            letter.at: _as_it_was(letter, record)
+            for record in self.box.fetch(wanted)
+            for letter in wanted[Place(record.topic, record.partition, record.offset)]
+        }
+
+    def _transact(self, plan: Plan, part: Sequence[_Made]) -> Sequence[Delivery | None]:
+        """One transaction; FatalError when it cannot be."""
+        touched = set()
+        for letter, _, _ in part:
+            assert letter.source is not None
+            for one in (letter, *plan.twins.get(letter.source, ())):
+                self.box.progress[one.at[:2]].done(one.at.offset)
+                touched.add(one.at[:2])
+        offsets = [self.box.progress[where].commit()[0] for where in sorted(touched)]
+        messages = [message for _, _, message in part]
+        for attempt in range(1, ATTEMPTS + 1):
+            membership = self.box.reader.membership()
+            try:
+                end = self._transactions.transact(messages, offsets, membership, self._read_back)
+            finally:
+                membership.close()
+            if end.outcome == "committed":
+                return end.deliveries
+            refused = _refused(self._transactions, part, end)
+            if refused or end.outcome in ("fenced", "unknown") or attempt == ATTEMPTS:
+                raise FatalError(refused or self._why(end))
+            time.sleep(0.1 * 2**attempt)
+        raise AssertionError  # the last attempt has raised or returned
+
+    def _why(self, end: TransactionEnd) -> str:
+        what = {
+            "fenced": "another replay of this topic has started, or rights are missing",
+            "unknown": "the brokers are away: it is not known whether the last letters went",
+        }.get(end.outcome, "nothing of the last transaction went")
+        return f"{what} ({end.reason or end.outcome}); start it again, it continues where it was"
+
+    def _read_back(self, offsets: Sequence[ToCommit]) -> list[tuple[int | None, str]] | None:
+        where = [(one.topic, one.partition) for one in offsets]
+        held = self.box.reader.committed(where, ANSWER_S)
+        return [held[one] for one in where]
+
+
+def _refused(transactions: Any, part: Sequence[_Made], end: TransactionEnd) -> str:
+    """Which letter the broker will never take, and why."""
+    for (letter, _, message), delivery in zip(part, end.deliveries, strict=False):
+        if delivery is not None and delivery.error and transactions.is_refusal(delivery):
+            return (
+                f"the broker refuses letter {letter.at} in {message.topic}: "
+                f"{delivery.error.message}; leave it out with --where"
+            )
+    return ""
+
+
+def _as_it_was(letter: Letter, record: Record[Any]) -> Record[Any]:
+    """The record by its source's place, its own headers alone."""
+    assert letter.source is not None
+    # Of a cut letter it is the source's record, which may be a replayed one.
+    headers = without(record.headers, (REPLAY,)) if letter.is_cut else letter.own_headers
+    return Record(*letter.source, record.timestamp_ms, record.key, record.value, headers)
+
+
+def _count(outcome: Outcome, reason: str, count: int = 1) -> None:
+    outcome.left_out[reason] = outcome.left_out.get(reason, 0) + count
+
+
+def _batches(letters: Sequence[Letter], count_max: int) -> Iterator[list[Letter]]:
+    """The same in pieces that memory can hold."""
+    return _pieces(letters, lambda one: one.size, count_max, BATCH_BYTES_MAX)
+
+
+def _parts(made: Iterable[_Made], count_max: int) -> Iterator[list[_Made]]:
+    """The same in transactions."""
+    return _pieces(made, lambda one: len(one[2].value or b""), count_max, TRANSACTION_BYTES_MAX)
+
+
+def _pieces(
+    given: Iterable[_T], size_of: Callable[[_T], int], count_max: int, bytes_max: int
+) -> Iterator[list[_T]]:
+    piece: list[_T] = []
+    size = 0
+    for one in given:
+        if piece and (len(piece) >= count_max or size + size_of(one) > bytes_max):
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += size_of(one)
+    if piece:
+        yield piece
+
+
+def _stretches(places: Sequence[Place]) -> Iterator[Mapping[TopicPartition, tuple[int, int]]]:
+    """What to read for these: of each partition one stretch a round, without the wide gaps."""
+    rounds: list[dict[TopicPartition, tuple[int, int]]] = []
+    for where, group in groupby(sorted(places), key=lambda one: (one.topic, one.partition)):
+        number, last = -1, -GAP_MAX - 2
+        for place in group:
+            if place.offset - last > GAP_MAX:
+                number += 1
+                if number == len(rounds):
+                    rounds.append({})
+                rounds[number][where] = (place.offset, place.offset + 1)
+            last = place.offset
+            rounds[number][where] = (rounds[number][where][0], last + 1)
+    yield from rounds
+
+
+class _Pace:
+    """So many letters per second."""
+
+    def __init__(self, rate_per_s: float | None) -> None:
+        self._rate = rate_per_s
+        self._next = time.monotonic()
+        #: in one transaction: those of a second, and in one piece: those of ten
+        self.at_once, self.at_a_time = TRANSACTION_RECORDS_MAX, BATCH_RECORDS_MAX
+        if rate_per_s is not None:
+            self.at_once = max(1, min(TRANSACTION_RECORDS_MAX, int(rate_per_s)))
+            self.at_a_time = min(BATCH_RECORDS_MAX, 10 * self.at_once)
+
+    def wait(self, count: int) -> None:
+        """Until so many more may go."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        if self._next > now:
+            time.sleep(self._next - now)
+        self._next = max(now, self._next) + count / self._rate

@@ -1,0 +1,143 @@
+"""Stretches of a log read without a group, and what a group that nobody joins has committed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from weft.errors import ConfigError
+from weft.kafka import clib
+from weft.kafka.batches import batches_of
+from weft.kafka.clientlog import with_client_log
+from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.verdicts import reason
+from weft.types import Record
+from weft.types import TopicPartition as Where
+
+MESSAGES_AT_A_TIME = 2_000
+TURN_S = 0.5
+#: a leader that moves is waited for so long
+SILENT_S = 30.0
+_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001  # a public constant
+
+
+class LogReader(Protocol):
+    """Reads as read_committed; of one thread."""
+
+    def read(self, ranges: Mapping[Where, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
+        """The records at these offsets, from the first up to, without, the second.
+
+        Ascending in each partition, several partitions mixed. Raises KafkaUnavailable when nothing
+        comes for half a minute, ConfigError when a topic may not be read.
+        """
+
+    def committed(
+        self, partitions: Sequence[Where], timeout_s: float
+    ) -> dict[Where, tuple[int | None, str]]:
+        """What its group has committed, with metadata; ConfigError when it may not be asked."""
+
+    def membership(self) -> Any:
+        """For a transaction with offsets of its group, which has no members."""
+
+    def close(self) -> None:
+        """Read no more."""
+
+
+class KafkaLogReader:
+    """A LogReader on a real broker."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """`config`: librdkafka consumer properties, complete (see `settings`)."""
+        quiet = {"log_level": 2, **config}
+        # A member's own id would be one that the group does not know.
+        quiet.pop("group.instance.id", None)
+        quiet |= {"enable.partition.eof": True, "isolation.level": "read_committed"}
+        # What retention has taken meanwhile is passed over.
+        self._consumer = Consumer(with_client_log({**quiet, "auto.offset.reset": "earliest"}))
+        self._group = str(config["group.id"])
+
+    def read(self, ranges: Mapping[Where, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
+        """The records at these offsets."""
+        left = {where: end for where, (start, end) in ranges.items() if start < end}
+        if not left:
+            return
+        begin = [TopicPartition(*where, ranges[where][0]) for where in left]
+        self._consumer.assign(begin)
+        # To librdkafka those that an earlier stretch paused still are.
+        self._consumer.resume(begin)
+        heard = time.monotonic()
+        try:
+            while left:
+                messages = self._consumer.consume(MESSAGES_AT_A_TIME, TURN_S)
+                if messages:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > SILENT_S:
+                    topic, partition = next(iter(left))
+                    raise KafkaUnavailable(
+                        f"{topic}[{partition}] cannot be read: nothing came for {SILENT_S:.0f} s"
+                    )
+                yield from self._wanted(messages, left)
+        finally:
+            self._consumer.unassign()
+
+    def _wanted(self, messages: list[Message], left: dict[Where, int]) -> Iterator[list[Record]]:
+        """Of these the records that are in range; partitions that are through leave `left`."""
+        ends = dict(left)
+        for one in messages:
+            where = (str(one.topic()), _number(one.partition()))
+            error = one.error()
+            if error is not None and error.code() != _EOF:
+                _check(error, where)
+                continue
+            # At an end the offset is the next one; a marker may be what is there.
+            behind = _number(one.offset()) + (error is None)
+            if where in left and behind >= left[where]:
+                del left[where]
+                self._consumer.pause([TopicPartition(*where)])
+        for batch in batches_of([one for one in messages if one.error() is None]):
+            end = ends.get((batch.topic, batch.partition), 0)
+            records = [one for one in batch.records if one.offset < end]
+            if records:
+                yield records
+
+    def committed(
+        self, partitions: Sequence[Where], timeout_s: float
+    ) -> dict[Where, tuple[int | None, str]]:
+        """What the group has committed."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                held = clib.committed(self._consumer, partitions, timeout_s)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    raise ConfigError(f"group {self._group}: {reason(code)}") from None
+                if time.monotonic() >= deadline:
+                    text = error.args[0].str()
+                    raise KafkaUnavailable(f"the offsets of {self._group}: {text}") from None
+                time.sleep(TURN_S)  # its coordinator is being looked for
+            else:
+                return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
+
+    def membership(self) -> clib.GroupMetadata:
+        """Of nobody: Kafka takes it while the group has no members."""
+        return clib.group_metadata(self._consumer)
+
+    def close(self) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+
+def _number(given: int | None) -> int:
+    return -1 if given is None else given
+
+
+def _check(error: KafkaError, where: Where) -> None:
+    """ConfigError for what does not pass by waiting."""
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise ConfigError(f"topic {where[0]} may not be read: {reason(error.code())}")
+    if error.fatal():
+        raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
