@@ -108,7 +108,7 @@ def test_the_policy_stop_ends_with_1(kafka, weft_run):
 
 
 BAD = {
-    "no module": ("", "nope:app", "there is no module nope"),
+    "no module": ("", "nope:app", "module nope does not exist"),
     "no attribute": ("", "geofence:ap", "geofence has no ap: write geofence:app"),
     "not an app": ("other = 7", "geofence:other", "is of type int, not a weft.App"),
     "a file": ("", "geofence.py:app", "name the module, not its file"),
@@ -149,7 +149,7 @@ def test_bad_input_in_a_process_of_its_own(weft_run):
     """The same as the shell sees it."""
     ended = weft_run("", target="nope:app")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("weft: there is no module nope")
+    assert ended.stderr.startswith("weft: module nope does not exist")
     assert ended.stderr.count("\n") == 1
 
 

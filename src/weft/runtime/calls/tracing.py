@@ -20,13 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, SpanContext, Tracer
 
-    from weft.runtime.calls.processes.protocol import Opened, Reply
-import logging
 from collections import OrderedDict
-from collections.abc import Iterable
 from contextvars import ContextVar
-
-from weft.runtime.logs import event
 
 #: W3C's names; others are the application's own to pass on
 NAMES = frozenset({"traceparent", "tracestate", "baggage"})
@@ -252,45 +247,3 @@ class Attempts:
     def take(self, record: Record) -> Any:
         """The same, which is then forgotten."""
         return self._spans.pop((record.topic, record.partition, record.offset), None)
-
-
-_log = logging.getLogger("weft")
-
-
-class WorkerSpans:
-    """Of the workers of one handler."""
-
-    def __init__(self, handler: str, group: str) -> None:
-        self._handler = handler
-        self._failed = Attempts()
-        self._expected = tracing_of(group) is not None
-
-    def opened(self, message: Opened) -> None:
-        """Here is a tracer provider: where a worker has none its calls make no spans, once told."""
-        if message.traced or not self._expected:
-            return
-        self._expected = False
-        event(
-            _log,
-            "warning",
-            "no spans of worker processes",
-            handler=self._handler,
-            next="set up the tracer provider where each worker does it, too: at the top level of "
-            "the handler's module, or in the lifespan",
-        )
-
-    def note(self, record: Record, reply: Reply) -> None:
-        """A failed attempt's span, for the next one, which may be in another worker."""
-        if reply.span is not None:
-            self._failed.keep(record, reply.span)
-
-    def before(self, records: Iterable[tuple[int, Record]]) -> dict[int, SpanIds] | None:
-        """Spans of the attempts before, by number; None where there are none, as nearly always."""
-        if not self._failed:
-            return None
-        known = {
-            number: span
-            for number, record in records
-            if record.attempt > 1 and (span := self._failed.of(record)) is not None
-        }
-        return known or None

@@ -1,15 +1,22 @@
-"""How a call in a worker process ended."""
+"""How a call in a worker process ended, and the span it left for the next attempt."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
 
 from weft.core.events import Ended, Failed, GivenBack, Returned
 from weft.core.work import Work
 from weft.policies import Retry
 from weft.runtime.calls.invoke import failed
 from weft.runtime.calls.processes.link import Item, Link
-from weft.runtime.calls.processes.protocol import BatchReply, Reply
+from weft.runtime.calls.processes.protocol import BatchReply, Opened, Reply
+from weft.runtime.calls.tracing import Attempts, SpanIds, tracing_of
+from weft.runtime.logs import event
 from weft.runtime.shared import SharedOutputs
-from weft.types import ErrorInfo
+from weft.types import ErrorInfo, Record
+
+_log = logging.getLogger("weft")
 
 DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
 
@@ -84,3 +91,42 @@ def unsendable(work: Work, error: Exception, retry: Retry) -> Failed:
         f"({type(error).__name__}: {error})"
     )
     return failed(work, why, retry)
+
+
+class WorkerSpans:
+    """Of the workers of one handler."""
+
+    def __init__(self, handler: str, group: str) -> None:
+        self._handler = handler
+        self._failed = Attempts()
+        self._expected = tracing_of(group) is not None
+
+    def opened(self, message: Opened) -> None:
+        """Here is a tracer provider: where a worker has none its calls make no spans, once told."""
+        if message.traced or not self._expected:
+            return
+        self._expected = False
+        event(
+            _log,
+            "warning",
+            "no spans of worker processes",
+            handler=self._handler,
+            next="set up the tracer provider where each worker does it, too: at the top level of "
+            "the handler's module, or in the lifespan",
+        )
+
+    def note(self, record: Record, reply: Reply) -> None:
+        """A failed attempt's span, for the next one, which may be in another worker."""
+        if reply.span is not None:
+            self._failed.keep(record, reply.span)
+
+    def before(self, records: Iterable[tuple[int, Record]]) -> dict[int, SpanIds] | None:
+        """Spans of the attempts before, by number; None where there are none, as nearly always."""
+        if not self._failed:
+            return None
+        known = {
+            number: span
+            for number, record in records
+            if record.attempt > 1 and (span := self._failed.of(record)) is not None
+        }
+        return known or None

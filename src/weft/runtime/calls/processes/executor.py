@@ -23,7 +23,7 @@ from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
 from weft.runtime.calls import stacks
-from weft.runtime.calls.processes.endings import Deaths, end_of, ends_of, unsendable
+from weft.runtime.calls.processes.endings import Deaths, WorkerSpans, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.link import Item, Link
 from weft.runtime.calls.processes.protocol import (
     AskStack,
@@ -35,7 +35,6 @@ from weft.runtime.calls.processes.protocol import (
     Warn,
     WorkerSpec,
 )
-from weft.runtime.calls.tracing import WorkerSpans
 from weft.runtime.door import Door, since_boot
 from weft.runtime.handling import Call, HandlerPlan, may_call
 from weft.runtime.logs import event
