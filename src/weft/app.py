@@ -182,7 +182,7 @@ class App:
         """Run until stopped, or `until="drained"`.
 
         SIGINT and SIGTERM stop it when this is the main thread. `sink`, on a fleet, is a
-        `weft.spark.ParquetTable` that results go into as rows. Raises ConfigError for bad
+        `weft.spark.DeltaTable` that results go into as rows. Raises ConfigError for bad
         configuration, before anything is consumed.
         """
         run = self._prepare(engine, until, members, master, spark, conf, sink)

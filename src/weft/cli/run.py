@@ -17,11 +17,9 @@ from weft.runtime.run.outside import SOCKET_VARIABLE
 from weft.runtime.run.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from weft.spark.table import ParquetTable
+    from weft.spark.table.sink import TableSink
 
-#: formats of which no released runtime works on this PySpark
-NOT_YET = {"delta": "Delta", "iceberg": "Iceberg"}
-EXAMPLE = '--sink parquet:/shared/checked --sink-schema "inside boolean, zone string"'
+EXAMPLE = '--sink delta:s3://bucket/checked --sink-schema "inside boolean, zone string"'
 
 
 def run(
@@ -51,11 +49,14 @@ def run(
     ] = None,
     sink: Annotated[
         str | None,
-        typer.Option(metavar="parquet:PATH", help="spark: a table for results, each row once."),
+        typer.Option(metavar="delta:URI", help="spark: a table for results, each row once."),
     ] = None,
     sink_schema: Annotated[
         str | None,
-        typer.Option(metavar="COLUMNS", help='spark: its columns: "inside boolean, zone string".'),
+        typer.Option(
+            metavar="COLUMNS",
+            help='spark: its columns, if it is new: "inside boolean, zone string".',
+        ),
     ] = None,
     log_format: Annotated[str, typer.Option(help="text or json; one line per event.")] = "text",
     log_level: Annotated[
@@ -129,28 +130,20 @@ def properties_of(given: list[str] | None) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs}
 
 
-def table_of(sink: str | None, schema: str | None) -> ParquetTable | None:
+def table_of(sink: str | None, schema: str | None) -> TableSink | None:
     """The table that `--sink` and `--sink-schema` name; ConfigError for anything else."""
     if sink is None:
         if schema is not None:
             raise ConfigError(f"--sink-schema requires --sink: write {EXAMPLE}")
         return None
-    kind, _, path = sink.partition(":")
-    if kind.lower() in NOT_YET:
-        raise ConfigError(
-            f"--sink {sink}: no released {NOT_YET[kind.lower()]} runtime works on PySpark 4.3: "
-            "write parquet:PATH, or put a topic between (docs/results-to-tables.md)"
-        )
-    if kind != "parquet" or not path:
+    kind, _, where = sink.partition(":")
+    if kind == "parquet":
+        raise ConfigError(f"--sink {sink}: plain Parquet tables are gone: write {EXAMPLE}")
+    if kind != "delta" or not where:
         raise ConfigError(f"--sink {sink!r} is not a table: write {EXAMPLE}")
-    if schema is None:
-        raise ConfigError(
-            f"--sink {sink}: give the columns of the handlers' results, "
-            '--sink-schema "inside boolean, zone string"'
-        )
-    from weft.spark.table import ParquetTable
+    from weft.spark.table import DeltaTable
 
-    return ParquetTable(path, schema)
+    return DeltaTable(where, schema)
 
 
 def run_app(

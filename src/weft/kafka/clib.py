@@ -83,6 +83,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_event_topic_partition_list": (_ListPointer, (c_void_p,)),
     "rd_kafka_event_destroy": (None, (c_void_p,)),
     "rd_kafka_consumer_group_metadata": (c_void_p, (c_void_p,)),
+    "rd_kafka_consumer_group_metadata_generation_id": (c_int, (c_void_p,)),
     "rd_kafka_consumer_group_metadata_destroy": (None, (c_void_p,)),
     "rd_kafka_send_offsets_to_transaction": (
         c_void_p,
@@ -339,6 +340,11 @@ class GroupMetadata:
         if not pointer:
             raise RuntimeError("the consumer is not a member of a group")
         self.pointer: int | None = pointer
+
+    @property
+    def generation(self) -> int:
+        """The group's, as the consumer knows it; -1 where it does not."""
+        return int(library().rd_kafka_consumer_group_metadata_generation_id(self.pointer))
 
     def close(self) -> None:
         """Free it. May be called again."""

@@ -13,17 +13,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import ConfigError
+
 if TYPE_CHECKING:
     from weft.spark.datasource import KafkaSource
     from weft.spark.processing import once, process, replay
-    from weft.spark.table import ParquetTable
+    from weft.spark.table import DeltaTable
 
-__all__ = ["KafkaSource", "ParquetTable", "once", "process", "replay"]
+__all__ = ["DeltaTable", "KafkaSource", "once", "process", "replay"]
 
 #: Public name -> the module that holds it.
 _HOMES = {
+    "DeltaTable": "weft.spark.table",
     "KafkaSource": "weft.spark.datasource",
-    "ParquetTable": "weft.spark.table",
     "once": "weft.spark.processing",
     "process": "weft.spark.processing",
     "replay": "weft.spark.processing",
@@ -31,6 +33,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ParquetTable":
+        raise ConfigError(
+            "weft.spark.ParquetTable is gone: give weft.spark.DeltaTable(uri, schema=...), whose "
+            "files are Parquet too, or IcebergTable (docs/results-to-tables.md)"
+        )
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

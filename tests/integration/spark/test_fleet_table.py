@@ -1,4 +1,4 @@
-"""A fleet's results straight into a table: every row once, whatever is killed between two steps."""
+"""A fleet's results into a Delta table: every row once, whatever is killed between two steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable as DeltaLog
 from tests.integration.spark.fleet_kit import START_S, fill, running, wait_until
 from tests.integration.spark.sink_kit import messages
 
@@ -18,21 +19,20 @@ import weft
 from weft.broker import LocalBroker
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.settings import client_settings
-from weft.spark import ParquetTable
+from weft.spark import DeltaTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 RECORDS, PARTITIONS = 1_200, 4
 
-#: Members die by their own hand where a file in the folder says so: before a file of the table has
-#: its name, and after that, before the group's offsets are committed. The second half of each
-#: key's records waits for a file, too.
+#: Members and the driver die by their own hand where a file in the folder says so. The second half
+#: of each key's records waits for a file, too.
 JOB = """
-import asyncio, os, signal
+import asyncio, os, signal, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 import weft
-from weft.spark import ParquetTable
+from weft.spark import DeltaTable
 
 HERE = Path({here!r})
 
@@ -45,16 +45,21 @@ def dies_once(when):
 
 @asynccontextmanager
 async def lifespan(app):
-    from weft.spark.table import log
-    real = log.linked
-    def linked(staged, target):
+    from weft.spark.table.line import TableLine
+    real = TableLine.hand_over
+    def hand_over(self, *given):
         dies_once("before")
-        done = real(staged, target)
-        dies_once("after")
-        return done
-    log.linked = linked
+        after = (HERE / "die-between").exists()
+        if after:  # the rows are with the driver, and the answer never comes
+            send = self._send
+            self._send = lambda message: (send(message), time.sleep(0.05), dies_once("between"))
+        answer = real(self, *given)
+        if answer is not None and "version" in answer:
+            dies_once("after")
+        return answer
+    TableLine.hand_over = hand_over
     yield
-    log.linked = real
+    TableLine.hand_over = real
 
 app = weft.App(group={group!r}, kafka={kafka!r}, lifespan=lifespan, drain_timeout_s=60)
 
@@ -71,7 +76,17 @@ async def handle(record):
     return {{"n": record.value, "name": record.key.decode()}}
 
 if __name__ == "__main__":
-    table = ParquetTable(HERE / "table", schema={schema!r}, interval_s=0.3)
+    from weft.spark.table import delta
+    for store in (delta.DeltaStore,):
+        def append(self, rows, *given, real=store.append):
+            if rows.num_rows:
+                dies_once("driver-before")
+            version = real(self, rows, *given)
+            if rows.num_rows:
+                dies_once("driver-after")
+            return version
+        store.append = append
+    table = {table}
     app.run(engine="spark", members=2, master="local[2]", until="drained", sink=table,
             conf={{"spark.ui.enabled": "false", "weft.control.wait_s": "{wait_s}"}})
 """
@@ -87,9 +102,9 @@ def job(tmp_path, topic, kafka_broker) -> Any:
         "session.timeout.ms": 120_000,
         "heartbeat.interval.ms": 500,
     }
+    table = 'DeltaTable(HERE / "table", "n long, name string", interval_s=0.3)'
     values = {"here": str(tmp_path), "group": f"g-{name}", "kafka": kafka, "topic": name}
-    text = JOB.format(**values, dead=dead, schema="n long, name string", wait_s=START_S)
-    (tmp_path / "job.py").write_text(text)
+    (tmp_path / "job.py").write_text(JOB.format(**values, dead=dead, table=table, wait_s=START_S))
     return tmp_path, name, dead
 
 
@@ -99,9 +114,14 @@ def run(folder: Path) -> Any:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """What a reader of the folder sees."""
+    """What another reader sees in the files of the table's newest version."""
     table = folder / "table"
-    return pq.read_table(table).to_pylist() if list(table.glob("*.parquet")) else []
+    files = DeltaLog(table).file_uris() if (table / "_delta_log").exists() else []
+    if not files:
+        return []
+    found = duckdb.connect().execute("select * from read_parquet(?)", [files])
+    names = [column[0] for column in found.description]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
 def check_whole(folder: Path, broker: LocalBroker, topic: str, dead: str) -> None:
@@ -124,25 +144,30 @@ def check_whole(folder: Path, broker: LocalBroker, topic: str, dead: str) -> Non
 
 
 def test_members_killed_between_the_steps(job, kafka_broker) -> None:
-    """One dies before its file has its name, one after, before the offsets are committed."""
+    """Before the rows are with the driver, before its answer, and before offsets are committed."""
     folder, topic, dead = job
-    for name in ("die-before", "die-after", "go"):
+    for name in ("die-before", "die-between", "die-after", "go"):
         (folder / name).touch()
     with run(folder) as fleet:
         assert fleet.wait(200) == 0, fleet.text
-    assert (folder / "died-before").exists()
-    assert (folder / "died-after").exists()
+    assert sorted(path.name for path in folder.glob("died-*")) == [
+        "died-after", "died-before", "died-between"
+    ]  # fmt: skip
     check_whole(folder, kafka_broker, topic, dead)
 
 
 @pytest.mark.long
-def test_a_driver_killed_and_started_again(job, kafka_broker) -> None:
-    """Kill -9 of the driver while rows come: the next run goes on, and nothing is there twice."""
+@pytest.mark.parametrize("when", ["driver-before", "driver-after", ""])
+def test_a_driver_killed_and_started_again(job, kafka_broker, when) -> None:
+    """Before and after a commit of the table, or at any time: the next run goes on."""
     folder, topic, dead = job
+    if when:
+        (folder / f"die-{when}").touch()
     with run(folder) as fleet:
-        wait_until(lambda: len(rows(folder)) > 50, START_S, "the first rows")
-        fleet.signal(signal.SIGKILL)
-        fleet.process.wait(60)
+        if not when:
+            wait_until(lambda: len(rows(folder)) > 50, START_S, "the first rows")
+            fleet.signal(signal.SIGKILL)
+        assert fleet.process.wait(200) == -signal.SIGKILL
         before = len(rows(folder))
         (folder / "go").touch()
         with run(folder) as again:
@@ -151,19 +176,19 @@ def test_a_driver_killed_and_started_again(job, kafka_broker) -> None:
     check_whole(folder, kafka_broker, topic, dead)
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [("n long", "has another schema: it has other int64"), ("n lng", "cannot be read")],
-)
-def test_what_cannot_be_is_said_before_a_job_starts(
-    spark, topic, kafka_broker, tmp_path, schema, said
-) -> None:
+def test_what_cannot_be_is_said_before_a_job_starts(spark, topic, kafka_broker, tmp_path) -> None:
     """A table with another schema, and a schema that is none: one line, and no member starts."""
-    pq.write_table(pa.table({"other": [1]}), tmp_path / "theirs.parquet")
+    DeltaLog.create(str(tmp_path / "theirs"), pa.schema([("other", pa.int64())]))
     app = weft.App(group="g-refused", kafka={"bootstrap.servers": kafka_broker.bootstrap})
 
     @app.consume(topic(1, "refused"))
     def handle(record: weft.Record) -> None: ...
 
-    with pytest.raises(weft.ConfigError, match=said):
-        app.run(engine="spark", spark=spark, members=1, sink=ParquetTable(tmp_path, schema))
+    for schema, said in (
+        ("n long", "has another schema: it has other int64"),
+        ("n lng", "cannot be read"),
+    ):
+        with pytest.raises(weft.ConfigError, match=said):
+            app.run(
+                engine="spark", spark=spark, members=1, sink=DeltaTable(tmp_path / "theirs", schema)
+            )

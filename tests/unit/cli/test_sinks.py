@@ -9,28 +9,27 @@ import pytest
 
 from weft.cli.run import table_of
 from weft.errors import ConfigError
-from weft.spark.table import ParquetTable
+from weft.spark.table import DeltaTable
 
 COLUMNS = "inside boolean"
 
 
 def test_a_folder_and_its_columns_are_a_table() -> None:
     """As in app.run(sink=...); without the option there is none."""
-    assert table_of("parquet:/shared/checked", COLUMNS) == ParquetTable("/shared/checked", COLUMNS)
+    assert table_of("delta:/shared/checked", COLUMNS) == DeltaTable("/shared/checked", COLUMNS)
+    assert table_of("delta:s3://b/checked", None) == DeltaTable("s3://b/checked")
     assert table_of(None, None) is None
 
 
 @pytest.mark.parametrize(
     ("sink", "schema", "told"),
     [
-        (None, COLUMNS, "--sink-schema requires --sink: write --sink parquet:"),
-        ("parquet:/x", None, "give the columns of the handlers' results, --sink-schema"),
-        ("/x", COLUMNS, "--sink '/x' is not a table: write --sink parquet:"),
-        ("parquet:", COLUMNS, "is not a table: write --sink parquet:"),
-        ("orc:/x", COLUMNS, "is not a table: write --sink parquet:"),
-        ("parquet:s3://b/x", COLUMNS, "for an object store take a topic between"),
-        ("delta:/x", COLUMNS, "no released Delta runtime works on PySpark 4.3: write parquet:"),
-        ("iceberg:db.t", None, "no released Iceberg runtime works on PySpark 4.3"),
+        (None, COLUMNS, "--sink-schema requires --sink: write --sink delta:"),
+        ("parquet:/x", COLUMNS, "plain Parquet tables are gone: write --sink delta:"),
+        ("/x", COLUMNS, "--sink '/x' is not a table: write --sink delta:"),
+        ("delta:", COLUMNS, "is not a table: write --sink delta:"),
+        ("orc:/x", COLUMNS, "is not a table: write --sink delta:"),
+        ("delta:/x", " ", "give the columns of what handlers return"),
     ],
 )
 def test_what_is_no_table_is_one_line(sink, schema, told) -> None:
@@ -50,7 +49,7 @@ def test_a_table_is_for_fleets(tmp_path) -> None:
         "def handle(record): pass\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "run", "geofence:app", "--sink", f"parquet:{tmp_path}/t",
+        [sys.executable, "-m", "weft", "run", "geofence:app", "--sink", f"delta:{tmp_path}/t",
          "--sink-schema", COLUMNS],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

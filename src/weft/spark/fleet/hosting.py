@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.app_options import AppOptions
 from weft.core.engine import Engine
@@ -43,6 +43,9 @@ from weft.spark.fleet.results import ResultsUp
 from weft.spark.fleet.wire import Message
 from weft.types import RunReport, StopMode, TopicPartition
 
+if TYPE_CHECKING:
+    from weft.spark.table.line import TableLine
+
 _log = logging.getLogger("weft")
 
 _LOOK_S = 0.1
@@ -58,7 +61,7 @@ class Host:
     def __init__(self, task: MemberTask, link: Link, welcome: Message, app: MemberApp) -> None:
         self._link = link
         self._welcome = welcome
-        self._table = task.table
+        self._table = _table_line(task, link)
         self._app = app
         app.adopt(
             None, _led(app, link, welcome, client_id(task.run, task.index, task.host, task.port))
@@ -219,10 +222,14 @@ class Host:
             self._answer(message)
         elif kind == "results":
             self._want_results(on=bool(message["on"]))
+        elif kind == "table" and self._table is not None:
+            self._table.hear(message)
         elif kind == "taken":
             self._results.acknowledged(int(message["sequence"]))
         elif kind == "welcome again":
             self._results.again()
+            if self._table is not None:
+                self._table.again()
             if message["stop"]:
                 self._stop(message["stop"], "stopped")
 
@@ -281,6 +288,15 @@ class Host:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def _table_line(task: MemberTask, link: Link) -> TableLine | None:
+    """The member's way to the table, if its results go into one."""
+    if task.table is None:
+        return None
+    from weft.spark.table.line import TableLine  # needs PyArrow
+
+    return TableLine(task.table, link.send, link.gone)
 
 
 def _parked(run: MemberRun) -> int:

@@ -16,7 +16,7 @@ from weft.types import TopicPartition
 
 if TYPE_CHECKING:
     from weft.runtime.hosted import Hosted
-    from weft.spark.table.plan import TablePlan
+    from weft.spark.table.line import TableLine
 
 
 class MemberRun(Run):
@@ -29,13 +29,13 @@ class MemberRun(Run):
         stream: ResultStream | None,
         instance_id: str | None,
         checked: bool,
-        table: TablePlan | None,
+        table: TableLine | None,
         on_found: Callable[[Mapping[TopicPartition, Found]], None],
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
         `checked`: an earlier life on an executor has found the cluster in order.
-        `table`: where results go as rows.
+        `table`: the way to the table that results go into.
         `on_found` is told what is committed for partitions as they are assigned.
         """
         self._on_found = on_found
@@ -54,7 +54,7 @@ class MemberRun(Run):
 
         assert isinstance(connection, RealConnection)
         self.transactor = TableTransactor
-        return TableConnection(connection.settings, self._table, self._options.group)
+        return TableConnection(connection.settings, self._table)
 
     def _check(self, admin: AdminPort) -> list[str]:
         # Coming back is a matter of half a second, and asking again would take a part of that.

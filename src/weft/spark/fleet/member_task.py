@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.spark.table.plan import TablePlan
+    from weft.spark.table.line import TablePlan
 
 
 @dataclass(frozen=True, slots=True, repr=False)

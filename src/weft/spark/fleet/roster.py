@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -58,6 +59,8 @@ class Ears:
     ask: Callable[[Message], None]
     results: Callable[[list[Result], Callable[[], None]], None]
     event: Callable[[str, list[Any]], None]
+    #: what a member says of the table, and how to answer
+    table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
 
 
 class Roster:
@@ -150,6 +153,8 @@ class Roster:
             self._ears.event(str(message["name"]), message["items"])
         elif kind == "ask":
             self._ears.ask(message)
+        elif kind == "table":
+            self._of_table(wire, message, current=current)
         elif current:
             self._current(slot, kind, message)
 
@@ -190,6 +195,13 @@ class Roster:
             self.died(slot, str(message["reason"]))
         elif kind == "bye":
             self._bye(slot, message)
+
+    def _of_table(self, wire: Wire, message: Message, *, current: bool) -> None:
+        """One whose place another has taken adds nothing any more."""
+        if current and self._ears.table is not None:
+            self._ears.table(message, partial(_tell, wire))
+        else:
+            _tell(wire, {"type": "table", "id": message["id"], "stale": "its place in the fleet"})
 
     def _bye(self, slot: Slot, message: Message) -> None:
         why = str(message["why"])

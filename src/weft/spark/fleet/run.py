@@ -37,11 +37,12 @@ from weft.spark.fleet.shipping import forget, packed, sources_zip
 from weft.spark.fleet.upfront import Upfront
 from weft.spark.fleet.wire import Message
 from weft.spark.table.handlers import with_table
-from weft.spark.table.plan import planned
+from weft.spark.table.plan import served
 from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:
     from weft.runtime.hosted import Hosted
+    from weft.spark.table.committer import Committer
 
 _log = logging.getLogger("weft")
 
@@ -84,8 +85,9 @@ class FleetRun:
             callbacks=self._relay.wanted(),
             log_level=_log.getEffectiveLevel(),
         )
-        ears = Ears(self._fatal_from, self._asked, self._relay.take, self._relay.event)
-        self._roster = Roster(settings.members, orders, ears)
+        self._ears = Ears(self._fatal_from, self._asked, self._relay.take, self._relay.event)
+        self._roster = Roster(settings.members, orders, self._ears)
+        self._committer: Committer | None = None
         self._lookout: Lookout | None = None
         self._ending = Ending()
         self._stopped_at: float | None = None
@@ -105,7 +107,7 @@ class FleetRun:
         self._began = time.monotonic()
         try:
             if self._settings.sink is not None:
-                self._settings.sink.check_folder()
+                self._settings.sink.check()
             topics = self._upfront.check()
             if self._until == "drained":
                 self._drain = self._upfront.drain(topics)
@@ -130,8 +132,8 @@ class FleetRun:
             raise
 
     def _launch(self, session: FleetSession, topics: list[str]) -> None:
-        sink = self._settings.sink
-        table = None if sink is None else planned(sink, session.spark)
+        sink, group = self._settings.sink, self._options.group
+        table, self._committer = served(sink, group, session.spark, self._ears)
         bind, host, port = session.control_address(self._settings.conf)
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
         session.ship(self._sources)
@@ -328,6 +330,8 @@ class FleetRun:
             self._ghosts.close()
         if self._server is not None:
             self._server.close()
+        if self._committer is not None:
+            self._committer.close()
         if self._session is not None:
             forget(self._sources)
             self._session.close()

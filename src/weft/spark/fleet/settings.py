@@ -18,7 +18,7 @@ from weft.errors import ConfigError
 from weft.numeric import is_whole
 from weft.spark.fleet.limits import DIAL_IN_S, MEMBERS_MAX, TASK_FAILURES_MAX
 from weft.spark.requirements import check_connect_packages, check_spark_packages
-from weft.spark.table.sink import ParquetTable
+from weft.spark.table.sink import TableSink
 
 JAVA_VERSION_MIN = 17
 _JAVA_CURE = (
@@ -56,7 +56,7 @@ class FleetSettings:
     spark: Any = None
     conf: dict[str, str] = field(default_factory=dict)
     #: where results go as rows; None for topics
-    sink: ParquetTable | None = None
+    sink: TableSink | None = None
 
     @property
     def wait_s(self) -> float:
@@ -95,11 +95,11 @@ def fleet_settings(
     return settings
 
 
-def _checked_sink(sink: object) -> ParquetTable | None:
-    if sink is None or isinstance(sink, ParquetTable):
+def _checked_sink(sink: object) -> TableSink | None:
+    if sink is None or isinstance(sink, TableSink):
         return sink
     raise ConfigError(
-        f'sink={sink!r:.80}: give weft.spark.ParquetTable("/shared/checked", '
+        f'sink={sink!r:.80}: give weft.spark.DeltaTable("s3://bucket/checked", '
         'schema="inside boolean, zone string")'
     )
 

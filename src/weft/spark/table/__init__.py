@@ -1,5 +1,5 @@
-"""A fleet's results straight into a Parquet table, each row once."""
+"""A fleet's results straight into a Delta or an Iceberg table, each row once."""
 
-from weft.spark.table.sink import ParquetTable
+from weft.spark.table.sink import DeltaTable
 
-__all__ = ["ParquetTable"]
+__all__ = ["DeltaTable"]

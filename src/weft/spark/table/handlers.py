@@ -38,7 +38,7 @@ def _feeding(handler: HandlerOptions) -> HandlerOptions:
         )
     if handler.commit.each:
         raise ConfigError(
-            f"{where} Commit(each=True) would write a file a record: leave it out; "
-            "ParquetTable(interval_s=...) says how often"
+            f"{where} Commit(each=True) would add to the table for each record: leave it out; "
+            "interval_s= of the table says how often"
         )
     return replace(handler, delivery="exactly_once", output=TABLE)

@@ -1,4 +1,4 @@
-"""When a member writes its next file: every so often, sooner where much waits or it must end."""
+"""When a member hands its rows over: every so often, sooner where much waits or it must end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ class Pace:
         self._hurried_until = max(self._hurried_until, self._now() + seconds)
         self._woken.set()
 
+    @property
+    def hurried(self) -> bool:
+        """Somebody is in a hurry now."""
+        return self._now() < self._hurried_until
+
     def wait(self, due: Callable[[], bool]) -> None:
         """Until the interval is over, somebody is in a hurry, or it is due for another reason."""
-        while self._now() < self._due and self._now() >= self._hurried_until and not due():
+        while self._now() < self._due and not self.hurried and not due():
             self._woken.wait(_LOOK_S)
             self._woken.clear()
+
+    def answered(self) -> None:
+        """Begin the next interval: all whose rows were added together begin it together."""
         self._due = self._now() + self._interval_s

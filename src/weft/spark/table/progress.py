@@ -6,13 +6,18 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.codec import MapTooLarge, UnreadableMap, decode, encode
 from weft.core.epochs import Found
 
-#: (group, topic)
-Whose = tuple[str, str]
+
+class Source(NamedTuple):
+    """A partition for good: a topic made again has another id."""
+
+    topic: str
+    topic_id: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,55 +78,56 @@ def ahead(found: Found, held: Done) -> Found:
     return replace(found, committed=both.frontier, metadata=both.metadata(), untold=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """What a table has of one topic, for one group. A topic made again has another id."""
+class Entry(NamedTuple):
+    """What a table has of one partition, and under which claim it came last."""
 
-    topic_id: str
-    partitions: Mapping[int, Done]
+    epoch: int
+    done: Done
 
 
 class Progress:
-    """What a table has, for every group that writes to it. Does not change."""
+    """What a table has for one group. Does not change."""
 
-    def __init__(self, topics: Mapping[Whose, Topic] | None = None) -> None:
-        self._topics = dict(topics or {})
+    def __init__(self, entries: Mapping[Source, Entry] | None = None) -> None:
+        self._entries = dict(entries or {})
 
-    def done(self, group: str, topic: str, topic_id: str, number: int) -> Done | None:
-        """What it has of a partition; None where nothing, or of a former topic of this name."""
-        known = self._topics.get((group, topic))
-        if known is None or known.topic_id != topic_id:
-            return None
-        return known.partitions.get(number)
+    def get(self, source: Source) -> Entry | None:
+        """What it has of a partition; None where nothing."""
+        return self._entries.get(source)
 
-    def with_done(
-        self, group: str, ids: Mapping[str, str], more: Mapping[tuple[str, int], Done]
-    ) -> Progress:
-        """The same and these."""
-        topics = dict(self._topics)
-        for (topic, number), done in more.items():
-            topic_id = ids.get(topic, "")
-            known = topics.get((group, topic))
-            held = {} if known is None or known.topic_id != topic_id else dict(known.partitions)
-            held[number] = done.united(held[number]) if number in held else done
-            topics[group, topic] = Topic(topic_id, held)
-        return Progress(topics)
+    def with_done(self, more: Mapping[Source, Entry]) -> Progress:
+        """The same and these. A former topic of the same name is forgotten."""
+        ids = {source.topic: source.topic_id for source in more}
+        entries = {
+            source: entry
+            for source, entry in self._entries.items()
+            if ids.get(source.topic, source.topic_id) == source.topic_id
+        }
+        for source, entry in more.items():
+            held = entries.get(source, entry)
+            epoch = max(entry.epoch, held.epoch)
+            entries[source] = Entry(epoch, entry.done.united(held.done))
+        return Progress(entries)
 
-    def to_json(self) -> bytes:
-        """For the footer of a file."""
-        return json.dumps(list(self._rows()), separators=(",", ":")).encode()
+    def to_json(self) -> str:
+        """For the table's own log."""
+        return json.dumps(list(self._rows()), separators=(",", ":"))
 
     def _rows(self) -> Iterator[list[Any]]:
-        for (group, topic), known in self._topics.items():
-            for number, done in known.partitions.items():
-                place = [group, topic, known.topic_id, number]
-                yield [*place, done.frontier, done.top, list(done.not_done)]
+        for source, (epoch, done) in self._entries.items():
+            yield [*source, epoch, done.frontier, done.top, list(done.not_done)]
 
     @staticmethod
-    def from_json(text: bytes) -> Progress:
+    def from_json(text: str | bytes) -> Progress:
         """What `to_json` wrote. Raises ValueError for anything else."""
-        topics: dict[Whose, tuple[str, dict[int, Done]]] = {}
-        for group, topic, topic_id, number, frontier, top, not_done in json.loads(text):
-            _, held = topics.setdefault((group, topic), (topic_id, {}))
-            held[int(number)] = Done(int(frontier), int(top), tuple(map(int, not_done)))
-        return Progress({whose: Topic(*known) for whose, known in topics.items()})
+        try:
+            return Progress(
+                {
+                    Source(str(topic), str(topic_id), int(number)): Entry(
+                        int(epoch), Done(int(frontier), int(top), tuple(map(int, not_done)))
+                    )
+                    for topic, topic_id, number, epoch, frontier, top, not_done in json.loads(text)
+                }
+            )
+        except TypeError as error:
+            raise ValueError(str(error)) from error

@@ -13,7 +13,8 @@ from weft.kafka.ports import OutMessage
 from weft.types import ErrorInfo, Record
 
 REFUSED = "NotARow"
-_PLACE = pa.schema(
+#: what every row has of its record
+PLACE = pa.schema(
     [
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
@@ -39,12 +40,12 @@ def row_of(message: OutMessage, record: Record) -> Row:
 
 def columns_of(fields: pa.Schema) -> pa.Schema:
     """All columns of the table; ConfigError for what cannot be one, or has a record's name."""
-    names = [*_PLACE.names, *fields.names]
+    names = [*PLACE.names, *fields.names]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
             f"sink: schema= has {', '.join(twice)} twice, or as a column that every table has "
-            f"({', '.join(_PLACE.names)}): name it otherwise"
+            f"({', '.join(PLACE.names)}): name it otherwise"
         )
     try:
         _read([b"{}"], fields)
@@ -52,12 +53,12 @@ def columns_of(fields: pa.Schema) -> pa.Schema:
         raise ConfigError(
             f"sink: schema= cannot be read from JSON: {error}: give arrays or structs instead"
         ) from error
-    return pa.schema([*_PLACE, *(field.with_nullable(True) for field in fields)])
+    return pa.schema([*PLACE, *(field.with_nullable(True) for field in fields)])
 
 
 def values_of(columns: pa.Schema) -> pa.Schema:
     """The columns that are read from values."""
-    return pa.schema(list(columns)[len(_PLACE) :])
+    return pa.schema(list(columns)[len(PLACE) :])
 
 
 def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, dict[int, str]]:
@@ -87,7 +88,7 @@ def _places(rows: Sequence[Row]) -> pa.Table:
             pa.array([row.key for row in rows], pa.binary()),
             pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
         ],
-        schema=_PLACE,
+        schema=PLACE,
     )
 
 

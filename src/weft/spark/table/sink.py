@@ -1,75 +1,146 @@
-"""`sink=` of a fleet: which folder the rows go into, what their columns are, and how often."""
+"""`sink=` of a fleet: which table the rows go into, what their columns are, and how often."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib.util
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
 from weft.numeric import is_number
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from weft.spark.table.store import Store
+
 #: What stands in the place of a topic for outputs that are rows; no topic can be called so.
 TABLE = "<table>"
 INTERVAL_MAX_S = 60.0
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 _OTHERS = {
     "_spark_metadata": "of a streaming query, whose readers go by its log and would not see rows",
-    "_delta_log": "a Delta table",
     "metadata": "an Iceberg table",
+    "_weft_table.json": "a ParquetTable of an older Weft",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ParquetTable:
-    """A folder of Parquet files that the driver and all executors reach by the same path.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSink(ABC):
+    """What every table has.
 
     `schema` are the columns of the values that handlers return: `"inside boolean, zone string"`, a
-    StructType or a pydantic model. Before them stand `topic`, `partition`, `offset`, `key` and
-    `timestamp` of the record. Each member adds one file every `interval_s` seconds while it has
-    rows, from 0 to 60.
-    Raises ConfigError for what cannot be a table.
+    StructType or a pydantic model; None for a table that is there. Before them stand `topic`,
+    `partition`, `offset`, `key` and `timestamp` of the record. The fleet's rows are added
+    together, every `interval_s` seconds while there are any, from 0 to 60.
     """
 
-    path: str | Path
-    schema: Any
+    schema: Any = None
     interval_s: float = 10.0
 
-    def __post_init__(self) -> None:
-        text = str(self.path).removeprefix("file://")
-        if "://" in text or not text:
+    def _check(self) -> None:
+        """Raise ConfigError for what cannot be."""
+        kind = type(self).__name__
+        if self.schema is not None and not _is_schema(self.schema):
             raise ConfigError(
-                f"ParquetTable({str(self.path)!r}): give a folder that the driver and all "
-                "executors have under one path; for an object store take a topic between "
-                "(docs/results-to-tables.md)"
-            )
-        object.__setattr__(self, "path", str(Path(text).absolute()))
-        if not _is_schema(self.schema):
-            raise ConfigError(
-                f"ParquetTable: schema={self.schema!r:.80}: give the columns of what handlers "
+                f"{kind}: schema={self.schema!r:.80}: give the columns of what handlers "
                 'return, such as "inside boolean, zone string", a StructType or a pydantic model'
             )
         seconds = self.interval_s
         if not is_number(seconds) or not 0 <= seconds <= INTERVAL_MAX_S:
             raise ConfigError(
-                f"ParquetTable: interval_s={seconds!r}: give seconds from 0 to {INTERVAL_MAX_S:.0f}"
+                f"{kind}: interval_s={seconds!r}: give seconds from 0 to {INTERVAL_MAX_S:.0f}"
             )
 
-    @property
-    def folder(self) -> Path:
-        """Where the files are."""
-        return Path(self.path)
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError where a look shows that there can be no such table."""
 
-    def check_folder(self) -> None:
-        """Raise ConfigError where it cannot be a table of Weft's, as far as a look shows."""
-        folder = self.folder
+    @abstractmethod
+    def opened(self, columns: pa.Schema | None, group: str) -> tuple[Store, pa.Schema]:
+        """The table and its columns, made where there is none; raises ConfigError."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class DeltaTable(TableSink):
+    """A Delta table on a local disk or in an object store, which only the driver must reach.
+
+    `uri`: a folder, `s3://…`, `gs://…`, `abfss://…`; `storage_options` as deltalake takes them.
+    Raises ConfigError for what cannot be a table.
+    """
+
+    uri: str
+    storage_options: Mapping[str, str] = field(repr=False)  # they hold secrets
+
+    def __init__(
+        self,
+        uri: str | Path,
+        schema: Any = None,
+        *,
+        interval_s: float = 10.0,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        given_uri: object = uri
+        if not isinstance(given_uri, str | Path) or not str(uri):
+            raise ConfigError(f"DeltaTable({uri!r:.80}): give a folder, or s3://BUCKET/TABLE")
+        text = str(uri).removeprefix("file://")
+        if not _SCHEME.fullmatch(text):
+            if "://" in text:
+                raise ConfigError(f"DeltaTable({text!r:.80}): give a folder, or s3://BUCKET/TABLE")
+            text = str(Path(text).absolute())
+        given: object = {} if storage_options is None else storage_options
+        if not isinstance(given, Mapping) or not all(
+            isinstance(one, str) for pair in given.items() for one in pair
+        ):
+            raise ConfigError(
+                "DeltaTable: storage_options must be a dict of text, such as "
+                '{"AWS_REGION": "eu-central-1"}'
+            )
+        for name, value in {
+            "uri": text, "storage_options": dict(given), "schema": schema, "interval_s": interval_s
+        }.items():  # fmt: skip
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def check(self) -> None:
+        """Raise ConfigError where a look shows that there can be no such table."""
+        _check_installed("DeltaTable", "deltalake", "delta")
+        if _SCHEME.fullmatch(self.uri):
+            return
+        folder = Path(self.uri)
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"sink: {folder} is a file: give a folder")
+        if (folder / "_delta_log").is_dir():
+            return
         for name, what in _OTHERS.items():
-            if (folder / name).is_dir():
+            if (folder / name).exists():
                 raise ConfigError(f"sink: {folder} is {what}: give another folder")
+        if folder.is_dir() and next(folder.iterdir(), None) is not None:
+            raise ConfigError(
+                f"sink: {folder} has files and is no Delta table: give an empty or new folder"
+            )
+
+    def opened(self, columns: pa.Schema | None, group: str) -> tuple[Store, pa.Schema]:
+        """The table and its columns, made where there is none; raises ConfigError."""
+        from weft.spark.table.delta import opened
+
+        store = opened(self.uri, self.storage_options, columns, group)
+        return store, store.columns
 
 
 def _is_schema(schema: object) -> bool:
     if isinstance(schema, str):
         return bool(schema.strip())
     return hasattr(schema, "fieldNames") or hasattr(schema, "model_fields")
+
+
+def _check_installed(kind: str, package: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"weft.spark.{kind} needs {package}, which is not installed on the driver: "
+            f"pip install 'weft[{extra}]'"
+        )

@@ -1,7 +1,7 @@
 """A transaction whose rows go into the table: the table first, the group's offsets behind it.
 
 1. what goes to topics (dead letters, `Produce(topic=...)`) is produced: at least once;
-2. the rows are published, and with them what is done: the point from which they are there, once;
+2. the rows are handed to the committer, which adds them with what is done: they are there, once;
 3. the group's offsets are committed, in a Kafka transaction of their own.
 
 A kill between 2 and 3 leaves the group behind the table: whoever gets the partition next begins
@@ -10,7 +10,7 @@ where the table is (`TableConsumer`), and rows that come again are recognised by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +25,8 @@ from weft.kafka.ports import (
 )
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.transactions import Transactor
-from weft.spark.table.held import Held
+from weft.spark.table.line import TableLine
 from weft.spark.table.pace import Pace
-from weft.spark.table.progress import done_of
 from weft.spark.table.rows import REFUSED, Row, as_rows, refusal, row_of, values_of
 from weft.spark.table.sink import TABLE
 from weft.types import Sent
@@ -36,15 +35,28 @@ ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 
 #: of outputs that wait: half of what one transaction takes at most
 _FULL_BYTES = 4 * 2**20
+#: So often in a row a member's rows are refused for claims of others before it starts anew: one
+#: that lost its partitions hears of it sooner.
+STALE_MAX = 5
+STALE_REST_S = 0.5
+
+
+def _no() -> bool:
+    return False
 
 
 class TableTransactions:
     """A TransactionsPort; of one thread."""
 
-    def __init__(self, inner: TransactionsPort, held: Held, pace: Pace) -> None:
+    def __init__(self, inner: TransactionsPort, line: TableLine, pace: Pace) -> None:
         """`inner`: for what goes to Kafka."""
-        self._inner, self._held = inner, held
+        self._inner, self._line = inner, line
         self.pace = pace
+        #: not to wait for the interval; not to wait at all
+        self.due: Callable[[], bool] = _no
+        self.over: Callable[[], bool] = _no
+        #: so often in a row others had claimed what it wrote for
+        self.stale = 0
 
     def open(self) -> None:
         """Begin under this member's id."""
@@ -60,9 +72,9 @@ class TableTransactions:
         """Rows into the table, then the offsets; what came so far and failed is done again."""
         deliveries: list[Delivery | None] = [None] * len(messages)
         rows = {at: one for at, one in enumerate(messages) if isinstance(one, Row)}
-        table, bad = as_rows(list(rows.values()), self._held.columns)
+        table, bad = as_rows(list(rows.values()), self._line.columns)
         if table is None:
-            names, places = values_of(self._held.columns).names, list(rows)
+            names, places = values_of(self._line.columns).names, list(rows)
             for one, reason in bad.items():
                 deliveries[places[one]] = Delivery(None, refusal(reason, names))
             return TransactionEnd("aborted", deliveries)
@@ -74,19 +86,24 @@ class TableTransactions:
             if end.outcome != "committed" or end.reason:
                 outcome = "aborted" if end.outcome == "committed" else end.outcome
                 return replace(end, outcome=outcome, deliveries=deliveries)
-        try:
-            sequence = self._publish(list(rows.values()), table, offsets)
-        except OSError as error:
-            return TransactionEnd("aborted", deliveries, f"the table: {error}")
+        sequence, reason = self._added(table, offsets) if rows else (0, "")
+        if reason:
+            return TransactionEnd("aborted", deliveries, f"the table: {reason}")
         for at, row in rows.items():
             deliveries[at] = Delivery(Sent(TABLE, 0, sequence, row.key), None)
         end = self._inner.transact([], offsets, membership, read_back)
         return replace(end, deliveries=deliveries)
 
-    def _publish(self, rows: Sequence[Row], table: Any, offsets: Sequence[ToCommit]) -> int:
-        places = [(r.record.topic, r.record.partition, r.record.offset) for r in rows]
-        done = {(o.topic, o.partition): done_of(o.offset, o.metadata) for o in offsets}
-        return self._held.log.publish(table, places, self._held.topic_ids, done)
+    def _added(self, table: Any, offsets: Sequence[ToCommit]) -> tuple[int, str]:
+        """The table's version that has the rows, or why none has."""
+        answer: Mapping[str, Any] | None = self._line.hand_over(table, offsets, self.due, self.over)
+        if answer is None:
+            return 0, "the driver does not answer"
+        if "stale" in answer:
+            self.stale += 1
+            return 0, f"another member has claimed {answer['stale']}"
+        self.stale = 0
+        return int(answer.get("version", 0)), str(answer.get("error", ""))
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
         """It will never be a row, or the broker will never take it."""
@@ -117,18 +134,28 @@ class TableTransactor(Transactor):
     def __init__(self, seat: Seat, port: TransactionsPort, group: str, *, batches: bool) -> None:
         super().__init__(seat, port, group, batches=batches)
         assert isinstance(port, TableTransactions)
-        self._pace = port.pace
+        self._table = port
+        port.due, port.over = self._due, self._over
 
     def _transact(self, effect: fx.Transact, membership: Any) -> None:
-        self._pace.wait(self._due)
+        pace, before = self._table.pace, self._table.stale
+        pace.wait(self._due)
         super()._transact(effect, membership)
+        pace.answered()
+        if self._table.stale > before:
+            self._seat.pause(STALE_REST_S)
+        if self._table.stale == STALE_MAX:
+            self._seat.fail("other members have claimed its partitions", may_restart=True)
 
     def _due(self) -> bool:
         """The run is to end, or much waits. Both are read as they were a moment ago, at worst."""
-        if self._seat.door.engine.state.stop_mode is not None:
+        if self._table.pace.hurried or self._seat.door.engine.state.stop_mode is not None:
             return True
         held = list(self._seat.partitions.values())
         return sum([partition.outputs_bytes for partition in held]) >= _FULL_BYTES
+
+    def _over(self) -> bool:
+        return self._seat.ended.is_set()
 
     def _messages(self, work: Work) -> Sequence[OutMessage]:
         return [

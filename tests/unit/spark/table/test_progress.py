@@ -8,7 +8,7 @@ import pytest
 from tests.support.cases import each
 
 from weft.core.epochs import Found, resolve
-from weft.spark.table.progress import Done, Progress, ahead, done_of
+from weft.spark.table.progress import Done, Entry, Progress, Source, ahead, done_of
 
 SPAN = 40
 
@@ -73,22 +73,31 @@ def test_a_group_that_is_as_far_is_left_alone() -> None:
     assert ahead(found, done_from({0, 1, 2})) is found
 
 
-def test_groups_and_topics_made_again_are_kept_apart() -> None:
-    """A topic with another id is another topic; another group has its own progress."""
-    progress = Progress().with_done("g", {"t": "first"}, {("t", 0): Done(5, 4)})
-    progress = progress.with_done("h", {"t": "first"}, {("t", 0): Done(9, 8)})
-    again = progress.with_done("g", {"t": "second"}, {("t", 0): Done(1, 0)})
-    assert progress.done("g", "t", "first", 0) == Done(5, 4)
-    assert progress.done("g", "t", "second", 0) is None
-    assert again.done("g", "t", "first", 0) is None
-    assert again.done("g", "t", "second", 0) == Done(1, 0)
-    assert again.done("h", "t", "first", 0) == Done(9, 8)
+def test_topics_made_again_are_kept_apart() -> None:
+    """A topic with another id is another topic, and the former one is forgotten."""
+    first, second, other = Source("t", "1", 0), Source("t", "2", 0), Source("u", "1", 0)
+    progress = Progress().with_done({first: Entry(1, Done(5, 4)), other: Entry(1, Done(2, 1))})
+    assert progress.get(second) is None
+    again = progress.with_done({second: Entry(1, Done(1, 0))})
+    assert [again.get(one) for one in (first, second, other)] == [
+        None, Entry(1, Done(1, 0)), Entry(1, Done(2, 1))
+    ]  # fmt: skip
 
 
-def test_it_comes_back_from_a_footer() -> None:
+def test_an_older_epoch_takes_nothing_back() -> None:
+    """What is done stays done, and the newest epoch stays."""
+    source = Source("t", "1", 0)
+    progress = Progress().with_done({source: Entry(4, done_from({0, 1, 2}))})
+    progress = progress.with_done({source: Entry(3, done_from({0, 4}))})
+    assert progress.get(source) == Entry(4, done_from({0, 1, 2, 4}))
+
+
+def test_it_comes_back_from_the_log() -> None:
     """JSON and back; what is none is refused."""
-    progress = Progress().with_done("g", {"t": "id"}, {("t", 3): done_from({0, 2, 5})})
+    source = Source("t", "id", 3)
+    progress = Progress().with_done({source: Entry(2, done_from({0, 2, 5}))})
     back = Progress.from_json(progress.to_json())
-    assert back.done("g", "t", "id", 3) == done_from({0, 2, 5})
-    with pytest.raises(ValueError, match="unpack"):
-        Progress.from_json(b"[[1]]")
+    assert back.get(source) == Entry(2, done_from({0, 2, 5}))
+    for wrong in ("[[1]]", "{", "[[1,2,3,4,5,6,7]]", "7"):
+        with pytest.raises(ValueError, match=r"\w"):
+            Progress.from_json(wrong)

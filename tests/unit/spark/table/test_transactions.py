@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
-from weft.spark.table.log import TableLog
 from weft.spark.table.pace import Pace
 from weft.spark.table.rows import columns_of, row_of
 from weft.spark.table.sink import TABLE
@@ -40,10 +36,30 @@ def kafka() -> Kafka:
     return Kafka()
 
 
+class Line:
+    """The driver's end, which adds rows to a list."""
+
+    columns = COLUMNS
+
+    def __init__(self) -> None:
+        self.added: list[int] = []
+        self.answers: list = []
+
+    def hand_over(self, rows, offsets, _hurried, _over):
+        answer = self.answers.pop(0) if self.answers else {"version": 7}
+        if answer is not None and "version" in answer:
+            self.added += rows["offset"].to_pylist()
+        return answer
+
+
 @pytest.fixture
-def port(kafka, tmp_path) -> TableTransactions:
-    held = SimpleNamespace(log=TableLog(tmp_path, "g"), columns=COLUMNS, topic_ids={"t": "id"})
-    return TableTransactions(kafka, held, Pace(0.0))
+def line() -> Line:
+    return Line()
+
+
+@pytest.fixture
+def port(kafka, line) -> TableTransactions:
+    return TableTransactions(kafka, line, Pace(0.0))
 
 
 def row(offset: int, value: bytes | None = None) -> OutMessage:
@@ -52,13 +68,7 @@ def row(offset: int, value: bytes | None = None) -> OutMessage:
     return row_of(OutMessage(TABLE, value, b"k"), Record("t", 0, offset, 1, b"k", b""))
 
 
-def table(tmp_path) -> list[int]:
-    """The offsets in the table."""
-    files = sorted(tmp_path.glob("*.parquet"))
-    return [one["offset"] for file in files for one in pq.read_table(file).to_pylist()]
-
-
-def test_topics_first_then_the_table_then_the_offsets(port, kafka, tmp_path) -> None:
+def test_topics_first_then_the_table_then_the_offsets(port, kafka, line) -> None:
     """Dead letters are produced before the rows are there, the group's offsets after."""
     letter = OutMessage("t.dlq", b"v", b"k")
     end = port.transact([row(0), letter, row(2)], [ToCommit("t", 0, 3)], None, None)
@@ -66,62 +76,68 @@ def test_topics_first_then_the_table_then_the_offsets(port, kafka, tmp_path) -> 
     assert kafka.calls == [(["t.dlq"], []), ([], [3])]
     topics = [one.sent.topic for one in end.deliveries]
     assert topics == [TABLE, "t.dlq", TABLE]
-    assert table(tmp_path) == [0, 2]
+    assert line.added == [0, 2]
 
 
-def test_offsets_refused_after_the_table_has_the_rows(port, kafka, tmp_path) -> None:
-    """It is done again, and the rows are recognised."""
-    kafka.ends = [TransactionEnd("aborted", [], "the group has moved on")]
-    assert port.transact([row(0)], [ToCommit("t", 0, 1)], None, None).outcome == "aborted"
-    again = port.transact([row(0), row(1)], [ToCommit("t", 0, 2)], None, None)
-    assert again.outcome == "committed"
-    assert table(tmp_path) == [0, 1]
-
-
-def test_topics_refused_leave_the_table_alone(port, kafka, tmp_path) -> None:
+def test_topics_refused_leave_the_table_alone(port, kafka, line) -> None:
     """No row of a transaction whose dead letters the broker does not take."""
     refused = Delivery(None, ErrorInfo("TOPIC_AUTHORIZATION_FAILED", "no"))
     kafka.ends = [TransactionEnd("aborted", [refused])]
     end = port.transact([row(0), OutMessage("x", b"", None)], [ToCommit("t", 0, 2)], None, None)
     assert (end.outcome, end.deliveries[0]) == ("aborted", None)
     assert port.is_refusal(end.deliveries[1])
-    assert table(tmp_path) == []
+    assert line.added == []
 
 
-def test_what_had_to_be_settled_is_done_again(port, kafka, tmp_path) -> None:
+def test_what_had_to_be_settled_is_done_again(port, kafka, line) -> None:
     """Without offsets nothing tells which way a broken transaction went."""
     kafka.ends = [TransactionEnd("committed", [None], "timed out")]
     end = port.transact([row(0), OutMessage("x", b"", None)], [ToCommit("t", 0, 2)], None, None)
     assert end.outcome == "aborted"
-    assert table(tmp_path) == []
+    assert line.added == []
 
 
-def test_what_is_no_row_fails_its_record_alone(port, kafka, tmp_path) -> None:
+def test_what_is_no_row_fails_its_record_alone(port, kafka, line) -> None:
     """The culprit is refused, and nothing of the transaction is done."""
     end = port.transact([row(0), row(1, b"[]")], [ToCommit("t", 0, 2)], None, None)
     assert [port.is_refusal(one) for one in end.deliveries] == [False, True]
     assert end.outcome == "aborted"
     assert "return a dict or model with its columns, n" in end.deliveries[1].error.message
-    assert (kafka.calls, table(tmp_path)) == ([], [])
+    assert (kafka.calls, line.added) == ([], [])
 
 
-def test_a_folder_that_fails_aborts_with_its_reason(port, monkeypatch) -> None:
-    """A full disk stands in the log, and it is tried again."""
-
-    def full(*_arguments) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(TableLog, "publish", full)
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "the driver does not answer"),
+        ({"stale": "t:0"}, "another member has claimed t:0"),
+        ({"error": "no"}, "the table: no"),
+    ],
+)
+def test_no_offset_is_committed_without_the_rows(port, kafka, line, answer, said) -> None:
+    """Whatever the driver says, and if it says nothing; it is tried again."""
+    line.answers = [answer]
     end = port.transact([row(0)], [ToCommit("t", 0, 1)], None, None)
-    assert end.outcome == "aborted"
-    assert "No space left" in end.reason
+    assert (end.outcome, kafka.calls, line.added) == ("aborted", [], [])
+    assert said in end.reason
+    assert port.transact([row(0)], [ToCommit("t", 0, 1)], None, None).outcome == "committed"
 
 
-def test_records_without_results_commit_offsets_alone(port, kafka, tmp_path) -> None:
-    """No file without rows."""
+def test_refusals_in_a_row_are_counted(port, line) -> None:
+    """Those of a member that others have replaced; an answer ends the row."""
+    line.answers = [{"stale": "t:0"}, {"stale": "t:0"}]
+    for _ in range(2):
+        port.transact([row(0)], [ToCommit("t", 0, 1)], None, None)
+    assert port.stale == 2
+    port.transact([row(0)], [ToCommit("t", 0, 1)], None, None)
+    assert port.stale == 0
+
+
+def test_records_without_results_commit_offsets_alone(port, kafka, line) -> None:
+    """Nothing is handed over without rows."""
+    line.answers = [None]
     assert port.transact([], [ToCommit("t", 0, 9)], None, None).outcome == "committed"
     assert kafka.calls == [([], [9])]
-    assert list(tmp_path.glob("*.parquet")) == []
 
 
 def test_the_pace_waits_for_its_interval_alone() -> None:
@@ -137,6 +153,7 @@ def test_the_pace_waits_for_its_interval_alone() -> None:
 
     pace.wait(nothing_waits)
     assert looked == [0.0, 7.0, 14.0, 21.0, 28.0]
+    pace.answered()
     pace.wait(lambda: True)
     pace.hurry(5.0)
     pace.wait(nothing_waits)

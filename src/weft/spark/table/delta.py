@@ -1,0 +1,163 @@
+"""A Delta table, without a JVM: rows, offsets and claims in one transaction of its log.
+
+Each commit has an application transaction for every partition it is for, whose version is the
+offset from which the table has nothing yet, or not all; one for the group, whose version is that
+commit's own; and in its commit info everything the group has in the table, exactly. A commit is
+made for one version of the table and fails where another writer has taken it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+from deltalake import CommitProperties, Transaction, write_deltalake
+from deltalake import DeltaTable as Table
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
+
+from weft.errors import ConfigError
+from weft.spark.table.matching import check_same, in_order, plain
+from weft.spark.table.progress import Done, Entry, Progress, Source
+from weft.spark.table.store import Moved, Unavailable, Unfit
+
+_KEY = "weft"
+
+
+class DeltaStore:
+    """A Delta table, for one group."""
+
+    def __init__(self, table: Table, group: str) -> None:
+        self.name = f"Delta table {table.table_uri}"
+        self._table, self._group = table, group
+        self._columns = plain(pa.schema(table.schema().to_arrow()))
+        #: the version of the group's last commit, and what it says
+        self._known: tuple[int | None, Progress] = (None, Progress())
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The table's."""
+        return self._columns
+
+    def read(self, wanted: Collection[Source]) -> Progress:
+        """What the table has now."""
+        try:
+            self._table.update_incremental()
+            version = self._table.transaction_version(self._app())
+            if version != self._known[0]:
+                self._known = version, self._found(version)
+            return self._with_frontiers(self._known[1], wanted)
+        except (DeltaError, OSError) as error:
+            raise Unavailable(first_line(error)) from error
+
+    def append(self, rows: pa.Table, progress: Progress, changed: Mapping[Source, Entry]) -> int:
+        """Add these; see Store."""
+        version = self._table.version() + 1
+        marks = {self._app(source): entry.done.frontier for source, entry in changed.items()}
+        marks[self._app()] = version
+        stamp = int(time.time() * 1_000)
+        properties = CommitProperties(
+            custom_metadata={_KEY: {"group": self._group, "progress": progress.to_json()}},
+            max_commit_retries=0,
+            app_transactions=[Transaction(app, at, stamp) for app, at in marks.items()],
+        )
+        try:
+            write_deltalake(
+                self._table,
+                in_order(rows, self._columns),
+                mode="append",
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            raise Moved(first_line(error)) from error
+        except SchemaMismatchError as error:
+            raise Unfit(first_line(error)) from error
+        except (DeltaError, OSError) as error:
+            raise Unavailable(first_line(error)) from error
+        self._known = version, progress
+        return version
+
+    def _app(self, source: Source | None = None) -> str:
+        """The id of an application transaction, as everybody can read it in the log."""
+        parts = [] if source is None else [source.topic, source.topic_id, str(source.number)]
+        return "/".join([_KEY, self._group, *parts])
+
+    def _found(self, version: int | None) -> Progress:
+        """What the commit of this version says; nothing where the log has forgotten it."""
+        if version is None:
+            return Progress()
+        try:
+            then = Table(
+                self._table.table_uri,
+                version=version,
+                storage_options=self._table._storage_options,  # noqa: SLF001  # as write_deltalake does
+            )
+            said = then.history(1)[0][_KEY]
+            return (
+                Progress.from_json(said["progress"]) if said["group"] == self._group else Progress()
+            )
+        except (DeltaError, KeyError, IndexError, ValueError, TypeError):
+            return Progress()
+
+    def _with_frontiers(self, progress: Progress, wanted: Collection[Source]) -> Progress:
+        """Of partitions that the commit does not speak of, what the log keeps for ever."""
+        more = {}
+        for source in wanted:
+            if progress.get(source) is None:
+                frontier = self._table.transaction_version(self._app(source))
+                if frontier is not None:
+                    more[source] = Entry(0, Done(frontier, frontier - 1))
+        return progress.with_done(more) if more else progress
+
+
+def opened(
+    uri: str, options: Mapping[str, str], columns: pa.Schema | None, group: str
+) -> DeltaStore:
+    """The table there, made where there is none; raises ConfigError in one line."""
+    try:
+        store = DeltaStore(_table(uri, dict(options) or None, columns), group)
+        if columns is not None:
+            check_same(f"the Delta table {uri}", store.columns, columns)
+        _try_out(store)
+    except (DeltaError, OSError, Unavailable, Unfit) as error:
+        said = first_line(error)
+        raise ConfigError(f"sink: the Delta table {uri} cannot be used: {said}") from error
+    return store
+
+
+def _table(uri: str, options: dict[str, str] | None, columns: pa.Schema | None) -> Table:
+    try:
+        return Table(uri, storage_options=options)
+    except TableNotFoundError:
+        if columns is None:
+            raise ConfigError(
+                f"sink: there is no Delta table at {uri}: give schema=, and it is made"
+            ) from None
+        return Table.create(uri, columns, storage_options=options, mode="ignore")
+
+
+def _try_out(store: DeltaStore) -> None:
+    """Write once without a row: who may not write, or cannot, is told before anything starts."""
+    while True:
+        progress = store.read(())
+        try:
+            store.append(store.columns.empty_table(), progress, {})
+        except Moved:
+            continue
+        return
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def first_line(error: Exception) -> str:
+    """What a store's error says, in one line."""
+    text = _COLOUR.sub("", str(error)).replace("↳", "")
+    said = [words for line in text.splitlines() if (words := " ".join(line.split()))]
+    return ": ".join(said)[:400] or type(error).__name__

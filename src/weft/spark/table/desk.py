@@ -1,0 +1,93 @@
+"""Who may add rows, and which of them the table has already. Pure: it reads and writes nothing.
+
+Whoever gets a partition claims it first and is given the next epoch of that partition. Rows come
+with the epoch of their claim: after a newer claim they are refused, so a member that lost a
+partition adds nothing. What the table has is known by offset, so a repeat is recognised, whoever
+brings it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.spark.table.progress import Done, Entry, Progress, Source
+
+#: of a member whose place in the group cannot be seen
+UNKNOWN_GENERATION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The newest claim on a partition."""
+
+    epoch: int
+    #: of the group, when it was made
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """What a member hands over: the places of its rows, one each, and what is done with them."""
+
+    rows: Sequence[tuple[Source, int]]
+    entries: Mapping[Source, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What to add in one transaction of the table, and what it has from then on."""
+
+    #: of each hand, which of its rows are new
+    fresh: Sequence[Sequence[bool]]
+    progress: Progress
+    #: what the transaction is for: what these hands have done
+    changed: Mapping[Source, Entry]
+
+
+class Desk:
+    """One group's way into one table; of one thread."""
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+        self._claims: dict[Source, Claim] = {}
+
+    def learn(self, progress: Progress) -> None:
+        """What the table has now."""
+        self._progress = progress
+
+    def claim(self, source: Source, generation: int) -> Entry | None:
+        """The epoch of a new claim, and what the table has; None: a newer member has claimed it.
+
+        A claim that was under way while the group moved on is of an older generation.
+        """
+        known = self._claims.get(source)
+        if known is not None and UNKNOWN_GENERATION < generation < known.generation:
+            return None
+        held = self._progress.get(source) or Entry(0, Done(0, -1))
+        epoch = max(held.epoch, 0 if known is None else known.epoch) + 1
+        self._claims[source] = Claim(epoch, generation)
+        return Entry(epoch, held.done)
+
+    def stale(self, hand: Hand) -> list[Source]:
+        """The partitions that have been claimed by another one since."""
+        return [source for source, entry in hand.entries.items() if entry.epoch < self._now(source)]
+
+    def _now(self, source: Source) -> int:
+        claimed, held = self._claims.get(source), self._progress.get(source)
+        return max(0 if claimed is None else claimed.epoch, 0 if held is None else held.epoch)
+
+    def draft(self, hands: Sequence[Hand]) -> Draft:
+        """What of these hands is new. None of them may be stale."""
+        progress, fresh, changed = self._progress, [], {}
+        for hand in hands:
+            held = {source: progress.get(source) for source in {row[0] for row in hand.rows}}
+            fresh.append(
+                [
+                    (entry := held[source]) is None or not entry.done.has(offset)
+                    for source, offset in hand.rows
+                ]
+            )
+            progress = progress.with_done(hand.entries)
+            changed.update({source: progress.get(source) for source in hand.entries})
+        return Draft(fresh, progress, {s: e for s, e in changed.items() if e is not None})
