@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulators.runtime.oracle import Oracle
 from simulators.runtime.setup import Setup
@@ -29,8 +29,22 @@ from weft.testing.kafka import MemoryKafka
 from weft.testing.producer import MemoryTransactions
 from weft.types import ErrorInfo, TopicPartition
 
-#: at most so long after the first time, a commit is sent again
+#: at most so long after the first time, a commit that was refused is sent again
 AGAIN_S = 1.5
+#: and one whose connection broke; longer than Weft waits for an answer
+BROKEN_S = 8.0
+#: so often, before the client answers that it could not be sent
+TRIES = 3
+
+
+class _Commit(NamedTuple):
+    """A request of the client's."""
+
+    token: int
+    #: among all that were sent
+    number: int
+    offsets: Sequence[ToCommit]
+    generation: int
 
 
 class Network:
@@ -179,40 +193,46 @@ class SimConsumer(MemoryConsumer):
     def commit(self, offsets: Sequence[ToCommit]) -> int:
         """Send a commit: stored a little later, answered later still, or lost on the way.
 
-        Or refused at first, and sent again by the client itself, whatever was sent meanwhile.
+        Where it or its answer is lost, or it is refused at first, the client sends it again by
+        itself, whatever was sent meanwhile; in the end it answers.
         """
-        world, odds = self.world, self.world.odds
+        world = self.world
         token = next(self._tokens)
         mine = self._assigned | self._revoking
-        self.oracle.commit_sent(self.member, offsets, mine)
+        number = self.oracle.commit_sent(self.member, offsets, mine)
         member = self._member()
         generation = -1 if member is None else member.generation
-        if world.chance(odds.commit_lost):
-            return token
-
-        def arrive() -> None:
-            with self._kafka.changed:
-                if self._mortal.dead:
-                    return
-                errors = self._stored(offsets, generation)
-                if not world.chance(odds.answer_lost):
-                    self.network.send(world.delay(), self, lambda: self._answered(token, errors))
-
-        again = world.chance(odds.commit_again)
+        again = world.chance(world.odds.commit_again)
         delay_s = world.delay() + (AGAIN_S * world.sim.rng.random() if again else 0.0)
-        self.network.send(delay_s, object() if again else self, arrive)
+        commit = _Commit(token, number, offsets, generation)
+        self.network.send(delay_s, object() if again else self, lambda: self._arrives(commit))
         return token
 
-    def _stored(self, offsets: Sequence[ToCommit], generation: int) -> dict[TopicPartition, str]:
-        kafka, world = self._kafka, self.world
+    def _arrives(self, commit: _Commit, tries: int = 1) -> None:
+        world, odds = self.world, self.world.odds
+        with self._kafka.changed:
+            if self._mortal.dead:
+                return
+            lost = world.chance(odds.commit_lost)
+            where = [(one.topic, one.partition) for one in commit.offsets]
+            errors = dict.fromkeys(where, "_TRANSPORT") if lost else self._stored(commit)
+            broken = lost or world.chance(odds.answer_lost)
+        if not broken or tries == TRIES:
+            self.network.send(world.delay(), self, lambda: self._answered(commit.token, errors))
+        else:
+            later_s = BROKEN_S * world.sim.rng.random()
+            self.network.send(later_s, object(), lambda: self._arrives(commit, tries + 1))
+
+    def _stored(self, commit: _Commit) -> dict[TopicPartition, str]:
+        kafka, world, offsets = self._kafka, self.world, commit.offsets
         where = [(one.topic, one.partition) for one in offsets]
         if world.chance(world.odds.commit_refused):
             return dict.fromkeys(where, "COORDINATOR_LOAD_IN_PROGRESS")
         held = {(o.topic, o.partition): OffsetAndMetadata(o.offset, o.metadata) for o in offsets}
         group = kafka.broker.group(self.group)
-        errors = group.commit(self.member_id, generation, held)
+        errors = group.commit(self.member_id, commit.generation, held)
         stored = {tp: value for tp, value in held.items() if not errors[tp]}
-        self.oracle.stored(self.member, stored)
+        self.oracle.stored(self.member, stored, commit.number)
         return errors
 
     def _answered(self, token: int, errors: dict[TopicPartition, str]) -> None:

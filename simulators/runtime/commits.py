@@ -29,21 +29,28 @@ class CommitOracle:
 
     def commit_sent(
         self, member: str, offsets: Sequence[ToCommit], mine: Collection[TopicPartition]
-    ) -> None:
-        """The runtime has called the consumer's commit."""
+    ) -> int:
+        """The runtime has called the consumer's commit; its number among all."""
         self.stats["commits"] += 1
         for one in offsets:
             self.world.sim.note(f"{member} commits {one.partition}: {one.offset} {one.metadata}")
             if (one.topic, one.partition) not in mine:
                 self.broken("S7", f"{member} commits {one.partition}, which it does not have")
+        return self.stats["commits"]
 
-    def stored(self, member: str, values: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        """The group holds this from now on."""
+    def stored(
+        self, member: str, values: dict[TopicPartition, OffsetAndMetadata], sent: int = 0
+    ) -> None:
+        """The group holds this from now on; `sent`: the number of the commit."""
         for (topic, number), value in values.items():
             self.world.sim.note(f"{member} stored {number}: {value.offset} {value.metadata}")
             if not self.world.owns(member, (topic, number)):
                 name = "S8" if self.setup.transactional else "S7"
                 self.broken(name, f"{member} commits {number}, which is not its own")
+            source = self.sources[number]
+            if sent and sent < source.held_by:
+                self.broken("S7", f"{member} commits {number} behind what it sent later")
+            source.held_by = sent
             self._is_true(number, Claimed(value.offset, value.metadata))
 
     def _is_true(self, number: int, says: Claimed) -> None:

@@ -36,6 +36,8 @@ class Source:
     lanes: dict[Hashable, list[int]] = field(default_factory=dict)
     #: what the broker holds
     held: Claimed = field(default_factory=Claimed)
+    #: which commit says so, by when it was sent first
+    held_by: int = 0
     #: handled, with whatever was to be sent for it in the broker's log
     finished: set[int] = field(default_factory=set)
     #: exhausted and skipped

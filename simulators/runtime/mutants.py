@@ -79,6 +79,12 @@ def _commits_again(setup: Setup) -> bool:
     return bool(odds.commit_again > 0.3 and odds.answer_lost > 0.3 and moves and setup.actions > 2)
 
 
+def _connections_break(setup: Setup) -> bool:
+    """The client resends commits, long after Weft has given up waiting."""
+    odds = setup.odds
+    return bool(max(odds.commit_lost, odds.answer_lost) > 0.3 and setup.actions > 2)
+
+
 # -- outputs ---------------------------------------------------------------------------------------
 
 
@@ -114,6 +120,14 @@ def _plan_sent_after_its_epoch(original: Any) -> Any:
 @mutant(Committer, "under_way", "S2", "S4", "S6", among=_commits_again)
 def _last_commit_overtakes(original: Any) -> Any:
     return lambda _self, _where: False
+
+
+@mutant(Committer, "_unanswered", "S2", "S7", among=_connections_break)
+def _plan_sent_behind_an_unanswered_one(original: Any) -> Any:
+    def unanswered(self: Any, where: Any, within_s: float) -> bool:
+        return within_s != committing.RESENT_S and bool(original(self, where, within_s))
+
+    return unanswered
 
 
 @mutant(

@@ -20,10 +20,14 @@ def away(broker: LocalBroker, seconds: float) -> None:
     broker.restart()
 
 
-# On a busy machine 1 run of 16 sees the frontier go back for a moment (S7): librdkafka sends a commit
-# that the dead broker did not answer again, behind later ones. Weft then commits what holds again.
-@pytest.mark.long
-@pytest.mark.parametrize(("protocol", "kills"), [("eager", 1), ("cooperative", 3), ("consumer", 3)])
+@pytest.mark.parametrize(
+    ("protocol", "kills"),
+    [
+        ("eager", 1),
+        pytest.param("cooperative", 3, marks=pytest.mark.long),
+        pytest.param("consumer", 3, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.timeout(240)
 def test_a_broker_killed_and_restarted_loses_and_stalls_nothing(
     mortal_broker: LocalBroker, tmp_path: Path, protocol: str, kills: int

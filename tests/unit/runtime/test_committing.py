@@ -56,7 +56,7 @@ class Member:
 
     def __init__(self) -> None:
         self.engine = Engine([HandlerSpec("handle")])
-        self.planned: list[fx.CommitOffsets] = []
+        self.hours = 0
         self.started: list[fx.Start] = []
         self.fatal: list[fx.Fatal] = []
         self.door = Door(self.engine, self.perform)
@@ -93,7 +93,8 @@ class Member:
 
     def commit_due(self) -> None:
         """Let the commit interval pass."""
-        self.door.call(lambda e, now: e.tick(now + 3600))
+        self.hours += 1
+        self.door.call(lambda e, now: e.tick(now + 3600 * self.hours))
 
 
 @pytest.fixture(autouse=True)
@@ -231,6 +232,84 @@ def test_another_consumer_answers_for_nothing_the_former_sent(member: Member) ->
     sent(member)
     member.committer.forget()
     assert not member.committer.under_way([("t", 0)])
+
+
+def given_up(member: Member) -> None:
+    """A commit is not answered in time, and was not stored; the next one is planned."""
+    sent(member)
+    member.finish(1)
+    member.commit_due()
+    member.door.call(lambda e, now: e.committed_read(now, [(member.partition, 0, "")]))
+    member.commit_due()
+    member.committer.send_planned()
+
+
+def frontiers(member: Member) -> list[int]:
+    return [one.offset for sent in member.consumer.stored for one in sent]
+
+
+def test_a_commit_waits_until_the_former_one_is_answered(member: Member) -> None:
+    """A broker that returns gets the former one again, behind it: the frontier would go back (S7)."""
+    given_up(member)
+    assert frontiers(member) == [1]
+    member.committer.take([CommitAnswer(1, "t", 0, "retry", "")])
+    member.committer.send_planned()
+    assert frontiers(member) == [1, 2]
+
+
+def test_a_commit_that_waits_keeps_no_one_awake(member: Member) -> None:
+    """The polling thread would go round without a pause while a broker is away."""
+    given_up(member)
+    assert not member.committer.waiting
+
+
+def test_of_the_commits_that_wait_the_newest_is_sent(member: Member) -> None:
+    """Each of them is given up in its turn, and planned anew."""
+    given_up(member)
+    member.finish(2)
+    member.commit_due()
+    member.door.call(lambda e, now: e.committed_read(now, [(member.partition, 0, "")]))
+    member.commit_due()
+    member.committer.send_planned()
+    member.committer.take([CommitAnswer(1, "t", 0, "stored", "")])
+    member.committer.send_planned()
+    assert frontiers(member) == [1, 3]
+
+
+def test_a_commit_waits_for_those_of_its_partition_alone(member: Member) -> None:
+    """What it names of other partitions is sent."""
+    assignment = Assignment("t", 1, 0, 0)
+    (other,) = member.door.call(lambda e, now: e.assigned(now, [assignment]))
+    sent(member)
+    member.finish(1)
+    member.door.call(lambda e, now: e.reached(now, [(other, 5)]))
+    member.commit_due()
+    member.door.call(lambda e, now: e.committed_read(now, [(member.partition, 0, "")]))
+    member.commit_due()
+    member.committer.send_planned()
+    assert frontiers(member) == [1, 5]
+
+
+@pytest.mark.parametrize(("more_s", "waits"), [(-0.1, True), (0.0, False), (0.1, False)])
+def test_a_commit_waits_no_longer_than_librdkafka_resends(
+    member: Member, monkeypatch: pytest.MonkeyPatch, more_s: float, waits: bool
+) -> None:
+    """An answer that never comes does not end the commits of its partition."""
+    now = [100.0]
+    monkeypatch.setattr(committing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    given_up(member)
+    now[0] += committing.RESENT_S + more_s
+    member.committer.send_planned()
+    assert frontiers(member) == ([1] if waits else [1, 2])
+
+
+def test_a_commit_that_waits_is_not_sent_by_another_consumer(member: Member) -> None:
+    """The epoch has ended with the former one."""
+    given_up(member)
+    member.door.call(lambda e, now: e.closed(now, [member.partition], lost=True))
+    member.committer.forget()
+    member.committer.send_planned()
+    assert frontiers(member) == [1]
 
 
 # -- what the broker's answer does -----------------------------------------------------------------

@@ -5,9 +5,11 @@ time and given away. Sent after that it would put back an older frontier, and th
 it. So each item is looked at once more when it is sent: only the newest plan of an epoch that is
 still open goes out.
 
-librdkafka sends a commit again by itself where the broker says "not now", after later ones then. So
-where the order of two matters the earlier one is answered first: before the last of an epoch is
-sent, and before the next epoch of the partition begins.
+librdkafka resends a commit by itself where the broker answers "not now" or dies before it answers:
+behind later ones, and the frontier would go back. So each partition has one commit with librdkafka
+at a time. A plan is held until the former one is answered, however long ago Weft gave up waiting
+for that and read back what the broker holds; newer plans replace it meanwhile. The last commit of
+an epoch and the next epoch of the partition wait for the answer, too, but not for long.
 """
 
 from __future__ import annotations
@@ -30,8 +32,11 @@ LAST_COMMIT_S = 3.0
 #: of that, how long for one answer before it is asked again
 LAST_ANSWER_S = 1.0
 AGAIN_S = 0.05
-#: no answer is waited for any longer; if it comes yet, what holds is said again
+#: neither the last commit nor a new epoch waits for an answer any longer; if it comes yet, what
+#: holds is committed again
 ANSWER_S = 5.0
+#: librdkafka answers each commit within its `socket.timeout.ms`; a plan is held no longer than that
+RESENT_S = 60.0
 
 Known = dict[TopicPartition, Partition]
 
@@ -49,6 +54,10 @@ class Committer:
         #: partitions
         self._sent: dict[int, tuple[int, Known]] = {}
         self._sent_at: dict[int, float] = {}
+        #: the newest token of each partition, while it is not answered
+        self._newest: dict[TopicPartition, int] = {}
+        #: planned, and a former commit of the partition is not answered
+        self._held: list[fx.CommitOffsets] = []
         #: seconds from a commit to its answer
         self.took = Histogram(CALL_S)
 
@@ -59,18 +68,26 @@ class Committer:
 
     @property
     def waiting(self) -> bool:
-        """Something is planned and not sent."""
+        """Something is planned that may be sent at once."""
         return bool(self._planned)
 
     # -- on the polling thread ---------------------------------------------------------------------
 
     def send_planned(self) -> None:
         """Send what was planned; never waits. For use inside a rebalance callback too."""
-        for _ in range(len(self._planned)):
-            commit = self._planned.popleft()
-            items = [item for item in commit.items if _holds(item, commit.sequence)]
-            if items:
-                self._send(commit.sequence, items)
+        planned, self._held = self._held, []
+        planned += [self._planned.popleft() for _ in range(len(self._planned))]
+        for commit in planned:
+            ready: list[fx.PlanItem] = []
+            held: list[fx.PlanItem] = []
+            for item in commit.items:
+                if _holds(item, commit.sequence):
+                    waits = self._unanswered(_where(item), RESENT_S)
+                    (held if waits else ready).append(item)
+            if ready:
+                self._send(commit.sequence, ready)
+            if held:
+                self._held.append(commit._replace(items=held))
 
     def _send(self, sequence: int, items: Sequence[fx.PlanItem]) -> None:
         known = _known(items)
@@ -82,6 +99,7 @@ class Committer:
         else:
             self._sent[token] = (sequence, known)
             self._sent_at[token] = time.monotonic()
+            self._newest.update(dict.fromkeys(known, token))
 
     def take(self, answers: Sequence[CommitAnswer]) -> None:
         """Answers to commits sent before, whole requests at a time."""
@@ -92,20 +110,24 @@ class Committer:
             sequence, known = self._sent.pop(token, (0, {}))
             if (sent_at := self._sent_at.pop(token, None)) is not None:
                 self.took.observe(time.monotonic() - sent_at)
+            for where in known:
+                if self._newest.get(where) == token:
+                    del self._newest[where]
             self._tell(sequence, known, group)
 
     def under_way(self, where: Collection[TopicPartition]) -> bool:
         """A commit that names one of these was sent a moment ago and is not answered."""
-        since = time.monotonic() - ANSWER_S
-        return any(
-            self._sent_at[token] > since and not known.keys().isdisjoint(where)
-            for token, (_, known) in self._sent.items()
-        )
+        return any(self._unanswered(one, ANSWER_S) for one in where)
+
+    def _unanswered(self, where: TopicPartition, within_s: float) -> bool:
+        token = self._newest.get(where)
+        return token is not None and time.monotonic() - self._sent_at[token] < within_s
 
     def forget(self) -> None:
         """The consumer is another one: nobody answers for what the former sent."""
         self._sent.clear()
         self._sent_at.clear()
+        self._newest.clear()
 
     def send_last(self, partitions: Sequence[Partition]) -> bool:
         """One last commit from one last snapshot, answered when this returns; whether stored."""
@@ -164,7 +186,11 @@ def _holds(item: fx.PlanItem, sequence: int) -> bool:
 
 
 def _known(items: Sequence[fx.PlanItem]) -> Known:
-    return {(i.partition.topic, i.partition.number): i.partition for i in items}
+    return {_where(item): item.partition for item in items}
+
+
+def _where(item: fx.PlanItem) -> TopicPartition:
+    return item.partition.topic, item.partition.number
 
 
 def _offsets(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
