@@ -119,7 +119,7 @@ def _plan_sent_after_its_epoch(original: Any) -> Any:
 
 @mutant(Committer, "under_way", "S2", "S4", "S6", among=_commits_again)
 def _last_commit_overtakes(original: Any) -> Any:
-    return lambda _self, _where: False
+    return lambda _self, _where, _within_s=0.0: False
 
 
 @mutant(Committer, "_unanswered", "S2", "S7", among=_connections_break)

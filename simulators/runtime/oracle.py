@@ -26,7 +26,6 @@ class Oracle(CommitOracle):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self.lives: dict[tuple[str, int], Life] = {}
         self.calls: dict[int, Call] = {}
         #: call -> how many outputs it returned, for any of its records
         self._returned: defaultdict[int, int] = defaultdict(int)

@@ -32,8 +32,7 @@ LAST_COMMIT_S = 3.0
 #: of that, how long for one answer before it is asked again
 LAST_ANSWER_S = 1.0
 AGAIN_S = 0.05
-#: neither the last commit nor a new epoch waits for an answer any longer; if it comes yet, what
-#: holds is committed again
+#: a new epoch waits for no answer any longer; if it comes yet, what holds is committed again
 ANSWER_S = 5.0
 #: librdkafka answers each commit within its `socket.timeout.ms`; a plan is held no longer than that
 RESENT_S = 60.0
@@ -115,9 +114,9 @@ class Committer:
                     del self._newest[where]
             self._tell(sequence, known, group)
 
-    def under_way(self, where: Collection[TopicPartition]) -> bool:
+    def under_way(self, where: Collection[TopicPartition], within_s: float = ANSWER_S) -> bool:
         """A commit that names one of these was sent a moment ago and is not answered."""
-        return any(self._unanswered(one, ANSWER_S) for one in where)
+        return any(self._unanswered(one, within_s) for one in where)
 
     def _unanswered(self, where: TopicPartition, within_s: float) -> bool:
         token = self._newest.get(where)
@@ -134,7 +133,7 @@ class Committer:
         seat = self._seat
         deadline = time.monotonic() + LAST_COMMIT_S
         where = [(partition.topic, partition.number) for partition in partitions]
-        while self.under_way(where) and time.monotonic() < deadline - LAST_ANSWER_S:
+        while self.under_way(where, RESENT_S) and time.monotonic() < deadline - LAST_ANSWER_S:
             self.take(seat.consumer.commit_answers(AGAIN_S))
         while (left_s := deadline - time.monotonic()) > 0:
             plan = seat.door.call(lambda engine, now: engine.last_commit(now, partitions))
