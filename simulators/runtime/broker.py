@@ -243,7 +243,7 @@ class SimConsumer(MemoryConsumer):
     def commit_and_wait(self, offsets: Sequence[ToCommit], timeout_s: float) -> list[CommitAnswer]:
         """Send a commit and wait for its answer."""
         token = self.commit(offsets)
-        self.oracle.last.add(self.oracle.stats["commits"])
+        self.oracle.was_last(self.member, offsets)
         until = self._kafka.clock.now() + timeout_s
         with self._kafka.changed:
             while not (mine := [one for one in self._answers if one.token == token]):

@@ -9,8 +9,12 @@ from simulators.core.violation import Violation
 from simulators.runtime.life import Claimed, Life, Place, Source
 from simulators.runtime.stage import Stage
 from weft.kafka.ports import ToCommit
+from weft.runtime.member.committing import LAST_ANSWER_S, LAST_COMMIT_S
 from weft.testing.groups import OffsetAndMetadata
 from weft.types import TopicPartition
+
+#: a last commit waits so long for the answer to a former one
+WAITED_S = LAST_COMMIT_S - LAST_ANSWER_S - 0.1
 
 
 class CommitOracle:
@@ -22,8 +26,8 @@ class CommitOracle:
         self.sources = [Source() for _ in range(world.setup.partitions)]
         self.stats: Counter[str] = Counter()
         self.lives: dict[tuple[str, int], Life] = {}
-        #: numbers of the commits that were to be the last of an epoch
-        self.last: set[int] = set()
+        #: numbers of the last commits of epochs -> how long after the end of theirs began
+        self.last: dict[int, float] = {}
 
     def broken(self, name: str, what: str) -> None:
         """A promise is broken."""
@@ -52,12 +56,12 @@ class CommitOracle:
                 self.broken(name, f"{member} commits {number}, which is not its own")
             source = self.sources[number]
             behind = 0 < sent < source.held_by
-            if behind and not self._may_be_behind(source, number):
+            if behind and not self._may_be_behind(source, number, sent):
                 self.broken("S7", f"{member} commits {number} behind what it sent later")
             source.held_by = sent
             self._is_true(number, Claimed(value.offset, value.metadata), behind=behind)
 
-    def _may_be_behind(self, source: Source, number: int) -> bool:
+    def _may_be_behind(self, source: Source, number: int, sent: int) -> bool:
         """A last commit waits only so long for the former one, which may come while no one reads.
 
         Whoever has the partition next is of another generation, and no former one is stored then.
@@ -65,7 +69,14 @@ class CommitOracle:
         is_open = any(
             life.partition == number and life.state == "open" for life in self.lives.values()
         )
-        return source.held_by in self.last and not is_open
+        waited = self.last.get(source.held_by, -1.0) >= WAITED_S
+        return (waited or {sent, source.held_by} <= self.last.keys()) and not is_open
+
+    def was_last(self, member: str, offsets: Sequence[ToCommit]) -> None:
+        """What was sent just now is to be the last of its epochs."""
+        lives = [self.lives.get((member, one.partition)) for one in offsets]
+        since = [self.world.sim.now if one is None else one.revoking_at for one in lives]
+        self.last[self.stats["commits"]] = self.world.sim.now - max(since)
 
     def _is_true(self, number: int, says: Claimed, *, behind: bool) -> None:
         source = self.sources[number]

@@ -117,7 +117,7 @@ def _plan_sent_after_its_epoch(original: Any) -> Any:
     return lambda _item, _sequence: True
 
 
-@mutant(Committer, "under_way", "S2", "S4", "S6", among=_commits_again)
+@mutant(Committer, "under_way", "S2", "S4", "S6", "S7", among=_commits_again)
 def _last_commit_overtakes(original: Any) -> Any:
     return lambda _self, _where, _within_s=0.0: False
 

@@ -39,6 +39,7 @@ PLACES = (
     Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
     Place("held", "its lane waits for a call of an earlier epoch that still runs"),
     Place("marking", "at_most_once: its started-mark is being committed"),
+    Place("not_begun", "its call has not begun: worker processes open, or prefetch runs"),
     Place("running", "in the handler"),
     Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
     Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
@@ -58,6 +59,7 @@ HALTS = (
     Place("membership", "the polling thread was blocked: group membership is not confirmed"),
     Place("broker", "the broker does not answer"),
     Place("refused", "the broker refuses the login"),
+    Place("not_begun", "no call of the handler begins: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
     Place("slots", "all concurrency slots of the handler are taken"),
     Place("map", "the offset map is full: records further out start when the frontier moves"),
@@ -208,6 +210,7 @@ def copies(
     """
     kept: Callable[[Iterable[Any]], list[Any]] = list if records else _first
     gathered = Counter([work.partition for work in gathering(state)])
+    not_begun = Counter([work.partition for work in waiting_to_begin(state)])
     return [
         (
             _plain(p),
@@ -222,6 +225,7 @@ def copies(
             list(p.commit.marked.values()) if p.commit.marked else (),
             dict(p.lanes.held) if p.lanes.held else {},
             gathered[p] if gathered else 0,
+            not_begun[p] if not_begun else 0,
         )
         for p in partitions
         if p.state != states.CLOSED
@@ -243,9 +247,15 @@ def gathering(state: EngineState) -> set[Work]:
     }
 
 
+def waiting_to_begin(state: EngineState) -> list[Work]:
+    """Records whose calls the executors reported as not begun."""
+    every = [handler.slots for handler in state.handlers]
+    return [work for slots in every for work in slots.waiting if slots.waits(work)]
+
+
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
-    plain, counts, ready, far, claims, *offsets, held, gathered = copy
+    plain, counts, ready, far, claims, *offsets, held, gathered, not_begun = copy
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked = counts
     delivery = plain[3].spec.delivery
@@ -261,7 +271,8 @@ def _part(copy: tuple[Any, ...]) -> Part:
         "past_map": far,
         "held": heads,
         "marking": marks,
-        "running": running,
+        "not_begun": not_begun,
+        "running": running - not_begun,
         "sending": sending,
         "committing": claims - marks - pending,
         "pending": pending,
@@ -273,10 +284,12 @@ def _part(copy: tuple[Any, ...]) -> Part:
 
 def place_of(work: Work, gathered: set[Work]) -> str:
     """The one place of a record, by looking for it. Inside the door; for one record, or tests."""
+    partition = work.partition
+    if partition.handler.slots.waits(work):
+        return "not_begun"
     found = PLACE_OF_STATE.get(work.state)
     if found is not None:
         return found
-    partition = work.partition
     if work in gathered:
         return "gathering"
     if work in partition.lanes.ready:

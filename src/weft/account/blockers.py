@@ -52,7 +52,7 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
     to_top = bisect_right(works, part.top, key=lambda work: -1 if work is None else work.record[2])
     behind = _behind([work for _, work in out])
     for at, work in out:
-        place = PLACE_OF_STATE.get(work.state)
+        place = _place(part, work)
         if place is not None:  # else it is done by now
             offset = work.record.offset
             yield Blocker(
@@ -60,7 +60,8 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
             )
     for work in part.marked:
         if work.state == states.RUNNING:
-            yield Blocker(part, work.record.offset, work, "running", waiting_behind(work), 0)
+            place = _place(part, work) or "running"
+            yield Blocker(part, work.record.offset, work, place, waiting_behind(work), 0)
     if works and (first := works[0]) is None:
         offset = part.unfetched[0]
         yield Blocker(part, offset, None, "unfetched", 0, _beyond(part, offset, 0, to_top))
@@ -70,6 +71,11 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
         yield Blocker(
             part, offset, first, _head_place(account, part, first), waiting_behind(first), beyond
         )
+
+
+def _place(part: Part, work: Work) -> str | None:
+    """Where a record is that has left its queue; None where it is done by now."""
+    return "not_begun" if part.handler.slots.waits(work) else PLACE_OF_STATE.get(work.state)
 
 
 def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:

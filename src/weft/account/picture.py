@@ -98,4 +98,6 @@ def _cells(part: Part, start: int, end: int, per_cell: int) -> tuple[str, str]:
 
 
 def _letter(work: Work) -> str:
+    if work.partition.handler.slots.waits(work):
+        return "q"
     return _LETTERS.get(work.state, "d")  # done since the account was taken

@@ -12,6 +12,9 @@ from weft.core.handler import Handler
 from weft.core.reach import PRESSURE
 from weft.core.work import Work
 
+#: calls that have not begun for so long are said not to begin
+OPENS_S = 2.0
+
 
 def snapshot(
     account: Account, epoch_s: float = 0.0, *, worst: bool = True, unread: Sequence[Unread] = ()
@@ -23,7 +26,8 @@ def snapshot(
     parts = account.parts()
     bad = blockers(account, parts) if worst else []
     rows = [partition_row(part, account.at, epoch_s) for part in parts]
-    stops = halts(account, parts, epoch_s, running=_running(parts) if worst else {})
+    calls = _calls_of(parts) if worst else {}
+    stops = halts(account, parts, epoch_s, calls=calls)
     if unread:
         stops = [one for one in stops if one["cause"] != "unassigned"]
         stops += [unread_halt(one, account.at) for one in unread]
@@ -67,7 +71,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "oldest_not_done": frontier if remaining else None,
         "oldest_age_s": None if stamp_ms < 0 else round(max(0.0, at + epoch_s - stamp_ms / 1e3), 3),
         "buffered": buffered,
-        "in_flight": part.places["running"],
+        "in_flight": part.places["running"] + part.places["not_begun"],
         "retrying": part.places["retrying"],
         "parked": part.places["parked"],
         "places": part.places,
@@ -162,11 +166,11 @@ def halts(
     parts: Sequence[Part],
     epoch_s: float = 0.0,
     *,
-    running: Mapping[str, Sequence[Work]],
+    calls: Mapping[str, Sequence[Work]],
 ) -> list[dict[str, Any]]:
     """Why nothing starts: of everything, of a handler, of a topic or of a partition.
 
-    `running`: the records with each handler, for what is told of its calls.
+    `calls`: the records of each handler's calls, for what is said of these.
     """
     found: list[dict[str, Any]] = []
     if not parts:
@@ -177,13 +181,18 @@ def halts(
     found += [{"cause": hold} for hold in account.holds]
     waiting = {part.handler.name for part in parts if part.places["ready"]}
     for handler in account.handlers:
+        works = calls.get(handler.name, ())
+        running = [work for work in works if not handler.slots.waits(work)]
+        if works and not running and (one := _none_begins(handler, works, account.at, epoch_s)):
+            found.append(one)
+            continue
         # What is granted beyond the concurrency waits in the pipes of worker processes.
         in_pipes = handler.slots.taken > handler.spec.concurrency
         if handler.name not in waiting and not in_pipes:
             continue
         if handler.slots.free <= 0 or in_pipes:
-            calls = _calls(handler, running.get(handler.name, ()), account.at, epoch_s)
-            found.append({"cause": "slots", "handler": handler.name, **calls})
+            hung = _calls(handler, running, account.at, epoch_s)
+            found.append({"cause": "slots", "handler": handler.name, **hung})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
             found.append({"cause": "rate_limit", "handler": handler.name})
     for part in parts:
@@ -197,17 +206,15 @@ def halts(
     return found
 
 
-def _running(parts: Sequence[Part]) -> dict[str, list[Work]]:
-    """The records whose calls have begun, of each handler."""
+def _calls_of(parts: Sequence[Part]) -> dict[str, list[Work]]:
+    """The records of each handler whose calls were granted, begun or not."""
     found: dict[str, list[Work]] = {}
     for part in parts:
-        if part.places["running"]:
+        if part.places["running"] or part.places["not_begun"]:
             found.setdefault(part.handler.name, []).extend(
                 work
                 for work in (*part.works, *part.marked)
-                if work is not None
-                and work.state == states.RUNNING
-                and not part.handler.slots.waits(work)
+                if work is not None and work.state == states.RUNNING
             )
     return found
 
@@ -217,26 +224,53 @@ def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float)
 
     Records wait, so the end of a call begins another: no call has ended since the youngest began.
     """
-    batched = handler.spec.batch is not None
-    calls = len({id(work.call) for work in running} if batched else running)
+    calls = _count(handler, running)
     if calls < handler.spec.concurrency:
         return {}
     begun = max(work.since for work in running)
-    oldest = min(running, key=lambda work: work.since)
-    part = oldest.partition
     return {
         "calls": min(calls, handler.spec.concurrency),
         "concurrency": handler.spec.concurrency,
         "since": round(begun + epoch_s, 3),
         "for_s": round(max(0.0, at - begun), 3),
-        "oldest": {
-            "topic": part.topic,
-            "partition": part.number,
-            "offset": oldest.record.offset,
-            "handler": handler.name,
-            "place": "running",
-            **record_row(oldest, handler.spec, at, epoch_s),
-        },
+        "oldest": _oldest(handler, running, at, epoch_s, "running"),
+    }
+
+
+def _none_begins(
+    handler: Handler, waiting: Sequence[Work], at: float, epoch_s: float
+) -> dict[str, Any] | None:
+    """Calls were granted a while ago, and none has begun; None where it is too early to say so."""
+    oldest = _oldest(handler, waiting, at, epoch_s, "not_begun")
+    if oldest["for_s"] < OPENS_S:
+        return None
+    return {
+        "cause": "not_begun",
+        "handler": handler.name,
+        "calls": _count(handler, waiting),
+        "for_s": oldest["for_s"],
+        "oldest": oldest,
+    }
+
+
+def _count(handler: Handler, works: Sequence[Work]) -> int:
+    """In how many calls these are."""
+    batched = handler.spec.batch is not None
+    return len({id(work.call) for work in works} if batched else works)
+
+
+def _oldest(
+    handler: Handler, works: Sequence[Work], at: float, epoch_s: float, place: str
+) -> dict[str, Any]:
+    """The row of the call that was granted first."""
+    oldest = min(works, key=lambda work: work.since)
+    return {
+        "topic": oldest.partition.topic,
+        "partition": oldest.partition.number,
+        "offset": oldest.record.offset,
+        "handler": handler.name,
+        "place": place,
+        **record_row(oldest, handler.spec, at, epoch_s),
     }
 
 

@@ -46,6 +46,7 @@ RANKS = {
     "broker": BROKER,
     "outputs": HANGING,
     "results": HANGING,
+    "not_begun": HANGING,
     "stopping": INTENT,
     "revoking": INTENT,
     "buffers": FULL,
@@ -110,6 +111,12 @@ def ends_by(row: Row) -> str:
     return f"its timeout_s={limit_s:g} ends it"
 
 
+def _not_begun(row: Row, member: str) -> tuple[str, str]:
+    opens = "worker processes open (imports, the lifespan), " * (row.get("executor") == "processes")
+    after = f"{opens}its prefetch has not returned, or calls before it run"
+    return f"waits{member}{_for(row)} for its call to begin{at_line(row)}", after
+
+
 def _behind(row: Row, member: str) -> tuple[str, str]:
     head = row.get("behind")
     if not head:
@@ -141,6 +148,7 @@ SILENT_NEXT = (
 #: place -> the state of a record there, and what to do about it
 RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "running": _runs,
+    "not_begun": _not_begun,
     "behind": _behind,
     "retrying": _retrying,
     "parked": _parked,
@@ -319,6 +327,20 @@ def _unread(halt: Row) -> tuple[str, str]:
     return one.text, one.next
 
 
+def _none_begins(halt: Row) -> tuple[str, str]:
+    oldest = halt.get("oldest") or {}
+    text = (
+        f"No call{_of(halt)} has begun for {seconds(halt.get('for_s', 0.0))}: "
+        f"{halt.get('calls', 0):,} wait{at_line(oldest)}."
+    )
+    if oldest.get("executor") == "processes":
+        return text, (
+            "its worker processes still open (imports, the lifespan), or its prefetch has not "
+            "returned"
+        )
+    return text, "its prefetch has not returned: give what it calls a time-out (see the stack)"
+
+
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -357,6 +379,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"The brokers refuse the login: {halt.get('reason', 'no reason given').rstrip('.')}.",
         REFUSED_NEXT,
     ),
+    "not_begun": _none_begins,
     "rate_limit": lambda halt: (
         f"Calls{_of(halt)} wait for its rate_limit_per_s.",
         "expected; to go faster, raise rate_limit_per_s on @app.consume",

@@ -187,6 +187,16 @@ def running(stage):
     return f"{stage.topic}:0"
 
 
+def not_begun(stage):
+    """The prefetch waits at the gate."""
+    stage.start(keyed("a"), prefetch=lambda records: stage.gate.wait(120))
+    return f"{stage.topic}:0"
+
+
+def none_begins(stage):
+    stage.start(keyed("a"), prefetch=lambda records: stage.gate.wait(120))
+
+
 def sending(stage):
     output(stage)
     return f"{stage.topic}:0"
@@ -382,6 +392,10 @@ ROWS = (
         "check that the broker is up"),
     Row(running, "running", r"Record 0 \(key a\) runs in member \S+ for [\d.]+ s, attempt 1 of 5",
         "past timeout_s=100 it counts as overdue"),
+    Row(not_begun, "not_begun", r"Record 0 \(key a\) waits in member \S+ for [\d.]+ s for its call "
+        r"to begin", "its prefetch has not returned"),
+    Row(none_begins, "not_begun", r"No call of wait_here has begun for [\d.]+ s: 1 wait",
+        "its prefetch has not returned"),
     Row(sending, "sending", r"is handled; its outputs wait for [\d.]+ s for the broker's ack",
         "check that the output topic exists"),
     Row(committing, "committing", r"is done and waits for [\d.]+ s for its commit", "check that the broker"),

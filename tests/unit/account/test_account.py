@@ -53,6 +53,42 @@ def test_each_place_is_told(make_desk):
     assert places(desk) == {"running": 1, "behind": 2, "retrying": 1, "parked": 1}
 
 
+def test_a_call_that_has_not_begun_is_not_running(make_desk):
+    """Workers that open, a prefetch that loads: granted, and no handler has it."""
+    desk = make_desk(HandlerSpec("h", concurrency=2))
+    (partition,) = desk.assign(0)
+    desk.poll(partition, 0, 1, 2, key=None)
+    first, second = desk.started()
+    desk.do("calls_waiting", [first, second])
+    row = shot_of(desk)["partitions"][0]
+    assert places(desk) == {"not_begun": 2, "ready": 1}
+    assert row["in_flight"] == 2
+    account = take(desk.engine.state, desk.now)
+    worst = blockers(account, account.parts())
+    assert [one.place for one in worst] == ["not_begun"] * 2
+    desk.do("calls_begun", [first], 0.0)
+    assert places(desk) == {"not_begun": 1, "running": 1, "ready": 1}
+
+
+@pytest.mark.parametrize(
+    ("for_s", "cause"), [(1.9, "slots"), (2.0, "not_begun"), (2.1, "not_begun")]
+)
+def test_calls_none_of_which_begins_are_a_cause(make_desk, for_s, cause):
+    """After two seconds; before that it is nothing to speak of."""
+    desk = make_desk(HandlerSpec("h", concurrency=2))
+    (partition,) = desk.assign(0)
+    desk.poll(partition, 0, 1, 2, key=None)
+    works = desk.started()
+    desk.do("calls_waiting", works)
+    at = works[0].since + for_s
+    (halt,) = snapshot(take(desk.engine.state, at))["halts"]
+    assert halt["cause"] == cause
+    if cause == "not_begun":
+        assert (halt["calls"], halt["for_s"], halt["oldest"]["offset"]) == (2, for_s, 0)
+    desk.do("calls_begun", works[:1], 0.0)
+    assert snapshot(take(desk.engine.state, at))["halts"] == [{"cause": "slots", "handler": "h"}]
+
+
 @pytest.mark.parametrize(
     ("options", "place"),
     [

@@ -65,6 +65,10 @@ IN = {
     "past_map": ({}, "beyond the reach of the offset map"),
     "held": ({}, "a call of an earlier assignment"),
     "marking": ({}, "waits for 312 s for its started-mark"),
+    "not_begun": (
+        {"executor": "processes", "stack": ["worker process 7, which opens"]},
+        "waits for 312 s for its call to begin, at worker process 7, which opens",
+    ),
     "running": ({"timeout_s": 400.0}, "runs for 312 s, attempt 1 of 5"),
     "sending": ({}, "wait for 312 s for the broker's acknowledgement"),
     "committing": ({}, "waits for 312 s for its commit"),
@@ -121,6 +125,10 @@ BY = {
     "broker": (
         {"for_s": 12.0},
         "No broker has answered for 12 s: nothing is fetched or committed.",
+    ),
+    "not_begun": (
+        {"handler": "check", "for_s": 14.0, "calls": 4, "oldest": {"executor": "processes"}},
+        "No call of check has begun for 14 s: 4 wait.",
     ),
     "rate_limit": ({"handler": "check"}, "Calls of check wait"),
     "slots": ({"handler": "check"}, "All concurrency slots of check"),

@@ -226,3 +226,13 @@ def test_closing_ends_the_executor_behind() -> None:
     loading = Loading(concurrency=1)
     loading.prefetcher.close()
     assert loading.inner.closed
+
+
+def test_what_is_loaded_for_has_not_begun() -> None:
+    """It is the prefetch that takes long, not the handler; also without a time-out."""
+    desk = Loading()
+    (work,) = desk.bench.poll(1)
+    slots, waited = work.partition.handler.slots, []
+    desk.prefetcher._function = lambda records: waited.append(slots.waits(work)) or records
+    desk.load()
+    assert (waited, slots.waits(work)) == ([True], False)

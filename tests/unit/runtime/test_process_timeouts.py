@@ -11,6 +11,7 @@ from tests.unit.runtime.test_process_executor import office, states_of
 import weft
 from weft.core import effects as fx
 from weft.core import states
+from weft.runtime.calls.processes.executor import REPORT_S
 from weft.runtime.calls.processes.protocol import Reply
 
 __all__ = ["office"]
@@ -102,6 +103,21 @@ def test_the_engine_hears_which_calls_wait_for_a_worker(office: Any) -> None:
     desk.executor._report_waiting()
     assert [slots.waits(work) for work in works] == [False, False, True]
     assert [work.since for work in works] == [0.0, pytest.approx(40.0, abs=1.0), 0.0]
+
+
+def test_a_worker_that_opens_is_looked_at_again(office: Any) -> None:
+    """One call, and nothing behind it: no other event would report that it has not begun."""
+    desk = office(concurrency=1, ahead=0)
+    assert desk.executor._look_in_s() is None
+    (work,) = desk.poll(1)
+    assert desk.executor._look_in_s() == REPORT_S
+    desk.executor._report_waiting()
+    assert work.partition.handler.slots.waits(work)
+    desk.begin(work)
+    assert desk.executor._look_in_s() == REPORT_S  # the engine does not know that it began
+    desk.executor._report_waiting()
+    assert not work.partition.handler.slots.waits(work)
+    assert desk.executor._look_in_s() is None
 
 
 def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:

@@ -41,12 +41,12 @@ def told(caplog):
     class Told:
         telling = Telling(lambda: clock[0])
 
-        def fail(self, offset=0, kind="E", at=3, outcome="failed", handler="h"):
+        def fail(self, offset=0, kind="E", at=3, outcome="failed", handler="h", work=None):
             trace = TRACE.replace("line 3", f"line {at}")
             error = ErrorInfo(kind, "bad", trace)
-            self.telling.trouble(
-                Troubled(work := Work(offset, handler), outcome, 1, error, work.record)
-            )
+            work = work or Work(offset, handler)
+            self.telling.trouble(Troubled(work, outcome, 1, error, work.record))
+            return work
 
         def at(self, seconds):
             clock[0] = seconds
@@ -113,6 +113,30 @@ def test_endless_kinds_become_one(told):
     assert len(told.telling._failures) == KINDS_MAX + 1
     assert len(told.lines()) == KINDS_MAX + 1
     assert sum(line["left_out"] for line in told.lines(last=True)) == 49
+
+
+def test_the_traceback_of_the_last_attempt_is_written_once(told, caplog):
+    """Given up right after it failed: the line refers to the one above. Another error has its own."""
+    work = told.fail(7)
+    told.fail(7, outcome="skipped", work=work)
+    told.lines()
+    failed, skipped = [logs.TextLines().format(record) for record in caplog.records]
+    assert TRACE.rstrip() in failed
+    assert "Traceback" not in skipped
+    assert skipped.endswith(telling.ABOVE)
+    work = told.fail(8, kind="F")
+    told.fail(8, kind="G", at=9, outcome="parked", work=work)
+    told.lines()
+    assert [logs.TextLines().format(one).count("Traceback") for one in caplog.records] == [1, 1]
+
+
+def test_a_record_given_up_without_a_line_of_its_attempt_has_its_traceback(told, caplog):
+    """Its attempt was one of many alike, which were counted only."""
+    told.fail(6)
+    work = told.fail(7)
+    told.fail(7, outcome="skipped", work=work)
+    told.lines()
+    assert [logs.TextLines().format(one).count("Traceback") for one in caplog.records] == [1, 1]
 
 
 def test_given_up_records_are_summed_up(told):

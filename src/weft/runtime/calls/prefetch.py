@@ -182,6 +182,7 @@ class Prefetcher:
         return works
 
     def _load_for(self, works: list[Work], *, batched: bool) -> None:
+        self._door.waiting(works)
         records = [work.record for work in works]
         context = Context()
         try:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weft.account.shown import shown_text
 from weft.core import effects as fx
@@ -23,6 +23,8 @@ from weft.runtime.member.troubles import Troubles
 from weft.types import ErrorInfo, Raised, TopicPartition
 
 _log = logging.getLogger("weft")
+
+T = TypeVar("T")
 
 ALIKE_EVERY_S = 10.0
 SUMMARY_EVERY_S = 60.0
@@ -41,6 +43,10 @@ _GIVEN_UP = {
     "dead_lettered": "record dead-lettered",
     "skipped": "record skipped",
 }
+
+
+#: instead of a traceback that the line of the last attempt has
+ABOVE = "(its traceback: see its last attempt, above)"
 
 
 class Line(NamedTuple):
@@ -80,6 +86,8 @@ class Telling:
         self._not_called = Alike(float("-inf"), {})
         #: what records that failed raised last, the oldest first
         self._raised: dict[Work, BaseException] = {}
+        #: tracebacks of the failed attempts that have a line, the oldest first
+        self._traced: dict[Work, str] = {}
         #: since when no broker has answered; None while one does, as far as is known
         self.broker_lost_at: float | None = None
         self.broker_seen_at = clock()
@@ -145,9 +153,7 @@ class Telling:
         known = self._raised.pop(effect.work, None)
         raised = effect.error.raised if isinstance(effect.error, Raised) else None
         if effect.outcome == "failed" and raised is not None:
-            while len(self._raised) >= RAISED_MAX:
-                del self._raised[next(iter(self._raised))]
-            self._raised[effect.work] = raised
+            _keep(self._raised, effect.work, raised)
         found = raised or known
         # A dead letter that was refused is another error than what its record raised.
         if found is None or type(found).__name__ != effect.error.type:
@@ -194,10 +200,12 @@ class Telling:
         self._failures[kind] = Alike(now, common)
         fields = {**_where(effect), "attempt": effect.attempts, "error": _text(error), **left_out}
         self._lines.append(Line("warning", "attempt failed", fields, error.traceback, raised))
+        _keep(self._traced, effect.work, error.traceback)
 
     def _gave_up(self, effect: fx.Troubled, raised: BaseException) -> None:
         """The first dead letter, skip or park of each handler and error type; others in sums."""
         error, handler = effect.error, effect.work.partition.handler.name
+        above = error.traceback and self._traced.pop(effect.work, "") == error.traceback
         kind: Hashable = (handler, effect.outcome, error.type)
         if kind not in self._given_up and len(self._given_up) >= KINDS_MAX:
             kind = (handler, effect.outcome)
@@ -209,7 +217,9 @@ class Telling:
         self._given_up[kind] = Alike(self._clock(), common)
         fields = {**_where(effect), "attempts": effect.attempts, "error": _text(error)}
         what = _GIVEN_UP[effect.outcome]
-        self._lines.append(Line("error", what, fields, error.traceback or error.line, raised))
+        # Never empty: a formatter would write what was raised, unescaped.
+        trace = ABOVE if above else error.traceback or error.line
+        self._lines.append(Line("error", what, fields, trace, raised))
 
     # -- on the watching thread --------------------------------------------------------------------
 
@@ -230,6 +240,13 @@ class Telling:
             if alike.left_out:
                 count, alike.left_out = alike.left_out, 0
                 self.say("warning", "more attempts failed", **alike.fields, left_out=count)
+
+
+def _keep(kept: dict[Work, T], work: Work, value: T) -> None:
+    """Keep this of the record, and of the last ones only."""
+    while len(kept) >= RAISED_MAX:
+        del kept[next(iter(kept))]
+    kept[work] = value
 
 
 def place_of(traceback: str) -> str:

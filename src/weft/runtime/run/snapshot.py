@@ -118,7 +118,8 @@ def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
     }
     for row in rows:
         row["executor"], row["stack"] = executors.get(row.get("handler", ""), ("", None))[0], []
-    runs = [row for row in rows if row["place"] == "running" and row["for_s"] is not None]
+    granted = [row for row in rows if row["place"] in ("running", "not_begun")]
+    runs = [row for row in granted if row["for_s"] is not None]
     read: dict[tuple[str, int, int], list[str]] = {}
     for row in sorted(runs, key=lambda row: -row["for_s"]):
         where = (row["topic"], row["partition"], row["offset"])

@@ -318,7 +318,7 @@ class Watching:
         running = {
             work: clock - work.since
             for part in parts
-            if part.places["running"]
+            if part.places["running"] or part.places["not_begun"]
             for work in (*part.works, *part.marked)
             if work is not None and work.state == states.RUNNING
         }

@@ -197,7 +197,8 @@ class ProcessExecutor:
     def _look_in_s(self) -> float | None:
         if self._queued():
             return LOOK_S
-        return REPORT_S if self._waiting else None
+        opening = any(link.given and link.call[0] is None for link in self._links)
+        return REPORT_S if self._waiting or self._reported or opening else None
 
     def _report_waiting(self) -> None:
         """Which calls have not begun, and since when those run that had not the last time."""
