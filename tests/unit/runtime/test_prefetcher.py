@@ -233,6 +233,11 @@ def test_what_is_loaded_for_has_not_begun() -> None:
     desk = Loading()
     (work,) = desk.bench.poll(1)
     slots, waited = work.partition.handler.slots, []
-    desk.prefetcher._function = lambda records: waited.append(slots.waits(work)) or records
+
+    def load(records: Sequence[weft.Record]) -> Sequence[weft.Record]:
+        waited.append(slots.waits(work))
+        return records
+
+    desk.prefetcher._function = load
     desk.load()
     assert (waited, slots.waits(work)) == ([True], False)
