@@ -203,8 +203,8 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
             calls_waiting = {id(work.call) for work in works if work.call and work.call.works}
             used += len(calls_waiting)
     slots = handler.slots
-    told = f"{slots.free} free, {used} used of {slots.whole}"
-    _need(slots.free + used == slots.whole, handler.name, told)
+    told = f"{slots.free} free, {used} used of {slots.capacity}"
+    _need(slots.free + used == slots.capacity, handler.name, told)
     _need(slots.free >= 0 or spec.commit_each, handler.name, f"more calls than slots: {told}")
     timed = len(slots.deadlines) + len(slots.overdue)
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")

@@ -36,7 +36,7 @@ __all__ = ["MUTANTS", "Mutant", "mutants_logs"]  # which registers its own
 def _done_before_acknowledged(original: Any) -> Any:
     def send(self: AtLeastOnce, record: Any, outputs: Any) -> None:
         self._state.emit(fx.Send(record, outputs))
-        self.returned(record)
+        self.handled(record)
 
     return send
 

@@ -73,12 +73,12 @@ def _assigned_means_these_alone(original: Any) -> Any:
     return opened
 
 
-@mutant(Reach, "has_room", "S4", first_seed=profiles.HOLES)
+@mutant(Reach, "take_room", "S4", first_seed=profiles.HOLES)
 def _holes_below_the_top_start_without_a_count(original: Any) -> Any:
-    def has_room(self: Reach, offset: int, *, count: bool) -> bool:
-        return offset < self._offsets.top or bool(original(self, offset, count=count))
+    def take_room(self: Reach, offset: int) -> bool:
+        return offset < self._offsets.top or bool(original(self, offset))
 
-    return has_room
+    return take_room
 
 
 @mutant(Endings, "outputs_answered", "S2", "S3", "S4", first_seed=profiles.LATE + 300)

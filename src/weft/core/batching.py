@@ -172,7 +172,7 @@ class Batching:
         for work in list(gathering.works):
             following = work.next
             while following is not None and len(gathering.works) < gathering.room:
-                if not following.partition.may_start(following, {}, count=False):
+                if not following.partition.may_start(following, {}, spend=False):
                     break
                 if self._parts(work, following):
                     break
@@ -196,9 +196,9 @@ class Batching:
             gathering.works[: gathering.room],
             gathering.works[gathering.room :],
         )
-        works, returned = self._still_startable(chosen)
-        if returned:  # what is behind a head that went back goes after it
-            gathering.works = [w for w in gathering.works if _lane(w) not in returned]
+        works, went_back = self._still_startable(chosen)
+        if went_back:  # what is behind a head that went back goes after it
+            gathering.works = [w for w in gathering.works if _lane(w) not in went_back]
         if not gathering.works:
             del groups[key]
         if not works:
@@ -212,7 +212,7 @@ class Batching:
     def _still_startable(self, chosen: list[Work]) -> tuple[list[Work], set[Lane]]:
         """Without those of partitions that were paused or revoked, or whose map is full by now."""
         works: list[Work] = []
-        returned: set[Lane] = set()
+        went_back: set[Lane] = set()
         started: set[Lane] = set()
         looked: dict[Partition, None] = {}
         for work in chosen:
@@ -222,21 +222,21 @@ class Batching:
             lane = _lane(work)
             if (
                 partition.startable
-                and lane not in returned
+                and lane not in went_back
                 and partition.may_start(work, looked, works)
             ):
                 works.append(work)
                 started.add(lane)
                 continue
-            if lane not in returned:  # the head goes back; what follows it never left
-                returned.add(lane)
+            if lane not in went_back:  # the head goes back; what follows it never left
+                went_back.add(lane)
                 if lane in started:
                     continue
                 if partition.startable:
                     partition.handler.put_far(work)
                 else:
                     partition.lanes.put_back([work])
-        return works, returned
+        return works, went_back
 
     def next_due(self, handler: Handler) -> float | None:
         """When the next open batch has lingered long enough, if a slot is free for it."""
@@ -267,7 +267,7 @@ class Batching:
     def ended(
         self, handler: Handler, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool
     ) -> None:
-        """A batch call has returned or raised; `whole`: it failed as one and is tried in halves."""
+        """A batch call has went_back or raised; `whole`: it failed as one and is tried in halves."""
         self._endings.done(done)
         handler.slots.give()
         handler.good_calls += not whole

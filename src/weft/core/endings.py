@@ -59,8 +59,8 @@ class Endings:
         """Calls that returned too late, or of a delivery for which that is not all."""
         for work in works:
             if work.state == states.RUNNING:
-                work.partition.returned()
-                self._delivery(work).returned(work, report=False)
+                work.partition.call_ended()
+                self._delivery(work).handled(work, report=False)
             else:
                 self._late(work)
 
@@ -77,7 +77,7 @@ class Endings:
         if work.state != states.RUNNING:
             self._late(work)
             return
-        partition.returned()
+        partition.call_ended()
         if isinstance(ending, Returned):
             self._delivery(work).send(work, ending.outputs)
         elif isinstance(ending, Failed):
@@ -114,7 +114,7 @@ class Endings:
         handler = work.partition.handler
         if handler.timed:
             handler.slots.ended(work)
-        work.partition.returned()
+        work.partition.call_ended()
         self._split(work, ending, batch_failed, behind=behind)
 
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
@@ -197,7 +197,7 @@ class Endings:
     def _handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
         self._state.finished_since_commit += 1
-        self._delivery(work).returned(work)
+        self._delivery(work).handled(work)
 
     def _delivery(self, work: Work) -> Delivery:
         return self._state.deliveries[work.partition.handler.index]

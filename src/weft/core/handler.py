@@ -129,7 +129,7 @@ class Handler:
                 continue
             work = lanes.take_one()
             if work.record[2] < partition.reach.limit or partition.may_start(
-                work, looked, works, count=not self.batched
+                work, looked, works, spend=not self.batched
             ):
                 works.append(work)
             else:
@@ -148,7 +148,7 @@ class Handler:
         lanes, limit = partition.lanes, partition.reach.limit
         for work in lanes.take(share):
             if work.record[2] >= limit:
-                if not partition.may_start(work, looked, works, count=not self.batched):
+                if not partition.may_start(work, looked, works, spend=not self.batched):
                     self.put_far(work)
                     continue
                 limit = partition.reach.limit
@@ -188,14 +188,14 @@ class Handler:
 class Slots:
     """Calls that one handler may have in flight, and their time-outs."""
 
-    __slots__ = ("concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting", "whole")
+    __slots__ = ("capacity", "concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting")
 
     def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
         self.concurrency = concurrency
         #: calls in all: those beyond `concurrency` keep a pipe to a worker process full
-        self.whole = concurrency + ahead
+        self.capacity = concurrency + ahead
         #: calls that may still start; below zero where finished records keep slots (Commit each)
-        self.free = self.whole
+        self.free = self.capacity
         self.timeout_s = timeout_s
         #: running attempts -> when their time is over, in that order; only with `timeout_s`.
         #: A call of several records stands here once, as its first record
@@ -208,7 +208,7 @@ class Slots:
     @property
     def taken(self) -> int:
         """Calls that run, and whatever else holds a slot."""
-        return self.whole - self.free
+        return self.capacity - self.free
 
     def take(self, count: int = 1) -> None:
         """So many calls start."""

@@ -25,7 +25,7 @@ from weft.types import Ordering, Record
 if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
 
-WHOLE = "*"  # the one lane of ordering="partition"
+ONE_LANE = "*"  # the one lane of ordering="partition"
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class Lanes:
         """The lane of a record: its key, the whole partition, or its own offset."""
         if self._ordering == KEY and record.key is not None:
             return record.key
-        return record.offset if self._ordering in (UNORDERED, KEY) else WHOLE
+        return record.offset if self._ordering in (UNORDERED, KEY) else ONE_LANE
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Lanes:
             self.ready.extend(works)
         else:
             for work in works:
-                self._append(WHOLE, work)
+                self._append(ONE_LANE, work)
 
     def _join_by_key(self, works: Sequence[Work]) -> None:
         # The hottest loop of the core: two dictionary calls and one link a record.
@@ -151,7 +151,7 @@ class Lanes:
             return True
         tails = self.tails
         if tails:
-            key = work.record[4] if self._ordering == KEY else WHOLE
+            key = work.record[4] if self._ordering == KEY else ONE_LANE
             # A null key has no lane to remove; with charge gone the lane is forgotten whole.
             if key is not None and tails.get(key) is work:
                 del tails[key]

@@ -92,7 +92,7 @@ class Partition:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def returned(self) -> None:
+    def call_ended(self) -> None:
         """One of its records came back from the handler."""
         self.in_flight -= 1
 
@@ -156,15 +156,16 @@ class Partition:
         looked: dict[Any, None],
         taken: Iterable[Work] = (),
         *,
-        count: bool = True,
+        spend: bool = True,
     ) -> bool:
         """Whether the map has room for the record; looks again when it must and it is worth it.
 
         Once a turn (`looked`) is enough: nothing is done within one. `taken`: those that start
-        in this turn as well, in front of it. `count`: it starts now.
+        in this turn as well, in front of it. `spend`: it starts now, and takes its room.
         """
         offset = work.record[2]
-        if self.reach.has_room(offset, count=count):
+        room = self.reach.take_room if spend else self.reach.has_room
+        if room(offset):
             return True
         if self in looked:
             return False
@@ -173,7 +174,7 @@ class Partition:
         if not self.reach.worth_a_look(under_way):
             return False
         self.reach.look(under_way, offset)
-        return self.reach.has_room(offset, count=count)
+        return room(offset)
 
     def reopen(self) -> None:
         """Records that waited for room are looked at again: what is free, then the nearest."""

@@ -35,8 +35,8 @@ class Plans:
         is committed instead; None when that is nothing.
         """
         claims = partition.commit.claims if claims is None else claims
-        item, whole = self._item(partition, claims)
-        if whole:
+        item, uncut = self._item(partition, claims)
+        if uncut:
             return item
         delivery = self._state.deliveries[partition.handler.index]
         return delivery.fits(partition, item, lambda: self._most_claims(partition, claims))
@@ -49,12 +49,12 @@ class Plans:
         text, covered = encode_fitting(
             shot.frontier, shot.top, shot.not_done, limit_chars=partition.commit.map_limit
         )
-        whole = covered >= shot.top
-        if not whole:
+        uncut = covered >= shot.top
+        if not uncut:
             # What the map cannot tell, this commit does not promise: those claims wait.
             claims = [work for work in claims if work.record.offset <= covered]
         beyond = covered - shot.frontier + 1 - bisect_right(shot.not_done, covered)
-        return fx.PlanItem(partition, shot.frontier, text, beyond, list(claims)), whole
+        return fx.PlanItem(partition, shot.frontier, text, beyond, list(claims)), uncut
 
     def _most_claims(self, partition: Partition, claims: Sequence[Work]) -> fx.PlanItem | None:
         """The plan with as many claims as fit, the lowest offsets first: lanes keep their order."""
@@ -62,8 +62,8 @@ class Plans:
         best, fits, too_many = None, 0, len(ordered)
         while fits < too_many:  # more claims do not always take more room; any that fit are right
             middle = (fits + too_many) // 2
-            item, whole = self._item(partition, ordered[:middle])
-            if whole:
+            item, uncut = self._item(partition, ordered[:middle])
+            if uncut:
                 best, fits = item, middle + 1
             else:
                 too_many = middle

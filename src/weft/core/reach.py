@@ -23,8 +23,14 @@ already. `Window.runs` is kept exact by each record that is done. Three rules fo
 3. The window grows only when a record past it asks. Each gap of the log in there is a run more, and
    takes at most half of the room that is left; and a map names at most `NOT_DONE_MAX` offsets.
 
-All of it costs O(1) a record. Only the change from near to counted walks over what is not done, and
-the way back is a quarter of the near distance long, so that it does not happen at every step.
+All of it costs O(1) per record. Only the change from near to counted walks over what is not done,
+and the way back is a quarter of the near distance long, so that it does not happen at every step.
+
+Which fields hold, and when::
+
+    near      limit = frontier at the last look + near distance    window None, budget unused
+    counted   limit = -1    window = Offsets.incomplete    budget = runs that may still be made
+    both      farthest = the furthest offset started with a count; frontier = at the last look
 """
 
 from __future__ import annotations
@@ -196,15 +202,16 @@ class Reach:
             return 0
         return 1 if self.budget > 0 else None
 
-    def has_room(self, offset: int, *, count: bool) -> bool:
-        """The map still fits if this record is done, in whatever company.
+    def has_room(self, offset: int) -> bool:
+        """The map still fits if this record is done, in whatever company."""
+        return self.price(offset) is not None
 
-        `count`: it starts now, and takes its part of the room.
-        """
+    def take_room(self, offset: int) -> bool:
+        """The same of a record that starts now: it takes its part of the room."""
         price = self.price(offset)
         if price is None:
             return False
-        if count and offset >= self.limit:
+        if offset >= self.limit:
             self.budget -= price
             self.farthest = max(self.farthest, offset)
         return True

@@ -63,7 +63,7 @@ def runs_of(offsets: Iterable[int]) -> int:
 def test_before_the_first_look_nothing_may_start():
     """And nothing is counted."""
     reach = Log(10).reach
-    assert not reach.has_room(0, count=True)
+    assert not reach.take_room(0)
     assert reach.farthest == -1
 
 
@@ -83,9 +83,9 @@ def test_what_is_near_starts_without_a_count():
     """Up to three quarters of what a bit set tells."""
     reach = Log(400, chars=64).look()
     near = int(336 * PRESSURE)
-    assert reach.has_room(near - 1, count=True)
+    assert reach.take_room(near - 1)
     assert reach.farthest == -1
-    assert not reach.has_room(near, count=True)
+    assert not reach.take_room(near)
 
 
 def test_the_limit_follows_the_frontier():
@@ -128,11 +128,11 @@ def test_what_is_counted_takes_its_part_of_the_room():
     log = Log(2_000, (300,))
     log.counted()
     reach, before = log.reach, log.reach.budget
-    assert reach.has_room(302, count=False)
+    assert reach.has_room(302)
     assert reach.budget == before
-    assert reach.has_room(302, count=True)
+    assert reach.take_room(302)
     assert reach.budget == before - 1
-    assert reach.has_room(299, count=True)
+    assert reach.take_room(299)
     assert (reach.budget, reach.farthest) == (before - 1, NEAR)
 
 
@@ -141,9 +141,9 @@ def test_without_room_only_what_is_free_may_start():
     log = Log(2_000, (300,))
     log.counted()
     log.reach.budget = 0
-    assert not log.reach.has_room(200, count=True)
-    assert log.reach.has_room(301, count=True)
-    assert log.reach.has_room(0, count=True)  # the frontier: something can always start
+    assert not log.reach.take_room(200)
+    assert log.reach.take_room(301)
+    assert log.reach.take_room(0)  # the frontier: something can always start
 
 
 def test_those_under_way_have_their_room_already():
@@ -204,7 +204,7 @@ def test_the_window_grows_where_a_record_asks():
     before = log.reach.budget
     log.receive(*range(1_000, 1_100))
     assert window.end == NEAR + 1
-    assert log.reach.has_room(1_050, count=False)
+    assert log.reach.has_room(1_050)
     assert (window.end, window.runs, log.reach.budget) == (1_051, 1, before)
 
 
@@ -212,7 +212,7 @@ def test_gaps_take_half_of_the_room_that_is_left():
     """Once something past them is done a map has to tell each of them."""
     log = Log([*range(900), *range(901, 1_000, 2)])
     window = log.counted(wanted=899)
-    assert not log.reach.has_room(999, count=False)
+    assert not log.reach.has_room(999)
     assert window.runs == 1 + (PRESSED - 1 + 1) // 2
     assert log.reach.budget == MOST - window.runs
 
@@ -223,7 +223,7 @@ def test_no_more_is_left_behind_than_a_map_names(surplus):
     waiting = NOT_DONE_MAX + surplus
     log = Log(waiting + 1, chars=4096)
     log.look(wanted=waiting)
-    assert log.reach.has_room(waiting, count=True) == (surplus <= 0)
+    assert log.reach.take_room(waiting) == (surplus <= 0)
 
 
 def test_a_window_in_which_all_is_done_takes_the_next():
@@ -234,7 +234,7 @@ def test_a_window_in_which_all_is_done_takes_the_next():
     log.offsets.replace(window)
     log.reach.limit = -1
     log.done(0, 1)
-    assert log.reach.has_room(2, count=True)
+    assert log.reach.take_room(2)
 
 
 def test_what_started_before_the_map_shrank_may_end_past_the_window():
@@ -288,7 +288,7 @@ def test_counting_ends_once_all_is_near_again():
     log.done(*range(NEAR - NEAR * 3 // 4))  # 216 and too few to look
     assert log.look().window is not None
     log.done(*range(NEAR - NEAR * 3 // 4, NEAR))
-    log.reach.has_room(NEAR + LOOK_EVERY, count=False)
+    log.reach.has_room(NEAR + LOOK_EVERY)
     log.done(*range(NEAR, LOOK_EVERY))
     reach = log.look()
     assert (reach.window, reach.limit) == (None, LOOK_EVERY + NEAR)
@@ -306,7 +306,7 @@ def test_a_head_that_became_free_is_found():
     assert log.reach.freed() == []
     log.done(9, 300)
     assert log.reach.freed() == [10]
-    log.reach.has_room(906, count=False)
+    log.reach.has_room(906)
     assert log.reach.freed() == [905]
     assert log.reach.freed() == []
 

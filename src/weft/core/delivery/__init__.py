@@ -40,7 +40,7 @@ class Delivery(Protocol):
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
         """Its attempts are used up, and its dead letter stands for it."""
 
-    def returned(self, work: Work, *, report: bool = True) -> None:
+    def handled(self, work: Work, *, report: bool = True) -> None:
         """Handled, and what it had to send is stored, or goes with the commit."""
 
     def refused(self, work: Work) -> bool:
@@ -136,7 +136,7 @@ class AtLeastOnce:
         """So is this one; its lane waits."""
         produce_dead_letter(self._state, work, letter)
 
-    def returned(self, work: Work, *, report: bool = True) -> None:
+    def handled(self, work: Work, *, report: bool = True) -> None:
         """Done."""
         work.partition.record_done(work)
         complete(self._state, work, report=report)
@@ -162,7 +162,7 @@ class Each(AtLeastOnce):
     So a kill repeats at most what was in flight. Many records share one request.
     """
 
-    def returned(self, work: Work, *, report: bool = True) -> None:
+    def handled(self, work: Work, *, report: bool = True) -> None:
         """It waits for the next commit, which comes at once, and holds a slot meanwhile."""
         work.move(states.COMMITTING)
         self._state.claim(work)

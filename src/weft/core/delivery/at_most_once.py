@@ -5,7 +5,7 @@ ever handled twice. A mark whose record never began is taken back by a later com
 has no room for is not marked and waits, as records far out do.
 
 The life of a record: taken (MARKING, a claim) -> its commit is stored (`stored`: RUNNING) -> its
-call ends (`returned`: DONE). It has one attempt; a batch starts once all its marks are stored.
+call ends (`handled`: DONE). It has one attempt; a batch starts once all its marks are stored.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class AtMostOnce:
         """It is done when the broker has its dead letter; its lane waits."""
         produce_dead_letter(self._state, work, letter)
 
-    def returned(self, work: Work, *, report: bool = True) -> None:
+    def handled(self, work: Work, *, report: bool = True) -> None:
         """Its offset is done since its mark; only the lane goes on."""
         work.partition.marked_done(work)
         complete(self._state, work, report=report)
@@ -131,7 +131,7 @@ class AtMostOnce:
         for work in list(partition.commit.marked.values()):
             if work.call is not None and work.call.works:  # its batch waits for other marks
                 partition.unmark(work)
-                partition.returned()
+                partition.call_ended()
                 waiting.append(work)
         for work in waiting:
             work.move(states.QUEUED)

@@ -51,9 +51,9 @@ class ExactlyOnce(AtLeastOnce):
 
     def _handled(self, work: Work) -> None:
         self._state.finished_since_commit += 1
-        self.returned(work)
+        self.handled(work)
 
-    def returned(self, work: Work, *, report: bool = True) -> None:
+    def handled(self, work: Work, *, report: bool = True) -> None:
         """Handled: it waits for a transaction, and its lane goes on."""
         work.state = states.PENDING  # watched by the simulator: this is a hot path
         self._state.claim(work)
