@@ -283,10 +283,10 @@ def account_seconds(partitions: int, held: int) -> tuple[float, float]:
     each = held // partitions
     for partition in bench.partitions:
         bench.poll(partition, each, 0, each)
-    account, there = begin(bench.engine.state, 1.0)
-    insides = [best(lambda: _seconds_of(lambda: begin(bench.engine.state, 1.0)), 15)]
+    account, there = begin(bench.engine, 1.0)
+    insides = [best(lambda: _seconds_of(lambda: begin(bench.engine, 1.0)), 15)]
     for some in slices(there):
-        inside = partial(copies, bench.engine.state, some)
+        inside = partial(copies, bench.engine, some)
         insides.append(best(partial(_seconds_of, inside), 15))
         account.copies.extend(inside())
     return max(insides), best(lambda: _seconds_of(lambda: json.dumps(snapshot(account))), 5)

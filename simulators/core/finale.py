@@ -186,7 +186,7 @@ def _left(world: World) -> str:
         missing = sorted(offset for offset in source.alive if not _done(source, offset))
         held = world.broker.group(GROUP).committed.get(tp)
         rows.append(f"{tp}: unfinished {missing[:10]}, committed {held}, end {source.log.end}")
-    states = [snapshot(take(one.engine.state, 0.0)) for one in world.members.values()]
+    states = [snapshot(take(one.engine, 0.0)) for one in world.members.values()]
     return f"{rows} {states}"
 
 

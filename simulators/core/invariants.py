@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.account.account import PLACES, gathering, place_of, take
 from weft.core import states
-from weft.core.engine import EngineState
+from weft.core.engine import Engine, EngineState
 from weft.core.handler import Handler
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
@@ -20,12 +20,13 @@ from weft.core.states import InternalError
 from weft.core.work import STORY_EVENTS_MAX, LaneKey, Work
 
 
-def check(state: EngineState, calls: Sequence[int] | None = None) -> None:
+def check(engine: Engine, calls: Sequence[int] | None = None) -> None:
     """Raise InternalError where the engine contradicts itself.
 
     `calls`: how many calls of each handler run, as whoever runs them knows; without it the
     slots are not counted.
     """
+    state = engine.state
     for where, partition in state.partitions.items():
         _need(where == (partition.topic, partition.number), partition, "stands under another name")
         check_partition(partition)
@@ -35,7 +36,7 @@ def check(state: EngineState, calls: Sequence[int] | None = None) -> None:
         if calls is not None:
             _check_slots(state, handler, calls[handler.index])
     _check_claims(state)
-    _check_account(state)
+    _check_account(engine)
 
 
 def _need(holds: object, about: object, what: str) -> None:
@@ -226,11 +227,11 @@ def _check_claims(state: EngineState) -> None:
             _need(work.state == states.SUPERSEDED, work, "holds a lane and is of the present")
 
 
-def _check_account(state: EngineState) -> None:
+def _check_account(engine: Engine) -> None:
     """Every record that is held is in exactly one place, and the account counts it there."""
-    gathered, names = gathering(state), [place.name for place in PLACES]
-    for part in take(state, state.now).parts():
-        partition = state.partitions[part.topic, part.number]
+    gathered, names = gathering(engine), [place.name for place in PLACES]
+    for part in take(engine, engine.state.now).parts():
+        partition = engine.state.partitions[part.topic, part.number]
         counted = Counter([place_of(work, gathered) for work in _members(partition)])
         told = {name: part.places[name] for name in names}
         found = {name: counted[name] for name in names}

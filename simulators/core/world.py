@@ -71,4 +71,4 @@ class World(Stage):
             calls = [0] * len(self.setup.specs)
             for call in member.calls:
                 calls[call.handler] += 1
-            check(member.engine.state, calls)
+            check(member.engine, calls)

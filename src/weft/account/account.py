@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from weft.core import states
-from weft.core.engine import EngineState
+from weft.core.engine import Engine
 from weft.core.handler import Handler
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
@@ -164,15 +164,16 @@ class Account(NamedTuple):
         return [_part(copy) for copy in self.copies]
 
 
-def take(state: EngineState, now: float, *, records: bool = True) -> Account:
+def take(engine: Engine, now: float, *, records: bool = True) -> Account:
     """The whole account in one go."""
-    account, partitions = begin(state, now)
-    account.copies.extend(copies(state, partitions, records=records))
+    account, partitions = begin(engine, now)
+    account.copies.extend(copies(engine, partitions, records=records))
     return account
 
 
-def begin(state: EngineState, now: float) -> tuple[Account, list[Partition]]:
+def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
     """An account without its partitions, and which there are. Inside the door."""
+    state = engine.state
     account = Account(
         now,
         [],
@@ -182,7 +183,7 @@ def begin(state: EngineState, now: float) -> tuple[Account, list[Partition]]:
         state.paused,
         state.stop_mode,
         dict(state.counts),
-        gathering(state),
+        gathering(engine),
     )
     return account, list(state.partitions.values())
 
@@ -202,15 +203,15 @@ def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator
 
 
 def copies(
-    state: EngineState, partitions: Sequence[Partition], *, records: bool = True
+    engine: Engine, partitions: Sequence[Partition], *, records: bool = True
 ) -> list[tuple[Any, ...]]:
     """What an account keeps of each of these that is still here. Inside the door.
 
     Without the `records` it counts, and touches none but the first of each partition.
     """
     kept: Callable[[Iterable[Any]], list[Any]] = list if records else _first
-    gathered = Counter([work.partition for work in gathering(state)])
-    not_begun = Counter([work.partition for work in waiting_to_begin(state)])
+    gathered = Counter([work.partition for work in gathering(engine)])
+    not_begun = Counter([work.partition for work in waiting_to_begin(engine)])
     return [
         (
             _plain(p),
@@ -236,20 +237,20 @@ def _first(values: Iterable[Any]) -> list[Any]:
     return list(islice(values, 1))
 
 
-def gathering(state: EngineState) -> set[Work]:
+def gathering(engine: Engine) -> set[Work]:
     """Records in batches that were not called yet."""
     return {
         work
-        for groups in state.open_batches
+        for groups in engine.state.open_batches
         for batch in groups.values()
         for work in batch.works
         if work.state == states.QUEUED
     }
 
 
-def waiting_to_begin(state: EngineState) -> list[Work]:
+def waiting_to_begin(engine: Engine) -> list[Work]:
     """Records whose calls the executors reported as not begun."""
-    every = [handler.slots for handler in state.handlers]
+    every = [handler.slots for handler in engine.state.handlers]
     return [work for slots in every for work in slots.waiting if slots.waits(work)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from weft.account.account import gathering, place_of
 from weft.account.blockers import record_row, waiting_behind
 from weft.core import states
-from weft.core.engine import EngineState
+from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.work import Work
 
@@ -19,16 +19,16 @@ FOUND_MAX = 20
 
 
 def find(
-    state: EngineState, now: float, epoch_s: float, topic: str, number: int, offset: int
+    engine: Engine, now: float, epoch_s: float, topic: str, number: int, offset: int
 ) -> dict[str, Any]:
     """Where the record at this offset is; the place may also be no place of a record we hold."""
     where = {"topic": topic, "partition": number, "offset": offset}
-    partition = state.partitions.get((topic, number))
+    partition = engine.state.partitions.get((topic, number))
     if partition is None:
         return {**where, "place": "elsewhere"}
     work = partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
     if work is not None:
-        return {**where, **_told(state, work, now, epoch_s)}
+        return {**where, **_told(engine, work, now, epoch_s)}
     if offset in partition.offsets.incomplete:
         place = "unfetched"
     elif offset < partition.offsets.position or offset <= partition.offsets.restored_top:
@@ -44,17 +44,17 @@ def find(
 
 
 def find_key(
-    state: EngineState, now: float, epoch_s: float, key: bytes, topic: str | None = None
+    engine: Engine, now: float, epoch_s: float, key: bytes, topic: str | None = None
 ) -> list[dict[str, Any]]:
     """The first records held under this key, in every partition of the topic, or of all."""
     found = []
-    for partition in state.partitions.values():
+    for partition in engine.state.partitions.values():
         if topic not in (None, partition.topic):
             continue
         for work in _of_key(partition, key):
             where = (partition.topic, partition.number, work.record.offset)
             row = dict(zip(("topic", "partition", "offset"), where, strict=True))
-            found.append({**row, **_told(state, work, now, epoch_s)})
+            found.append({**row, **_told(engine, work, now, epoch_s)})
             if len(found) >= FOUND_MAX:
                 return found
     return found
@@ -65,18 +65,18 @@ def _of_key(partition: Partition, key: bytes) -> Iterator[Work]:
         yield from (work for work in works if work is not None and work.record.key == key)
 
 
-def _told(state: EngineState, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
-    row = _alone(state, work, now, epoch_s)
+def _told(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
+    row = _alone(engine, work, now, epoch_s)
     head = _head(work) if row["place"] == "behind" else None
-    return {**row, "behind": None if head is None else _alone(state, head, now, epoch_s)}
+    return {**row, "behind": None if head is None else _alone(engine, head, now, epoch_s)}
 
 
-def _alone(state: EngineState, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
+def _alone(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
     handler = work.partition.handler
     return {
         "offset": work.record.offset,
         "handler": handler.name,
-        "place": place_of(work, gathering(state)),
+        "place": place_of(work, gathering(engine)),
         "waiting_behind": waiting_behind(work),
         **record_row(work, handler.spec, now, epoch_s),
     }

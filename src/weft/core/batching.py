@@ -267,7 +267,7 @@ class Batching:
     def ended(
         self, handler: Handler, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool
     ) -> None:
-        """A batch call has went_back or raised; `whole`: it failed as one and is tried in halves."""
+        """A batch call is over; `whole`: it failed as one and is tried in halves."""
         self._endings.done(done)
         handler.slots.give()
         handler.good_calls += not whole

@@ -11,7 +11,7 @@ order give the same effects.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
@@ -23,7 +23,7 @@ from weft.core.delivery.at_most_once import AtMostOnce
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
 from weft.core.endings import Endings, RetrySchedule
 from weft.core.epochs import Epochs
-from weft.core.flow import Flow
+from weft.core.flow import Flow, Room
 from weft.core.handler import Handler
 from weft.core.plans import Plans
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
@@ -544,11 +544,44 @@ class Engine:
             if partition.startable
         )
 
-    # -- what is known -----------------------------------------------------------------------------
+    # -- the view: what others may read (tests/test_core_view.py) ----------------------------------
 
     def report_results(self, *, on: bool) -> None:
-        """Someone reads results, or nobody does any more."""
+        """Someone reads results, or no one any more."""
         self.state.reporting = on
+
+    def note(self, level: str, event: str, **fields: Any) -> None:
+        """Ask for a line in the log."""
+        self.state.note(level, event, **fields)
+
+    @property
+    def has_effects(self) -> bool:
+        """`take_effects` has something."""
+        return bool(self.state.effects)
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """With their rules and counts."""
+        return self.state.handlers
+
+    @property
+    def stop_mode(self) -> str | None:
+        """The harshest stop that was asked for."""
+        return self.state.stop_mode
+
+    @property
+    def paused(self) -> set[str | None]:
+        """The topics that the user paused; None stands for all (but those resumed since)."""
+        return self.state.paused
+
+    @property
+    def intake_paused(self) -> bool:
+        """Some partition is not fetched since buffers are full."""
+        return bool(self.state.flow.paused)
+
+    def room(self, every: Collection[Partition]) -> Room:
+        """How much may come from anywhere without a pause of the intake."""
+        return self.state.flow.room(every)
 
     def under_way(self) -> int:
         """How many calls are with a handler, and records' outputs with the producer."""

@@ -85,6 +85,10 @@ class Handler:
         self.parked = 0
         self.superseded = 0
 
+    def waits(self, work: Work) -> bool:
+        """Its call was asked for and has not begun, as far as is known."""
+        return self.slots.waits(work)
+
     def enqueue(self, partition: Partition) -> None:
         """Put a partition with something ready into the rotation."""
         partition.listed = True

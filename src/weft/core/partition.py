@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -245,7 +245,55 @@ class Partition:
         self.lanes.clear()
         self.commit.close()
 
-    # -- what is known ---------------------------------------------------------------------------
+    # -- the view: what others may read (tests/test_core_view.py) --------------------------------
+
+    @property
+    def position(self) -> int:
+        """The offset after the last one received."""
+        return self.offsets.position
+
+    @property
+    def healthy(self) -> int:
+        """Records held that are not done, without those in lanes with a failing record."""
+        return self.offsets.buffered - self.lanes.blocked_records
+
+    @property
+    def committed(self) -> int:
+        """What the broker holds for the group, as far as is known; -1 for nothing."""
+        return self.commit.committed
+
+    def committed_or_sent(self) -> set[int]:
+        """What the broker may hold: that, and what is on the way to it."""
+        sent = self.commit.sent
+        return {self.commit.committed} if sent is None else {self.commit.committed, sent.frontier}
+
+    @property
+    def last_sent(self) -> int:
+        """The sequence of the commit that was sent last."""
+        return self.commit.sequence
+
+    @property
+    def committing(self) -> bool:
+        """A commit is on the way, or in doubt."""
+        return self.commit.state != states.IDLE
+
+    @property
+    def claiming(self) -> bool:
+        """Some record's next step waits for a commit."""
+        return bool(self.commit.claims)
+
+    @property
+    def settled(self) -> bool:
+        """All that a commit would say is stored."""
+        return not self.commit.dirty and not self.committing
+
+    def unfinished(self, end: int) -> Iterator[Work | None]:
+        """Records before this offset that are not finished with; None for one not fetched yet."""
+        yield from (work for offset, work in self.commit.marked.items() if offset < end)
+        for offset, work in self.offsets.incomplete.items():
+            if offset >= end:
+                return
+            yield work
 
     def works(self) -> list[Work]:
         """Every record of the epoch that is not finished with."""

@@ -157,7 +157,7 @@ class Door:
                 now = self.clock()
                 self.recent.ended((now, len(works), len(endings)))
                 engine.calls_ended(now, works, endings)
-            if engine.state.effects:
+            if engine.has_effects:
                 self._perform(engine.take_effects())
             if endings or others:  # what merely succeeded makes nothing due earlier
                 self._look_ahead()

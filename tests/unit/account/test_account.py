@@ -22,8 +22,8 @@ OF_CALLS = {"calls", "concurrency", "since", "for_s", "oldest"}
 
 def shot_of(desk, epoch_s=1000.0):
     """The snapshot of a desk's engine; an account that only counts tells the same sums."""
-    shot = snapshot(take(desk.engine.state, desk.now), epoch_s)
-    counted = take(desk.engine.state, desk.now, records=False)
+    shot = snapshot(take(desk.engine, desk.now), epoch_s)
+    counted = take(desk.engine, desk.now, records=False)
     halts = [
         {n: v for n, v in halt.items() if halt["cause"] != "slots" or n not in OF_CALLS}
         for halt in shot["halts"]
@@ -218,7 +218,7 @@ def test_a_batchs_lane_is_walked_once(make_desk):
     desk = make_desk(HandlerSpec("h", batch=Batch(max_records=3, linger_s=0)))
     (partition,) = desk.assign(0)
     desk.poll(partition, *range(10))
-    account = take(desk.engine.state, 0.0)
+    account = take(desk.engine, 0.0)
     found = {one.offset: one.waiting_behind for one in blockers(account, account.parts())}
     assert found == {0: 7, 1: 7, 2: 7}
 
@@ -334,26 +334,26 @@ class TestFind:
     )
     def test_by_offset(self, desk, offset, place):
         """Held, done with, not read yet, or not in the log at all."""
-        assert find(desk.engine.state, 1.0, 0.0, "t", 0, offset)["place"] == place
+        assert find(desk.engine, 1.0, 0.0, "t", 0, offset)["place"] == place
 
     def test_another_members(self, desk):
         """A partition that is not here is elsewhere."""
-        assert find(desk.engine.state, 1.0, 0.0, "t", 1, 0)["place"] == "elsewhere"
+        assert find(desk.engine, 1.0, 0.0, "t", 1, 0)["place"] == "elsewhere"
 
     def test_whom_it_is_behind(self, desk):
         """A queued record names the one that its lane waits for."""
-        row = find(desk.engine.state, 5.0, 0.0, "t", 0, 3)
+        row = find(desk.engine, 5.0, 0.0, "t", 0, 3)
         assert (row["behind"]["offset"], row["behind"]["place"], row["behind"]["for_s"]) == (
             0, "running", 5.0,
         )  # fmt: skip
 
     def test_by_key(self, desk):
         """All records held under a key, in their order."""
-        rows = find_key(desk.engine.state, 1.0, 0.0, b"k")
+        rows = find_key(desk.engine, 1.0, 0.0, b"k")
         assert [(row["offset"], row["place"]) for row in rows] == [
             (0, "running"), (2, "behind"), (3, "behind"),
         ]  # fmt: skip
-        assert find_key(desk.engine.state, 1.0, 0.0, b"nobody") == []
+        assert find_key(desk.engine, 1.0, 0.0, b"nobody") == []
 
 
 def test_an_account_is_a_copy(make_desk):
@@ -361,7 +361,7 @@ def test_an_account_is_a_copy(make_desk):
     desk = make_desk()
     (partition,) = desk.assign(0)
     desk.poll(partition, 0, 1, key=None)
-    account = take(desk.engine.state, 0.0)
+    account = take(desk.engine, 0.0)
     desk.do("calls_ended", desk.started())
     assert account.parts()[0].places["running"] == 2
     assert snapshot(account)["partitions"][0]["buffered"] == 2
@@ -373,7 +373,7 @@ def test_an_account_that_counts_keeps_one_record_of_a_partition(make_desk):
     desk = make_desk()
     (partition,) = desk.assign(0, start=100, restored_top=200, restored_not_done=(100, 150))
     desk.poll(partition, 100, 150, *range(201, 300))
-    (part,) = take(desk.engine.state, 0.0, records=False).parts()
+    (part,) = take(desk.engine, 0.0, records=False).parts()
     assert ([work.record.offset for work in part.works], part.not_done) == ([100], 101)
     assert [len(some) for some in slices([partition] * SLICE_PARTITIONS, records=False)] == [
         SLICE_PARTITIONS
@@ -389,4 +389,4 @@ def test_an_account_is_taken_in_slices(make_desk):
     assert [len(some) for some in slices(partitions[:3])] == [1, 2]
     assert list(slices([])) == []
     desk.engine.closed(0.0, partitions[1:2], lost=True)
-    assert len(copies(desk.engine.state, partitions[1:3])) == 1
+    assert len(copies(desk.engine, partitions[1:3])) == 1

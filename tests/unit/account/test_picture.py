@@ -110,5 +110,5 @@ def test_the_maps_that_reach_furthest_are_reported(make_desk, monkeypatch):
     desk.poll(near, 1, key=b"other")
     desk.do("calls_ended", [one for one in desk.started() if one.record.offset])
     desk.assign(1, start=100, restored_top=104, restored_not_done=(100, 102))
-    (drawn,) = maps(take(desk.engine.state, 0.0).parts())
+    (drawn,) = maps(take(desk.engine, 0.0).parts())
     assert (drawn["partition"], drawn["from"], drawn["cells"]) == (1, 100, "ududd")

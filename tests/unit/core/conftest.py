@@ -46,7 +46,7 @@ class Desk:
     def do(self, event: str, *arguments, **options):
         """One event; its effects are kept."""
         result, effects = self._do(event, *arguments, **options)
-        check(self.engine.state, self.calls)
+        check(self.engine, self.calls)
         self._check_finished()
         for effect in (*effects, result):
             if isinstance(effect, fx.CommitOffsets | fx.Transact):

@@ -240,7 +240,7 @@ def test_snapshot_is_plain_data(make_desk):
     desk = make_desk()
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1)
-    (row,) = snapshot(take(desk.engine.state, 0.0))["partitions"]
+    (row,) = snapshot(take(desk.engine, 0.0))["partitions"]
     found = {name: row[name] for name in ("frontier", "highest_seen", "buffered", "in_flight")}
     assert found == {"frontier": 0, "highest_seen": 1, "buffered": 2, "in_flight": 1}
 

@@ -155,7 +155,7 @@ def map_full(desk: Callable[..., Any], **_: Any) -> Any:
         one.poll(partition, offset, key=b"%d" % offset)
         one.do("calls_ended", [w for w in one.started() if w.record.key != b"cust-17"])
     one.now += 312.0
-    shot = {"state": "running", **snapshot(take(one.engine.state, one.now))}
+    shot = {"state": "running", **snapshot(take(one.engine, one.now))}
     assert shot["partitions"][0]["map_used"] == 1.0
     told = why(shot)[0].row()
     return {**told, "text": told["text"].replace("t[0]", "orders[0]")}

@@ -279,9 +279,7 @@ class Prefetcher:
         except BaseException as error:  # sys.exit() too: the loader is needed
             text = f"{type(error).__name__}: {error}"
             self._door.post(
-                lambda engine, _: engine.state.note(
-                    "warning", "prefetch failed to release", error=text
-                )
+                lambda engine, _: engine.note("warning", "prefetch failed to release", error=text)
             )
 
 

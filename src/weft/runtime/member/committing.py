@@ -181,7 +181,7 @@ class Committer:
 def _holds(item: fx.PlanItem, sequence: int) -> bool:
     """It is still the newest word on its partition, and the partition is ours."""
     partition = item.partition
-    return partition.commit.sequence == sequence and partition.state != states.CLOSED
+    return partition.last_sent == sequence and partition.state != states.CLOSED
 
 
 def _known(items: Sequence[fx.PlanItem]) -> Known:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from weft.core import effects as fx
 from weft.core.engine import Engine
-from weft.core.spec import EXACTLY_ONCE
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
@@ -51,7 +50,7 @@ class Lease:
         """Have a commit prove that we are a member, where one can."""
         seat = self._seat
         # A transaction is fenced by itself.
-        if all(p.handler.spec.delivery == EXACTLY_ONCE for p in seat.partitions.values()):
+        if all(p.handler.exact for p in seat.partitions.values()):
             self._lift()
         elif now >= self._ask_at:
             plan = seat.door.call(lambda engine, now: engine.proof_commit(now))

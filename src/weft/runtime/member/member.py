@@ -305,13 +305,11 @@ class Member:
         """
         limit = self.config.limits.buffer_records
         every = list(self.partitions.values())
-        flow = self.engine.state.flow
-        if flow.paused or self.seat.waiting:
+        if self.engine.intake_paused or self.seat.waiting:
             # What is not paused must come through. Whole polls of many partitions would fill a
             # small budget many times over.
-            held = sum([len(p.offsets.incomplete) - p.lanes.blocked_records for p in every])
-            return self._polled_for(limit - held)
-        room = flow.room(every)
+            return self._polled_for(limit - sum([p.healthy for p in every]))
+        room = self.engine.room(every)
         if room.share > 1.0 - BUSY_SHARE:
             return self._polled_for(room.records)
         now = self.now()

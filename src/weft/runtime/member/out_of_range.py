@@ -13,7 +13,6 @@ from functools import partial
 
 from weft.core.epochs import Found
 from weft.core.partition import Partition
-from weft.core.states import IDLE
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
 from weft.runtime.member.member_config import MemberConfig
@@ -83,7 +82,7 @@ class OutOfRange:
                 continue
             if log is None:
                 self._later[one] = partition, now + AGAIN_S
-            elif partition.offsets.position > log.log_end:
+            elif partition.position > log.log_end:
                 self._cut(one, partition, log, now)
             else:
                 self._move(one, partition, log)
@@ -91,18 +90,18 @@ class OutOfRange:
     def _move(self, one: TopicPartition, partition: Partition, log: Found) -> None:
         """Go on at the log's start; or where we are, where the answer was a passing one."""
         seat = self._seat
-        if log.log_start > partition.offsets.position:
+        if log.log_start > partition.position:
             event(
                 _log,
                 "warning",
                 "records were deleted before they were read",
                 topic=one[0],
                 partition=one[1],
-                first=partition.offsets.position,
+                first=partition.position,
                 last=log.log_start - 1,
             )
             seat.door.call(lambda engine, at: engine.reached(at, [(partition, log.log_start)]))
-        seat.consumer.begin(one, partition.offsets.position)
+        seat.consumer.begin(one, partition.position)
         if partition.intake_paused:
             seat.consumer.pause([one])
 
@@ -113,7 +112,7 @@ class OutOfRange:
             "the log was truncated: records already read are finished first",
             topic=one[0],
             partition=one[1],
-            position=partition.offsets.position,
+            position=partition.position,
             log_end=log.log_end,
         )
         self._ending[one] = partition, now + self._config.drain_timeout_s
@@ -124,7 +123,5 @@ class OutOfRange:
 
 def _all_committed(partition: Partition) -> bool:
     """All that can be finished now is, and is committed; what is parked stays behind."""
-    busy = partition.in_flight or partition.sending or partition.retrying or partition.commit.claims
-    waiting = partition.buffered > partition.lanes.blocked_records
-    uncommitted = partition.commit.dirty or partition.commit.state != IDLE
-    return not (busy or waiting or uncommitted)
+    busy = partition.in_flight or partition.sending or partition.retrying or partition.claiming
+    return not busy and partition.healthy <= 0 and partition.settled

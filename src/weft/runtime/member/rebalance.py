@@ -15,8 +15,6 @@ from typing import NamedTuple, Protocol
 from weft.core.epochs import Found, OffsetLost, Start, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
-from weft.core.spec import EXACTLY_ONCE
-from weft.core.states import IDLE
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
@@ -310,12 +308,12 @@ class Rebalance:
 
     def _end_transactions(self, partitions: list[Partition]) -> bool:
         """exactly_once: what is handled goes into a last transaction, which ends before we do."""
-        ours = [p for p in partitions if p.handler.spec.delivery == EXACTLY_ONCE]
+        ours = [p for p in partitions if p.handler.exact]
         if not ours or self._config.make_transactor is None:
             return True
 
         def all_committed() -> bool:
-            return not any(p.commit.claims or p.commit.state != IDLE for p in ours)
+            return not any(p.claiming or p.committing for p in ours)
 
         return self._wait(all_committed, LAST_TRANSACTION_S)
 
@@ -323,9 +321,7 @@ class Rebalance:
 def quiet(partitions: Sequence[Partition]) -> bool:
     """Nothing of them is with a handler, being produced, or waiting for a mark."""
     return not any(p.in_flight or p.sending for p in partitions) and not any(
-        p.commit.claims and p.commit.sent
-        for p in partitions
-        if p.handler.spec.delivery == "at_most_once"
+        p.claiming and p.committing for p in partitions if p.handler.spec.delivery == "at_most_once"
     )
 
 

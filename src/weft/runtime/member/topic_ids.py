@@ -107,10 +107,7 @@ class TopicIds:
             where = (partition.topic, partition.number)
             known = self._ids.pop(where, None)
             if known is not None:
-                committed = {partition.commit.committed}
-                if partition.commit.sent is not None:
-                    committed.add(partition.commit.sent.frontier)
-                self._left[where] = known, committed
+                self._left[where] = known, partition.committed_or_sent()
 
     def fresh(self, found: Mapping[TopicPartition, Found]) -> dict[TopicPartition, Found]:
         """On the polling thread: the same without what we had committed for former topics."""

@@ -98,9 +98,9 @@ class Watchdog:
             if one.state != states.OPEN or one.intake_paused or one.user_paused or where in paused:
                 continue
             was = before.get(where)
-            moved = was is None or was.partition is not one or was.position != one.offsets.position
+            moved = was is None or was.partition is not one or was.position != one.position
             if was is None or moved:
-                was = Still(one, one.offsets.position, now, now)
+                was = Still(one, one.position, now, now)
             self._still[where] = was
         kept = {w: since for w, since in self.stuck.items() if self._since(w, now) <= since}
         if len(kept) != len(self.stuck):

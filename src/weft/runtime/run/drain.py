@@ -110,28 +110,19 @@ class Drain:
 
 def acknowledged(partition: Partition, end: int) -> bool:
     """Whether the broker has all of it up to this end."""
-    if not partition.commit.dirty and partition.commit.state == states.IDLE:
+    if partition.settled:
         return True
     # Where records keep coming there always is something to commit; what is before the end counts.
-    return partition.commit.committed >= min(partition.frontier, end)
+    return partition.committed >= min(partition.frontier, end)
 
 
 def passed(partition: Partition, end: int) -> bool:
     """Whether nothing before this end moves any more: done, or parked."""
     if partition.state == states.CLOSED:
         return False  # lost since it was looked up; what it held is forgotten, not done
-    marked = partition.commit.marked.items()
-    if any(offset < end and not _stuck(work) for offset, work in marked):
-        return False  # at_most_once: counted as done when it was handed over, and not back yet
-    if partition.frontier >= end:
-        return True
-    if partition.offsets.position < end:
+    if partition.position < end > partition.frontier:
         return False
-    return all(
-        work is not None and _stuck(work)
-        for offset, work in partition.offsets.incomplete.items()
-        if offset < end
-    )
+    return all(work is not None and _stuck(work) for work in partition.unfinished(end))
 
 
 def _stuck(work: Work) -> bool:

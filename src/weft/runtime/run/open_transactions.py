@@ -48,11 +48,9 @@ class OpenTransactions:
     def _short(self) -> list[tuple[TopicPartition, int]]:
         """Partitions that are fetched, and have not come to the end of their log."""
         return [
-            (where, one.offsets.position)
+            (where, one.position)
             for where, one in list(self._member.partitions.items())
-            if one.state == states.OPEN
-            and not one.intake_paused
-            and one.offsets.position < one.log_end
+            if one.state == states.OPEN and not one.intake_paused and one.position < one.log_end
         ]
 
     def _since(self, where: TopicPartition, position: int, now: float) -> tuple[int, float]:

@@ -120,7 +120,7 @@ class RunSource:
             return None
         try:
             # The last is the UNIX time at which the engine's clock, which shows `now`, was zero.
-            return member.door.call(lambda engine, now: ask(engine.state, now, time.time() - now))
+            return member.door.call(lambda engine, now: ask(engine, now, time.time() - now))
         except InternalError:
             return None
 
@@ -151,7 +151,7 @@ class RunSource:
         member, watching = self._run.member, self._run.watching
         if member is None or watching is None:
             return False, "starting: not in the group yet"
-        if member.leaving or member.fatal is not None or member.engine.state.stop_mode is not None:
+        if member.leaving or member.fatal is not None or member.engine.stop_mode is not None:
             return False, "stopping"
         if (away_s := watching.broker_away_s()) is not None:
             return False, f"the broker has not answered for {away_s:.0f} s"

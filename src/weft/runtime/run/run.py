@@ -354,7 +354,7 @@ class Run:
 
     def _close_all(self, member: Member) -> None:
         # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
-        patient = member.patient and member.engine.state.stop_mode != "now"
+        patient = member.patient and member.engine.stop_mode != "now"
         self._close_loop(LOOP_CLOSE_S if patient else 1.0)
         self._close_clients()
         gc_pace.restore()

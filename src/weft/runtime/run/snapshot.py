@@ -145,7 +145,7 @@ def account_of(door: Door, *, records: bool = True) -> Account:
 
     Without the `records` it counts: what is asked for each second must not touch each of them.
     """
-    account, partitions = door.call(lambda engine, now: begin(engine.state, now))
+    account, partitions = door.call(begin)
     for some in slices(partitions, records=records):
         account.copies.extend(door.call(partial(_copies, some, records)))
     return account
@@ -156,7 +156,7 @@ def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any]
     if member is None:
         return None
     try:
-        account, partitions = member.door.call(lambda engine, now: begin(engine.state, now))
+        account, partitions = member.door.call(begin)
         some = [p for p in partitions if (p.topic, p.number) == (topic, number)]
         account.copies.extend(member.door.call(partial(_copies, some, True)))
     except InternalError:
@@ -175,7 +175,7 @@ def _copies(
     engine: Engine,
     _now: float,
 ) -> list[tuple[Any, ...]]:
-    return copies(engine.state, partitions, records=records)
+    return copies(engine, partitions, records=records)
 
 
 def under_way(member: Member) -> int:
@@ -191,9 +191,9 @@ def state_of(member: Member, *, over: bool) -> str:
         return "failed" if member.fatal is not None else "ended"
     if member.leaving:
         return "leaving"
-    if member.engine.state.stop_mode is not None or member.fatal is not None:
+    if member.engine.stop_mode is not None or member.fatal is not None:
         return "stopping"
-    if None in member.engine.state.paused:
+    if None in member.engine.paused:
         return "paused"
     return "running" if member.partitions else "waiting"
 
@@ -204,14 +204,14 @@ def ending_of(member: Member, signal_code: int | None, *, drained: bool) -> tupl
         return signal_code, "stopped by a second signal"
     if member.fatal is not None:
         return member.exit_code, member.fatal.reason
-    if drained and any(handler.parked for handler in member.engine.state.handlers):
+    if drained and any(handler.parked for handler in member.engine.handlers):
         return 3, "drained, but parked records remain"
     return (0, "drained") if drained else (0, "stopped")
 
 
 def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> RunReport:
     """How the run ended, with its counts over all handlers."""
-    handlers = member.engine.state.handlers
+    handlers = member.engine.handlers
     return RunReport(
         exit_code=exit_code,
         reason=reason,

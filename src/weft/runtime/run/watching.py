@@ -323,10 +323,10 @@ class Watching:
             if work is not None and work.state == states.RUNNING
         }
         self._long = {work: told for work, told in self._long.items() if work in running}
-        begun = {w.partition.handler for w in running if not w.partition.handler.slots.waits(w)}
+        begun = {w.partition.handler for w in running if not w.partition.handler.waits(w)}
         due = []
         for work, for_s in running.items():
-            if work.partition.handler.slots.waits(work) and work.partition.handler in begun:
+            if work.partition.handler.waits(work) and work.partition.handler in begun:
                 continue  # it waits for those that run
             reached = sum(for_s >= limit for limit in LONG_CALL_S)
             if reached > self._long.get(work, 0):
@@ -342,7 +342,7 @@ class Watching:
         handler = work.partition.handler
         kind = self._member.config.plans[handler.index].kind
         fix = {} if spec.timeout_s is not None else {"next": LONG_FIX[kind]}
-        if waits := handler.slots.waits(work):
+        if waits := handler.waits(work):
             fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
         others = {"more_such_calls": str(more)} if more else {}
         self._member.telling.say(

@@ -189,7 +189,7 @@ class Host:
 
     def _told(self, engine: Engine, held: Held) -> dict[str, Any]:
         """Inside the door, so that counts and places are of one moment."""
-        handlers = engine.state.handlers
+        handlers = engine.handlers
         return {
             "counts": {name: sum(getattr(one, name) for one in handlers) for name in COUNTS},
             "finished": self._finished(held),

@@ -38,8 +38,8 @@ class SlowCalls:
         running = [
             (work, work.attempts)
             for partition in partitions
-            for work in partition.offsets.incomplete.values()
-            if work is not None and work.state == RUNNING
+            for work in partition.works()
+            if work.state == RUNNING
         ]
         self._seen = {call: self._seen.get(call, now) for call in running}
 

@@ -149,7 +149,7 @@ class TableTransactor(Transactor):
 
     def _due(self) -> bool:
         """The run is to end, or much waits. Both are read as they were a moment ago, at worst."""
-        if self._table.pace.hurried or self._seat.door.engine.state.stop_mode is not None:
+        if self._table.pace.hurried or self._seat.door.engine.stop_mode is not None:
             return True
         held = list(self._seat.partitions.values())
         return sum([partition.outputs_bytes for partition in held]) >= _FULL_BYTES
