@@ -33,16 +33,19 @@ CALLED = {
 }  # fmt: skip
 #: Files that are one idea: what one of them owns, the others may write.
 ROOMS = (
-    # the records of one epoch
-    {"work.py", "offsets.py", "lanes.py", "partition.py"},
+    # one epoch: its records, its commit, and whose turn it is
+    {
+        "work.py", "offsets.py", "reach.py", "lanes.py", "commits.py", "plans.py", "partition.py",
+        "handler.py",
+    },
     # a call, and what becomes of its records
     {
-        "work.py", "handler.py", "batching.py", "endings.py",
+        "work.py", "lanes.py", "handler.py", "batching.py", "endings.py",
         "delivery/__init__.py", "delivery/at_most_once.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it
     {
-        "commits.py", "engine.py",
+        "commits.py", "plans.py", "partition.py", "engine.py",
         "delivery/__init__.py", "delivery/at_most_once.py", "delivery/exactly_once.py",
     },
 )  # fmt: skip

@@ -216,7 +216,7 @@ def _commits_of_closed_epochs(original: Any) -> Any:
         original(self, partitions, lost=lost)
         for partition in partitions:
             partition.state = states.REVOKING
-            partition.commit.say_again()
+            partition.commit.again = True
             self._state.partitions.setdefault((partition.topic, partition.number), partition)
 
     return closed

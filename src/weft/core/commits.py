@@ -1,7 +1,22 @@
 """What is committed, when, and what follows from the answer.
 
-Each partition has at most one commit on the way; only the last of its epoch may follow one. With no
-answer in time it is in doubt: what the broker holds is read back before the next is sent.
+Theory of operation. Each partition has at most one commit on the way (`CommitState`)::
+
+             ready: due, and something is new                  no answer in time
+    IDLE ─────────────────────────────────────► SENT ─────────────────────────────► IN_DOUBT
+      ▲     send(plan): frontier, map, claims     │                                    │
+      └───────────────────────────────────────────┴────────────────────────────────────┘
+           stored, refused (`again`: its words are said once more), or read back as either
+
+1. A plan is one snapshot (plans.py): frontier and map are never of two moments.
+2. A *claim* is a finished record whose next step waits for a commit. It leaves `claims` when the
+   plan it is in is stored, and only then.
+3. Only the last commit of an epoch may follow one that is on the way: it is behind it on the same
+   connection. All others wait, for answers of two could come in any order.
+4. An answer belongs to the commit of its `sequence`. A later one is counted as late, and what holds
+   is said again: librdkafka may have repeated an older commit by itself.
+
+Transactions (exactly_once) go the same way, one at a time for the whole member.
 """
 
 from __future__ import annotations
@@ -25,6 +40,111 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.plans import Plans
     from weft.core.work import Work
+
+
+@dataclass(slots=True, eq=False)
+class CommitState:
+    """The commit of one epoch: what the broker holds, what is on the way, and who waits for it."""
+
+    _offsets: Offsets
+    #: what the broker holds for the group, as far as we know; -1 for nothing
+    committed: int = -1
+    #: since when, on the engine's clock; the start of the epoch until it moves
+    committed_at: float = 0.0
+    #: what the broker stores; lower when it refused a map of the usual size
+    map_limit: int = -1
+    #: what the last plan said has to be said again, whatever has changed
+    again: bool = False
+    state: int = states.IDLE
+    #: of the request that was sent last
+    sequence: int = 0
+    #: idle: not before this time; sent: the answer is due by then
+    at: float = 0.0
+    #: the plan on the way to the broker, or in doubt
+    sent: fx.PlanItem | None = None
+    #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
+    claims: list[Work] = field(default_factory=list)
+    #: the last plan had no room for all claims
+    left_out: bool = False
+    #: Commit(each): claims the map has no room for; they hold their lane and no slot
+    slotless: set[Work] = field(default_factory=set)
+    #: at_most_once: marked records, which the offsets have as done, that still run
+    marked: dict[int, Work] = field(default_factory=dict)
+    #: characters of the map that was sent last, and of the one that the broker stored last
+    map_chars: int = 0
+    map_stored: int = 0
+
+    @property
+    def dirty(self) -> bool:
+        """A commit would say something that the last plan did not."""
+        return self._offsets.changed or self.again
+
+    def ready(self, now: float) -> bool:
+        """Something is new, and nothing stands against sending it."""
+        idle = self.state == states.IDLE and self.at <= now
+        return idle and (bool(self.claims) or self.dirty)
+
+    def move(self, state: int) -> None:
+        """Change the state, by the table."""
+        if (self.state, state) not in COMMIT_TABLE:
+            raise InternalError(
+                f"a commit cannot go from {COMMIT_NAMES[self.state]} to {COMMIT_NAMES[state]}"
+            )
+        self.state = state
+
+    def send(self, sequence: int, item: fx.PlanItem, answer_by: float) -> None:
+        """This plan is on the way to the broker."""
+        self.move(states.SENT)
+        self.sequence, self.at, self.sent = sequence, answer_by, item
+        self.again = self._offsets.changed = False
+        self.left_out = len(item.claims) < len(self.claims)
+        self.map_chars = len(item.metadata)
+
+    def _answered(self) -> fx.PlanItem:
+        self.move(states.IDLE)
+        item, self.sent = self.sent, None
+        assert item is not None
+        return item
+
+    def stored(self, now: float, again_at: float) -> fx.PlanItem:
+        """The broker has it; returns what."""
+        item = self._answered()
+        if self.committed != item.frontier:
+            self.committed, self.committed_at = item.frontier, now
+        self.map_stored = len(item.metadata)
+        # With claims left out, the same commit again would say nothing new.
+        self.at = again_at if self.left_out else 0.0
+        return item
+
+    def refused(self, again_at: float) -> fx.PlanItem:
+        """The broker has not taken it; returns what."""
+        item = self._answered()
+        self.again, self.at = True, again_at
+        return item
+
+    def shrink_map(self, refused_chars: int) -> None:
+        """The broker stores less than we thought: a smaller map, in the end none at all.
+
+        What it has stored before it stores again, and two deliveries must never say less than that
+        (see `Plans.plan`).
+        """
+        if refused_chars <= self.map_stored:
+            self.map_stored = 0  # its limit was lowered since
+        self.map_limit = max(self.map_limit // 2, self.map_stored)
+
+    def close(self) -> None:
+        """The epoch ended: an answer that still comes is late."""
+        if self.state != states.IDLE:
+            self.move(states.IDLE)
+        self.claims.clear()
+        self.marked.clear()
+        self.slotless.clear()
+
+    def keep(self, ids: Collection[int], *, inside: bool = True) -> list[Work]:
+        """Keep the claims with these ids, or only the others; returns those that are none now."""
+        left = [work for work in self.claims if (id(work) in ids) != inside]
+        self.claims = [work for work in self.claims if (id(work) in ids) == inside]
+        return left
 
 
 class Commits:
@@ -148,7 +268,7 @@ class Commits:
         former = answer.partition
         partition = self._state.partitions.get((former.topic, former.number))
         if partition is not None and answer.verdict == "stored":
-            partition.commit.say_again()
+            partition.commit.again = True
 
     def _stored(self, partition: Partition) -> Committed:
         now = self._state.now
@@ -176,7 +296,7 @@ class Commits:
             self._state.fail(f"commit refused for {partition!r}: {answer.reason}")
         elif answer.verdict == "gone":
             # Not ours any more: the rebalance that says so is on its way.
-            commit.wait(now + 10 * retry_s)
+            commit.at = now + 10 * retry_s
 
     def in_doubt(self) -> None:
         """Commits without an answer in time: ask what the broker holds."""
@@ -186,7 +306,7 @@ class Commits:
             if partition.commit.state == states.SENT and partition.commit.at <= self._state.now
         ]
         for partition in doubtful:
-            partition.commit.doubt()
+            partition.commit.move(states.IN_DOUBT)
         if doubtful:
             self._state.count("commits_in_doubt", len(doubtful))
             self._state.emit(fx.ReadCommitted(doubtful))
@@ -198,7 +318,8 @@ class Commits:
         if commit.state != states.IN_DOUBT or item is None:
             return
         if offset is None:
-            commit.unread(self._state.now + self._state.limits.commit_retry_s)
+            commit.move(states.SENT)  # it is asked again later
+            commit.at = self._state.now + self._state.limits.commit_retry_s
         elif (offset, metadata) == (item.frontier, item.metadata):
             self._state.emit(fx.CommitsStored([self._stored(partition)]))
         else:
@@ -232,182 +353,19 @@ class Commits:
                 self._state.unclaim(work.partition)
         return [pair for pair in refused if pair[0].state == states.PENDING]
 
-    # -- claims ----------------------------------------------------------------------------------
-
     def _claims_stored(self, partition: Partition, claims: list[Work]) -> None:
         """The commit these records waited for is stored: each takes its next step."""
-        partition.commit.claims_stored(claims)
+        commit = partition.commit
+        if commit.claims[: len(claims)] == claims:  # mostly: the first ones, in their order
+            del commit.claims[: len(claims)]
+        else:
+            commit.keep(set(map(id, claims)), inside=False)
         self._state.unclaim(partition)
         self._state.deliveries[partition.handler.index].stored(partition, claims)
 
 
 def _longest_map(partitions: Sequence[Partition]) -> list[Partition]:
-    """Of a transaction nobody says whose map was too large: the longest one was, if any."""
+    """The map that a transaction was aborted for is not named: it was the longest, if any."""
     chars = {p: len(p.commit.sent.metadata) for p in partitions if p.commit.sent is not None}
     most = max(chars.values(), default=0)
     return [p for p, length in chars.items() if length == most > 0]
-
-
-@dataclass(slots=True, eq=False)
-class CommitState:
-    """The commit of one epoch. Nothing outside this file changes any field of it."""
-
-    _offsets: Offsets
-    #: what the broker holds for the group, as far as we know; -1 for nothing
-    committed: int = -1
-    #: since when, on the engine's clock; the start of the epoch until it moves
-    committed_at: float = 0.0
-    #: what the broker stores; lower when it refused a map of the usual size
-    map_limit: int = -1
-    #: what the last plan said has to be said again, whatever has changed
-    again: bool = False
-    state: int = states.IDLE
-    #: of the request that was sent last
-    sequence: int = 0
-    #: idle: not before this time; sent: the answer is due by then
-    at: float = 0.0
-    #: the plan on the way to the broker, or in doubt
-    sent: fx.PlanItem | None = None
-    #: finished records whose next step waits for the next commit: at_most_once, each, exactly_once
-    claims: list[Work] = field(default_factory=list)
-    #: the last plan had no room for all claims
-    left_out: bool = False
-    #: Commit(each): claims the map has no room for; they hold their lane and no slot
-    slotless: set[Work] = field(default_factory=set)
-    #: at_most_once: marked records, which the offsets have as done, that still run
-    marked: dict[int, Work] = field(default_factory=dict)
-    #: characters of the map that was sent last, and of the one that the broker stored last
-    map_chars: int = 0
-    map_stored: int = 0
-
-    # -- what is new -------------------------------------------------------------------------------
-
-    @property
-    def dirty(self) -> bool:
-        """A commit would say something that the last plan did not."""
-        return self._offsets.changed or self.again
-
-    def say_again(self) -> None:
-        """What the last plan said did not arrive, or holds no more."""
-        self.again = True
-
-    def ready(self, now: float) -> bool:
-        """Something is new, and nothing stands against sending it."""
-        idle = self.state == states.IDLE and self.at <= now
-        return idle and (bool(self.claims) or self.dirty)
-
-    # -- one request -------------------------------------------------------------------------------
-
-    def _move(self, state: int) -> None:
-        if (self.state, state) not in COMMIT_TABLE:
-            raise InternalError(
-                f"a commit cannot go from {COMMIT_NAMES[self.state]} to {COMMIT_NAMES[state]}"
-            )
-        self.state = state
-
-    def send(self, sequence: int, item: fx.PlanItem, answer_by: float) -> None:
-        """This plan is on the way to the broker."""
-        self._move(states.SENT)
-        self.sequence = sequence
-        self.at = answer_by
-        self.sent = item
-        self.again = False
-        self._offsets.said()
-        self.left_out = len(item.claims) < len(self.claims)
-        self.map_chars = len(item.metadata)
-
-    def stored(self, now: float, again_at: float) -> fx.PlanItem:
-        """The broker has it; returns what."""
-        item = self._answered()
-        if self.committed != item.frontier:
-            self.committed, self.committed_at = item.frontier, now
-        self.map_stored = len(item.metadata)
-        # With claims left out, the same commit again would say nothing new.
-        self.at = again_at if self.left_out else 0.0
-        return item
-
-    def refused(self, again_at: float) -> fx.PlanItem:
-        """The broker has not taken it; returns what."""
-        item = self._answered()
-        self.say_again()
-        self.at = again_at
-        return item
-
-    def doubt(self) -> None:
-        """No answer in time: what the broker holds is being read."""
-        self._move(states.IN_DOUBT)
-
-    def unread(self, again_at: float) -> None:
-        """What the broker holds could not be read: it is asked again later."""
-        self._move(states.SENT)
-        self.at = again_at
-
-    def _answered(self) -> fx.PlanItem:
-        self._move(states.IDLE)
-        item, self.sent = self.sent, None
-        assert item is not None
-        return item
-
-    def wait(self, until: float) -> None:
-        """Send nothing before this time."""
-        self.at = until
-
-    def shrink_map(self, refused_chars: int) -> None:
-        """The broker stores less than we thought: a smaller map, in the end none at all.
-
-        What it has stored before it stores again, and two deliveries must never say less than that
-        (see `Plans.plan`).
-        """
-        if refused_chars <= self.map_stored:
-            self.map_stored = 0  # its limit was lowered since
-        self.map_limit = max(self.map_limit // 2, self.map_stored)
-
-    def close(self) -> None:
-        """The epoch ended: an answer that still comes is late."""
-        if self.state != states.IDLE:
-            self._move(states.IDLE)
-        self.claims.clear()
-        self.marked.clear()
-        self.slotless.clear()
-
-    # -- claims ------------------------------------------------------------------------------------
-
-    def claim(self, work: Work) -> None:
-        """The record's next step waits for the next commit."""
-        self.claims.append(work)
-
-    def claims_stored(self, claims: list[Work]) -> None:
-        """The commit that these waited for is stored."""
-        if self.claims[: len(claims)] == claims:  # mostly: the first ones, in their order
-            del self.claims[: len(claims)]
-        else:
-            self.keep(set(map(id, claims)), inside=False)
-
-    def keep(self, ids: Collection[int], *, inside: bool = True) -> list[Work]:
-        """Keep the claims with these ids, or only the others; returns those that are none now."""
-        left = [work for work in self.claims if (id(work) in ids) != inside]
-        self.claims = [work for work in self.claims if (id(work) in ids) == inside]
-        return left
-
-    def give_up_slot(self, work: Work) -> bool:
-        """Commit(each): no room in the map; False where it has given up its slot before."""
-        if work in self.slotless:
-            return False
-        self.slotless.add(work)
-        return True
-
-    def take_slotless(self, work: Work) -> bool:
-        """Its commit is stored; True where it holds no slot."""
-        held = work in self.slotless
-        self.slotless.discard(work)
-        return held
-
-    # -- started-marks of at_most_once -------------------------------------------------------------
-
-    def mark(self, offset: int, work: Work) -> None:
-        """The started-mark of this record is stored."""
-        self.marked[offset] = work
-
-    def unmark(self, offset: int) -> None:
-        """It has ended, or its mark is taken back."""
-        del self.marked[offset]

@@ -214,7 +214,7 @@ class Endings:
             failure = work.failure = work.failure or Failure(self._state.texts)
             failure.left_lane = True
             work.partition.drop_outputs(work)
-            work.partition.lanes.detach(work)
+            work.next = None  # the lane has gone on past it: nothing is behind it any more
             if failure.given_up == "dead_lettered":
                 self._no_dead_letter(work, failure, error)
             else:
@@ -265,7 +265,7 @@ class Endings:
                 failure.left_lane = False
                 partition.lanes.rejoin(work)
             elif not follows(work):  # else it is next when that one is done
-                partition.lanes.again(work)
+                partition.lanes.ready.append(work)
             partition.handler.enlist(partition)
 
     def _exhausted(self, work: Work, failure: Failure) -> None:

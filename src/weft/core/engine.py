@@ -293,7 +293,7 @@ class Engine:
     def log_ends(self, ends: Sequence[tuple[Partition, int]]) -> None:
         """The logs of these partitions reach to these offsets."""
         for partition, end in ends:
-            partition.log_ends_at(end)
+            partition.log_end = end
 
     # -- outcomes --------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 The partitions that have a ready record stand in a rotation. The next free slot goes to the first
 of them, which then goes to the back: a partition with one record waits for one round of the
 others, however deep their backlogs are. The cost of a choice does not depend on what waits.
+
+A slot is room for one call. It changes hands in `Slots.take` and `Slots.give` alone.
 """
 
 from __future__ import annotations
@@ -12,16 +14,13 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, HandlerSpec
 from weft.core.states import RUNNING
-from weft.core.work import Work
 from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.partition import Partition
-    from weft.core.spec import HandlerSpec
     from weft.core.work import Work
-
 
 RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
 
@@ -30,28 +29,10 @@ class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "batched",
-        "dead_lettered",
-        "done",
-        "exact",
-        "failures",
-        "good_calls",
-        "index",
-        "limited",
-        "name",
-        "parked",
-        "plain",
-        "retries",
-        "rotation",
-        "short_of_room",
-        "skipped",
-        "slots",
-        "spec",
-        "superseded",
-        "timed",
-        "tokens",
-        "tokens_at",
-    )
+        "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index", "limited",
+        "name", "parked", "plain", "retries", "rotation", "short_of_room", "skipped", "slots",
+        "spec", "superseded", "timed", "tokens", "tokens_at",
+    )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
         self.index = index
@@ -77,17 +58,14 @@ class Handler:
         #: batch calls that handled something
         self.good_calls = 0
         # counts since the start
-        self.done = 0
-        self.failures = 0
-        self.retries = 0
-        self.dead_lettered = 0
-        self.skipped = 0
-        self.parked = 0
-        self.superseded = 0
+        self.done = self.failures = self.retries = self.superseded = 0
+        self.dead_lettered = self.skipped = self.parked = 0
 
     def waits(self, work: Work) -> bool:
         """Its call was asked for and has not begun, as far as is known."""
         return self.slots.waits(work)
+
+    # -- the rotation ----------------------------------------------------------------------------
 
     def enqueue(self, partition: Partition) -> None:
         """Put a partition with something ready into the rotation."""
@@ -167,9 +145,7 @@ class Handler:
         work.partition.lanes.put_far(work)
         self.short_of_room[work.partition] = None
 
-    def none_far(self, partition: Partition) -> None:
-        """No record of it waits for room in the map."""
-        self.short_of_room.pop(partition, None)
+    # -- the rate limit --------------------------------------------------------------------------
 
     def _affordable(self, now: float, allowed: int) -> int:
         """Refill the bucket; how many of `allowed` starts it pays for."""
@@ -192,7 +168,9 @@ class Handler:
 class Slots:
     """Calls that one handler may have in flight, and their time-outs."""
 
-    __slots__ = ("capacity", "concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting")
+    __slots__ = (
+        "capacity", "concurrency", "deadlines", "free", "overdue", "timeout_s", "waiting",
+    )  # fmt: skip
 
     def __init__(self, concurrency: int, ahead: int, timeout_s: float | None) -> None:
         self.concurrency = concurrency

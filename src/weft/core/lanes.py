@@ -1,12 +1,25 @@
 """The lanes of one partition epoch: who waits behind whom, and which record may start next.
 
-A lane is a chain of records linked by `Work.next`; only its tail is in `tails`. The head is in
-`ready`, in `far`, in `held`, in an open batch (batching.py), or has begun and is where its state
-says (states.py): exactly one of these, which is the key order.
+Theory of operation. A lane is a chain of works linked by `Work.next`, in offset order; its tail is
+in `tails`. Only the head may be anywhere but in the chain::
 
-A lane with a failing record is charged to the budget of failing records. Such a lane gets one
-`LaneCharge`, shared by the records in it and those that join later, so moving the whole lane
-between the budgets is one addition, not a walk along it.
+    head ──next──► work ──next──► work        tails[key] = the last one
+      │
+      ├ ready    may start, oldest first              ├ held     an old epoch's attempt still runs
+      ├ far      the offset map has no room for it    └ or it has begun: where its state says
+
+Invariants (`simulators/core/invariants.py` recounts them):
+
+1. A queued head is in exactly one of `ready`, `far`, `held` or an open batch (batching.py), and no
+   other record of its lane is in any: that is the key order.
+2. `ready` and `far` hold queued records only; in `held` a lane may wait without a head.
+3. A record without a key, or with ordering="unordered", is a lane of its own and in no `tails`.
+4. In a batch call several records of a lane are under way; `Call.order` says which one each
+   follows, and the lane goes on past the last of them (`_skip_finished`).
+
+A lane with a failing record is charged to the budget of failing records, so that it never stops
+the intake of others. It gets one `LaneCharge`, shared by the records in it and those that join
+later: moving the lane between the budgets is one addition, not a walk along it.
 """
 
 from __future__ import annotations
@@ -30,7 +43,7 @@ ONE_LANE = "*"  # the one lane of ordering="partition"
 
 @dataclass(slots=True, eq=False)
 class Lanes:
-    """The lanes of one epoch. Nothing outside this file changes any field of it."""
+    """The lanes of one epoch."""
 
     _ordering: Ordering
     #: lanes in which an attempt of an earlier epoch still runs -> their waiting head
@@ -117,12 +130,8 @@ class Lanes:
         if work.charge is not None:
             self._uncharge(work, work.charge)
             work.charge = None
-        self.detach(work)
-        self._join_one(work)
-
-    def detach(self, work: Work) -> None:
-        """The lane has gone on past this record: nothing is behind it any more."""
         work.next = None
+        self._join_one(work)
 
     # -- leaving -----------------------------------------------------------------------------------
 
@@ -157,12 +166,6 @@ class Lanes:
                 del tails[key]
         return False
 
-    def pass_on(self, work: Work) -> bool:
-        """As `leave`, where the record itself is not finished with: it is charged no more."""
-        goes_on = self.leave(work)
-        work.charge = None
-        return goes_on
-
     def let_go(self, key: LaneKey) -> bool:
         """The old attempt that held this lane has ended; True when its head is ready by that."""
         head = self.held.pop(key, None)
@@ -180,10 +183,6 @@ class Lanes:
         self.held.clear()
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
-
-    def again(self, work: Work) -> None:
-        """A head whose time has come: behind the others that are ready."""
-        self.ready.append(work)
 
     def put_back(self, heads: Iterable[Work]) -> None:
         """Heads that were taken and did not begin: in front of all others, in this order."""
@@ -240,11 +239,6 @@ class Lanes:
             self.blocked_records += charge.records
             self.blocked_bytes += charge.bytes
         return charge
-
-    def park(self, work: Work) -> None:
-        """The lane's head is given up, until a restart: nothing of the lane moves any more."""
-        charge = self.block(work)
-        charge.parked = True
 
     def grow(self, work: Work, more: int) -> None:
         """So many bytes more are kept because of this record."""

@@ -28,7 +28,7 @@ class Snapshot(NamedTuple):
 
 
 class Offsets:
-    """The offsets of one epoch. Nothing outside this file changes any field of it."""
+    """The offsets of one epoch."""
 
     __slots__ = ("changed", "expected", "incomplete", "position", "restored_top", "top")
 
@@ -122,17 +122,9 @@ class Offsets:
             self.top -= 1
         self.changed = True
 
-    def said(self) -> None:
-        """A commit with all of this is on the way."""
-        self.changed = False
-
     def replace(self, incomplete: dict[int, Work | None]) -> None:
         """The same entries in a dictionary that counts their runs, or that no longer does."""
         self.incomplete = incomplete
-
-    def clear(self) -> None:
-        """The epoch ended."""
-        self.incomplete.clear()
 
     # -- what is known ---------------------------------------------------------------------------
 

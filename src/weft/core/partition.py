@@ -77,10 +77,6 @@ class Partition:
         self.user_paused = on
         self.startable = not on and self.state == states.OPEN
 
-    def log_ends_at(self, end: int) -> None:
-        """The log reaches to this offset."""
-        self.log_end = end
-
     # -- intake ----------------------------------------------------------------------------------
 
     def admit(self, records: Sequence[Record], sizes: Sequence[int]) -> None:
@@ -123,27 +119,29 @@ class Partition:
 
     def release(self, work: Work) -> None:
         """Its lane goes on, though the record is not finished with."""
-        if self.lanes.pass_on(work) and not self.listed:
+        goes_on = self.lanes.leave(work)
+        work.charge = None
+        if goes_on and not self.listed:
             self.handler.enqueue(self)
 
     def mark(self, work: Work) -> None:
         """at_most_once: the started-mark is stored, so its offset counts as done."""
         offset = work.record[2]
         self.offsets.mark(offset)
-        self.commit.mark(offset, work)
+        self.commit.marked[offset] = work
         work.move(states.RUNNING)
         self.in_flight += 1
 
     def unmark(self, work: Work) -> None:
         """at_most_once: it was marked and never began, so the mark is taken back."""
         offset = work.record[2]
-        self.commit.unmark(offset)
+        del self.commit.marked[offset]
         self.offsets.undone(offset, work)
 
     def marked_done(self, work: Work) -> None:
         """at_most_once: its offset is done since its mark; only the lane is left."""
         self.bytes -= work.size
-        self.commit.unmark(work.record[2])
+        del self.commit.marked[work.record[2]]
         work.state = states.DONE
         if self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
@@ -193,7 +191,7 @@ class Partition:
                 lanes.reopen(lanes.nearest_far)
             self.handler.enlist(self)
         if not lanes.far:
-            self.handler.none_far(self)
+            self.handler.short_of_room.pop(self, None)
 
     def _under_way(self) -> int:
         """Records that have started and will be done, which no map says yet."""
@@ -235,13 +233,14 @@ class Partition:
 
     def park(self, work: Work) -> None:
         """It waits for a restart, and its lane with it."""
-        self.lanes.park(work)
+        charge = self.lanes.block(work)
+        charge.parked = True  # nothing of the lane moves any more
         work.move(states.PARKED)
         self.parked += 1
 
     def close(self) -> None:
         """The epoch has ended: forget what waits."""
-        self.offsets.clear()
+        self.offsets.incomplete.clear()
         self.lanes.clear()
         self.commit.close()
 

@@ -68,6 +68,6 @@ class Plans:
             else:
                 too_many = middle
         if best is None or (not best.claims and not partition.commit.dirty):
-            partition.commit.wait(self._state.now + self._state.limits.commit_retry_s)
+            partition.commit.at = self._state.now + self._state.limits.commit_retry_s
             return None
         return best

@@ -167,7 +167,7 @@ def test_remaining_is_what_is_left(make_desk):
     assert (row["lag"], row["remaining"], row["done_beyond"]) == (358, 11, 347)
     assert row["remaining"] == row["end"] - row["frontier"] - row["done_beyond"]
     assert (row["remaining_is_bound"], row["oldest_not_done"]) == (False, 0)
-    partition.log_ends_at(500)
+    partition.log_end = 500
     row = shot_of(desk)["partitions"][0]
     assert (row["remaining"], row["remaining_is_bound"]) == (11 + 142, True)
 
@@ -178,7 +178,7 @@ def test_remaining_after_a_restart(make_desk):
     (partition,) = desk.assign(0, start=100, restored_top=200, restored_not_done=(100, 150))
     row = shot_of(desk)["partitions"][0]
     assert (row["frontier"], row["remaining"], row["done_beyond"], row["end"]) == (100, 0, 99, 100)
-    partition.log_ends_at(201)
+    partition.log_end = 201
     row = shot_of(desk)["partitions"][0]
     assert (row["remaining"], row["unfetched"], row["buffered"]) == (2, 2, 0)
     (worst,) = shot_of(desk)["blockers"]
@@ -318,7 +318,7 @@ class TestFind:
         desk.poll(partition, 0, 2, 3)
         desk.poll(partition, 1 + 3, key=b"other")
         desk.do("calls_ended", [w for w in desk.started() if w.record.key == b"other"])
-        partition.log_ends_at(10)
+        partition.log_end = 10
         return desk
 
     @pytest.mark.parametrize(

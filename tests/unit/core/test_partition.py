@@ -40,7 +40,7 @@ def test_claim_at_the_top_does_not_hide_what_comes_after_it():
     """A claimed record counts as done in the snapshot; the queued one behind it does not."""
     part = partition()
     received(part, 5, 6)
-    part.commit.claim(part.offsets.incomplete[5])
+    part.commit.claims.append(part.offsets.incomplete[5])
     assert part.snapshot() == Snapshot(6, 5, [])
 
 
@@ -115,7 +115,7 @@ def test_the_end_of_the_log_is_the_one_heard_of_last():
     """It may be further on, or nearer: the log can be another one."""
     part = partition()
     for end in (7, 5):
-        part.log_ends_at(end)
+        part.log_end = end
         assert part.log_end == end
 
 

@@ -170,7 +170,7 @@ def test_a_claim_counts_as_done():
     for offset in (0, 10, 11, 20):
         work = log.offsets.incomplete[offset]
         assert work is not None
-        log.commit.claim(work)
+        log.commit.claims.append(work)
     assert log.look().budget == MOST - 3
 
 

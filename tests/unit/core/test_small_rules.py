@@ -22,7 +22,7 @@ def test_claims_that_are_not_kept_are_given_back(inside):
     commit = CommitState(Offsets(0))
     named, other = object(), object()
     for one in (named, other):
-        commit.claim(one)
+        commit.claims.append(one)
     left = commit.keep({id(named)}, inside=inside)
     kept, gone = (named, other) if inside else (other, named)
     assert (commit.claims, left) == ([kept], [gone])

@@ -153,7 +153,7 @@ class Waiting:
             self.works[offset] = work
             work.state = states.PENDING
             work.outputs = [offset]
-            self.part.commit.claim(work)
+            self.part.commit.claims.append(work)
 
     def goes(self) -> list[int]:
         """What the next transaction has."""

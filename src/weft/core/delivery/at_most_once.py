@@ -136,7 +136,7 @@ class AtMostOnce:
         for work in waiting:
             work.move(states.QUEUED)
         if waiting:
-            partition.commit.say_again()
+            partition.commit.again = True
             partition.commit.keep(())
             self._state.unclaim(partition)
         return waiting
