@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.batching import Batching, Gathering
+from weft.core.batching import Batching
 from weft.core.commits import Commits
-from weft.core.delivery import AtLeastOnce, Each
-from weft.core.delivery.at_most_once import AtMostOnce
+from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
 from weft.core.endings import Endings, RetrySchedule
 from weft.core.epochs import Epochs
-from weft.core.flow import Flow, Room
+from weft.core.flow import Flow
 from weft.core.handler import Handler
 from weft.core.plans import Plans
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
@@ -31,8 +30,10 @@ from weft.core.work import SharedTexts
 from weft.types import ErrorInfo, OutcomeName, Record, Sent, StopMode
 
 if TYPE_CHECKING:
+    from weft.core.batching import Gathering
     from weft.core.delivery import Delivery
     from weft.core.events import Answer, Assignment, Ended, OutputsAnswer
+    from weft.core.flow import Room
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
     from weft.core.work import LaneKey, Work

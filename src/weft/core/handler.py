@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, HandlerSpec
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE
 from weft.core.states import RUNNING
 from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.partition import Partition
+    from weft.core.spec import HandlerSpec
     from weft.core.work import Work
 
 RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once

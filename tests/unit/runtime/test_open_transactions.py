@@ -26,7 +26,7 @@ class Member:
             state=states.OPEN,
             intake_paused=False,
             log_end=log_end,
-            offsets=SimpleNamespace(position=position),
+            position=position,
         )
         self.partitions = {WHERE: self.partition}
         self.telling = SimpleNamespace(stable_ends={})
@@ -80,7 +80,7 @@ def test_what_moves_is_not_asked_for():
     member = Member(12, 4_000)
     looking = OpenTransactions(member)
     for now in range(100, 130):
-        member.partition.offsets.position += 1
+        member.partition.position += 1
         looking.look(float(now))
     assert member.asked == []
 
@@ -92,7 +92,7 @@ def test_what_was_found_is_forgotten_once_nothing_stands():
     looking.look(100.0)
     looking.look(106.0)
     assert member.telling.stable_ends
-    member.partition.offsets.position = 40
+    member.partition.position = 40
     looking.look(108.0)
     assert member.telling.stable_ends == {}
 

@@ -35,7 +35,7 @@ def member(**differs):
         ended=threading.Event(),
         leaving=False,
         fatal=None,
-        engine=SimpleNamespace(state=SimpleNamespace(stop_mode=None)),
+        engine=SimpleNamespace(stop_mode=None),
         partitions=[("t", 0)],
     )
     for name, value in differs.items():
@@ -93,7 +93,7 @@ NOT_READY = {
     "leaving": (member(leaving=True), watching(), "stopping"),
     "fatal": (member(fatal=RuntimeError()), watching(), "stopping"),
     "stop": (
-        member(engine=SimpleNamespace(state=SimpleNamespace(stop_mode="drain"))),
+        member(engine=SimpleNamespace(stop_mode="drain")),
         watching(),
         "stopping",
     ),

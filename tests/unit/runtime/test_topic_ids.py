@@ -24,7 +24,7 @@ class Cluster:
         self.partition = SimpleNamespace(
             topic="t",
             number=0,
-            commit=SimpleNamespace(committed=5, sent=SimpleNamespace(frontier=7)),
+            committed_or_sent=lambda: {5, 7},
         )
         self.seat = SimpleNamespace(
             partitions={WHERE: self.partition},
@@ -146,7 +146,7 @@ def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old()
     """One of two partitions came back after the topic was made again: the other is read anew."""
     cluster, other = Cluster(), ("t", 1)
     cluster.seat.partitions[other] = SimpleNamespace(
-        topic="t", number=1, commit=SimpleNamespace(committed=3, sent=None)
+        topic="t", number=1, committed_or_sent=lambda: {3}
     )
     cluster.look()
     cluster.topic_ids.closed([cluster.partition])

@@ -30,9 +30,8 @@ class Seat:
 
     def __init__(self, *, end: int) -> None:
         self.time, self.end, self.away = 0.0, end, False
-        offsets = SimpleNamespace(position=5)
         self.partition: Any = SimpleNamespace(
-            state=states.OPEN, intake_paused=False, user_paused=False, offsets=offsets
+            state=states.OPEN, intake_paused=False, user_paused=False, position=5
         )
         self.partitions: dict[Any, Partition] = {WHERE: self.partition}
         self.consumer = self
@@ -81,7 +80,7 @@ def test_a_partition_that_is_not_fetched_is_refreshed_and_sought_after_30_s() ->
     assert seat.dog.refetched == 1
     assert seat.dog.stuck.keys() == {WHERE}
     assert seat.dog.ends == {WHERE: 9}
-    seat.partition.offsets.position = 6
+    seat.partition.position = 6
     seat.pass_time(seat.time + 2)
     assert (seat.dog.stuck, seat.dog.ends) == ({}, {})
 
@@ -122,7 +121,7 @@ def test_one_that_moves_now_and_then_is_never_sought() -> None:
     """A record every 25 s is a partition that is fetched."""
 
     def fetched(now: float) -> None:
-        seat.partition.offsets.position = 5 + int(now // (STILL_S - 5))
+        seat.partition.position = 5 + int(now // (STILL_S - 5))
 
     seat = Seat(end=99)
     assert not seat.pass_time(10 * STILL_S, each=fetched).sought

@@ -1,6 +1,7 @@
-"""The deliveries: what each decides, and nothing else does; at least once, and `Commit(each=True)`.
+"""The deliveries: what each decides, and nothing else does; and those without transactions.
 
-A fifth would be one class more, and one line in engine.py (`_DELIVERIES`).
+Exactly once has a room of its own. A fifth would be one class more, and one line in engine.py
+(`_DELIVERIES`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.lanes import unfollow
 from weft.core.partition import begin
 
 if TYPE_CHECKING:
@@ -67,21 +69,6 @@ def call(
     state.emit(fx.Start(handler.index, works, together))
 
 
-def produce(state: EngineState, work: Work, outputs: Any) -> None:
-    """The record waits until the broker has acknowledged all of these."""
-    work.partition.send(work)
-    work.since, work.outputs = state.now, outputs
-    state.emit(fx.Send(work, outputs))
-
-
-def produce_dead_letter(state: EngineState, work: Work, letter: fx.SendDeadLetter) -> None:
-    """The same for its dead letter; its lane is one that failed."""
-    work.partition.lanes.block(work)
-    work.partition.send(work)
-    work.since, work.outputs = state.now, None
-    state.emit(letter)
-
-
 def complete(state: EngineState, work: Work, *, report: bool = True) -> None:
     """The record is finished with for good: count and report it."""
     handler, failure = work.partition.handler, work.failure
@@ -130,11 +117,16 @@ class AtLeastOnce:
 
     def send(self, work: Work, outputs: Any) -> None:
         """The record is done when the broker has acknowledged all of it."""
-        produce(self._state, work, outputs)
+        work.partition.send(work)
+        work.since, work.outputs = self._state.now, outputs
+        self._state.emit(fx.Send(work, outputs))
 
     def send_dead_letter(self, work: Work, letter: fx.SendDeadLetter) -> None:
-        """So is this one; its lane waits."""
-        produce_dead_letter(self._state, work, letter)
+        """So is this one; its lane is one that failed, and waits."""
+        work.partition.lanes.block(work)
+        work.partition.send(work)
+        work.since, work.outputs = self._state.now, None
+        self._state.emit(letter)
 
     def handled(self, work: Work, *, report: bool = True) -> None:
         """Done."""
@@ -187,3 +179,123 @@ class Each(AtLeastOnce):
         partition.commit.slotless |= waiting
         partition.handler.slots.give(len(waiting))
         return item
+
+
+# -- at most once ----------------------------------------------------------------------------------
+
+
+class AtMostOnce(AtLeastOnce):
+    """A record is marked as started in a stored commit before the handler sees it.
+
+    For the offsets it is done from then on (`CommitState.marked` keeps it while it runs), so
+    nothing is ever handled twice. A mark whose record never began is taken back by a later commit.
+    What the map has no room for is not marked and waits, as records far out do.
+
+    The life of a record: taken (MARKING, a claim) -> its commit is stored (`stored`: RUNNING) ->
+    its call ends (`handled`: DONE). It has one attempt; a batch starts once all its marks are
+    stored. What it produces is sent once; what is refused is not tried again.
+    """
+
+    def start(self, handler: Handler, works: list[Work]) -> None:
+        """Mark them first: the next commit says so."""
+        for work in works:
+            work.state = states.MARKING
+            work.since = self._state.now
+            self._state.claim(work)
+
+    def start_together(self, handler: Handler, works: list[Work]) -> None:
+        """Mark them all; the call waits for that."""
+        batch = works[0].call
+        assert batch is not None
+        batch.works = list(works)
+        self.start(handler, works)
+
+    def stored(self, partition: Partition, claims: list[Work]) -> None:
+        """Their marks are stored: they may begin."""
+        works = [work for work in claims if work.state == states.MARKING]  # else withdrawn
+        for work in works:
+            partition.mark(work)
+            work.since = self._state.now
+        if works and partition.handler.spec.batch is not None:
+            self._begin_batches(partition.handler, works)
+        elif works:
+            call(self._state, partition.handler, works)
+
+    def _begin_batches(self, handler: Handler, works: Iterable[Work]) -> None:
+        """Marks are stored or withdrawn: call the batches that wait for none any more."""
+        for waiting in {id(work.call): work.call for work in works}.values():
+            if waiting is None or not waiting.works:
+                continue
+            # Without those that were withdrawn, with whatever partition.
+            waiting.works = [work for work in waiting.works if work.state != states.QUEUED]
+            if any(work.state == states.MARKING for work in waiting.works):
+                continue
+            if waiting.works:
+                begun, waiting.works = waiting.works, []
+                waiting.first, waiting.left = begun[0], len(begun)
+                call(self._state, handler, begun, together=True)
+            else:
+                handler.slots.give()
+
+    def handled(self, work: Work, *, report: bool = True) -> None:
+        """Its offset is done since its mark; only the lane goes on."""
+        work.partition.marked_done(work)
+        complete(self._state, work, report=report)
+
+    def refused(self, work: Work) -> bool:
+        """It was handled: once is all there is."""
+        return False
+
+    def given_back(self, work: Work) -> None:
+        """It never began: its offset is not done after all."""
+        work.partition.unmark(work)
+
+    def fits(self, partition: Partition, item: fx.PlanItem, most: MostClaims) -> fx.PlanItem | None:
+        """Marks without room are not made: a mark that was stored must never be forgotten."""
+        best = most()
+        inside = set() if best is None else set(map(id, best.claims))
+        left = partition.commit.keep(inside)
+        self._state.unclaim(partition)
+        for work in left:
+            work.move(states.QUEUED)
+        for head in self._let_go(partition, left):
+            partition.handler.put_far(head)
+        return best
+
+    def closing(self, partitions: Iterable[Partition]) -> None:
+        """What is marked, or about to be, and has not begun will not begin here.
+
+        A mark that is on the way may be stored nevertheless; the last commit of the epoch, behind
+        it on the same connection, takes it back.
+        """
+        # All of them first: a batch whose other marks are withdrawn is complete, and starts.
+        withdrawn = [(partition, self._withdraw(partition)) for partition in partitions]
+        for partition, waiting in withdrawn:
+            if waiting:
+                partition.lanes.put_back(self._let_go(partition, waiting))
+                partition.handler.enlist(partition)
+
+    def _withdraw(self, partition: Partition) -> list[Work]:
+        """The records whose marks are taken back, queued again."""
+        waiting = [work for work in partition.commit.claims if work.state == states.MARKING]
+        for work in list(partition.commit.marked.values()):
+            if work.call is not None and work.call.works:  # its batch waits for other marks
+                partition.unmark(work)
+                partition.call_ended()
+                waiting.append(work)
+        for work in waiting:
+            work.move(states.QUEUED)
+        if waiting:
+            partition.commit.again = True
+            partition.commit.keep(())
+            self._state.unclaim(partition)
+        return waiting
+
+    def _let_go(self, partition: Partition, works: list[Work]) -> list[Work]:
+        """Give their slots back; which of them are the heads of their lanes."""
+        heads = [work for work in works if not unfollow(work)]
+        if partition.handler.spec.batch is None:
+            partition.handler.slots.give(len(works))
+        else:
+            self._begin_batches(partition.handler, works)
+        return heads
