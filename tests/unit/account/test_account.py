@@ -63,7 +63,7 @@ def test_a_call_that_has_not_begun_is_not_running(make_desk):
     row = shot_of(desk)["partitions"][0]
     assert places(desk) == {"not_begun": 2, "ready": 1}
     assert row["in_flight"] == 2
-    account = take(desk.engine.state, desk.now)
+    account = take(desk.engine, desk.now)
     worst = blockers(account, account.parts())
     assert [one.place for one in worst] == ["not_begun"] * 2
     desk.do("calls_begun", [first], 0.0)
@@ -81,12 +81,12 @@ def test_calls_none_of_which_begins_are_a_cause(make_desk, for_s, cause):
     works = desk.started()
     desk.do("calls_waiting", works)
     at = works[0].since + for_s
-    (halt,) = snapshot(take(desk.engine.state, at))["halts"]
+    (halt,) = snapshot(take(desk.engine, at))["halts"]
     assert halt["cause"] == cause
     if cause == "not_begun":
         assert (halt["calls"], halt["for_s"], halt["oldest"]["offset"]) == (2, for_s, 0)
     desk.do("calls_begun", works[:1], 0.0)
-    assert snapshot(take(desk.engine.state, at))["halts"] == [{"cause": "slots", "handler": "h"}]
+    assert snapshot(take(desk.engine, at))["halts"] == [{"cause": "slots", "handler": "h"}]
 
 
 @pytest.mark.parametrize(
