@@ -72,7 +72,7 @@ def test_nothing_outside_reads_into_the_core() -> None:
     "text",
     [
         "self._seat.door.engine.state.stop_mode",
-        "door.call(lambda engine, now: begin(engine, now))",
+        "door.call(lambda engine, _: ask(engine.state))",
         "partition.offsets.position",
         "work.partition.commit.sent",
         "len(p.lanes.ready)",

@@ -1,8 +1,18 @@
 """Batches: records of one handler gathered into one call.
 
-A record that may start joins the open batch of its group. The batch is called when it is full, or
-`linger_s` after its first record was ready. Heads of lanes join first, then the records behind
-them, so that a batch holds as many lanes as there are and keeps each of them in order.
+Theory of operation. Each group of a handler (`Batch(by=...)`) has at most one open batch::
+
+    heads ──_join──► Gathering(due, room, works) ──_start──► Call ──► handler
+                        ▲                                      │
+    behind them ────────┘ _extend                              └ failed as one: halves, each of
+                                                                 its own group (key, size)
+
+- A head that may start joins the open batch of its group: it has left `ready` and is QUEUED.
+- A batch starts when it is full, or `linger_s` after its first record was ready. Before it starts,
+  the records behind its heads join too, so that it holds as many lanes as there are, in order.
+- What may not start after all (paused, revoked, the map is full) goes back: of each lane the head
+  alone, for what follows it never left the chain.
+- A batch has one slot, from its start to the end of its call.
 
 A failed batch whose acknowledgement is for all is tried again in halves: its records carry the
 size that their next batch may have, down to one, and only alone can a record be exhausted.
@@ -31,10 +41,6 @@ _ALWAYS = float("inf")
 Lane = tuple[Partition, LaneKey]
 
 
-def _lane(work: Work) -> Lane:
-    return (work.partition, work.partition.lanes.key_of(work.record))
-
-
 @dataclass(slots=True, eq=False)
 class Gathering:
     """An open batch."""
@@ -42,6 +48,13 @@ class Gathering:
     due: float
     room: int
     works: list[Work] = field(default_factory=list)
+
+
+Groups = dict[Hashable, Gathering]
+
+
+def _lane(work: Work) -> Lane:
+    return (work.partition, work.partition.lanes.key_of(work.record))
 
 
 def _order(works: Sequence[Work]) -> dict[Work, Work]:
@@ -52,9 +65,8 @@ def _order(works: Sequence[Work]) -> dict[Work, Work]:
         lane = _lane(work)
         if isinstance(lane[1], int):
             continue
-        before = last.get(lane)
-        if before is not None:
-            order[work] = before
+        if lane in last:
+            order[work] = last[lane]
         last[lane] = work
     return order
 
@@ -65,7 +77,7 @@ class Batching:
     def __init__(self, state: EngineState, endings: Endings) -> None:
         self._state = state
         self._endings = endings
-        self._open = state.open_batches
+        self._open: list[Groups] = state.open_batches
         #: the open batches by the time they start at the latest; those that started are stale
         self._lingering: list[list[tuple[float, int, Hashable, Gathering]]] = [
             [] for _ in state.handlers
@@ -75,6 +87,10 @@ class Batching:
         self._grown: set[Handler] = set()
 
     # -- gathering -------------------------------------------------------------------------------
+
+    def grew(self, handler: Handler) -> None:
+        """More records came in: they may fill a batch whose lanes they are in."""
+        self._grown.add(handler)
 
     def fill(self, handler: Handler) -> None:
         """Start what has lingered, gather what is ready, start what is full by that."""
@@ -94,25 +110,15 @@ class Batching:
         if handler in self._grown:
             self._grown.discard(handler)
             joined = dict.fromkeys(groups)
-        for key in joined:
-            self._start_full(handler, groups, key)
+        for key in joined:  # start full ones, as far as there are slots
+            while handler.slots.free > 0 and key in groups:
+                self._extend(groups[key])
+                if len(groups[key].works) < groups[key].room:
+                    break
+                self._start(handler, groups, key)
         self._start_lingered(handler, groups)
 
-    def grew(self, handler: Handler) -> None:
-        """More records came in: they may fill a batch whose lanes they are in."""
-        self._grown.add(handler)
-
-    def _start_full(
-        self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable
-    ) -> None:
-        """Start full batches of one group, as far as there are slots."""
-        while handler.slots.free > 0 and key in groups:
-            self._extend(groups[key])
-            if len(groups[key].works) < groups[key].room:
-                return
-            self._start(handler, groups, key)
-
-    def _start_lingered(self, handler: Handler, groups: dict[Hashable, Gathering]) -> None:
+    def _start_lingered(self, handler: Handler, groups: Groups) -> None:
         """Start what has waited long enough, the longest first; everything when a stop waits."""
         heap = self._lingering[handler.index]
         now = self._state.now if self._state.stop_mode is None else _ALWAYS
@@ -124,7 +130,7 @@ class Batching:
                 if groups.get(key) is gathering:
                     heappush(heap, entry)
 
-    def _join(self, handler: Handler, groups: dict[Hashable, Gathering], work: Work) -> Hashable:
+    def _join(self, handler: Handler, groups: Groups, work: Work) -> Hashable:
         """Add a head to the open batch of its group; returns the group."""
         spec = handler.spec.batch
         assert spec is not None
@@ -146,17 +152,14 @@ class Batching:
     def _group(self, work: Work) -> Hashable:
         spec = work.partition.handler.spec.batch
         assert spec is not None
-        exact = work.partition.handler.exact
-        if spec.by == "partition" or (exact and spec.by is None):
+        if spec.by == "partition" or (work.partition.handler.exact and spec.by is None):
             # exactly_once: outputs are shared by the whole batch. With one of two partitions gone
             # they could neither be sent (the new owner repeats its half) nor left out.
             return work.partition
         if spec.by == "key":
-            key = work.record.key  # whatever the ordering; none is no key that two could share
-            return (
-                work.partition,
-                work.partition.lanes.key_of(work.record) if key is None else key,
-            )
+            # Whatever the ordering; none is no key that two could share.
+            key = work.record.key
+            return _lane(work) if key is None else (work.partition, key)
         return None
 
     def _parts(self, work: Work, following: Work) -> bool:
@@ -188,17 +191,14 @@ class Batching:
 
     # -- starting --------------------------------------------------------------------------------
 
-    def _start(self, handler: Handler, groups: dict[Hashable, Gathering], key: Hashable) -> None:
+    def _start(self, handler: Handler, groups: Groups, key: Hashable) -> None:
         gathering = groups[key]
         self._extend(gathering)
         # No slot was free while more came in: the rest makes the next batch.
-        chosen, gathering.works = (
-            gathering.works[: gathering.room],
-            gathering.works[gathering.room :],
-        )
+        chosen, rest = gathering.works[: gathering.room], gathering.works[gathering.room :]
         works, went_back = self._still_startable(chosen)
-        if went_back:  # what is behind a head that went back goes after it
-            gathering.works = [w for w in gathering.works if _lane(w) not in went_back]
+        # What is behind a head that went back goes after it.
+        gathering.works = [w for w in rest if _lane(w) not in went_back] if went_back else rest
         if not gathering.works:
             del groups[key]
         if not works:
@@ -220,15 +220,11 @@ class Batching:
             if work.state != states.QUEUED:
                 continue
             lane = _lane(work)
-            if (
-                partition.startable
-                and lane not in went_back
-                and partition.may_start(work, looked, works)
-            ):
+            may = partition.startable and lane not in went_back
+            if may and partition.may_start(work, looked, works):
                 works.append(work)
                 started.add(lane)
-                continue
-            if lane not in went_back:  # the head goes back; what follows it never left
+            elif lane not in went_back:  # the head goes back; what follows it never left
                 went_back.add(lane)
                 if lane in started:
                     continue
@@ -271,6 +267,5 @@ class Batching:
         self._endings.done(done)
         handler.slots.give()
         handler.good_calls += not whole
-        failing = len(ended) if whole else 0
         for ending in ended:
-            self._endings.batch_member(ending, batch_failed=failing)
+            self._endings.batch_member(ending, batch_failed=len(ended) if whole else 0)

@@ -48,21 +48,16 @@ class Endings:
                 handler.done += count
         if self._many:
             state.finished_since_commit += len(works)
-        if others:
-            self._others(others)
-        if state.reporting:
-            for work in works:
-                if work.state == states.DONE:
-                    state.report(work, "done")
-
-    def _others(self, works: Sequence[Work]) -> None:
-        """Calls that returned too late, or of a delivery for which that is not all."""
-        for work in works:
+        for work in others:  # too late, or of a delivery for which that is not all
             if work.state == states.RUNNING:
                 work.partition.call_ended()
                 self._delivery(work).handled(work, report=False)
             else:
                 self._late(work)
+        if state.reporting:
+            for work in works:
+                if work.state == states.DONE:
+                    state.report(work, "done")
 
     def ended(self, endings: Sequence[Ended]) -> None:
         """Calls that ended any other way."""
@@ -82,17 +77,12 @@ class Endings:
             self._delivery(work).send(work, ending.outputs)
         elif isinstance(ending, Failed):
             self._failed(work, ending)
-        else:
-            self._given_back(work)
-
-    def _given_back(self, work: Work) -> None:
-        """Back to the head of its lane, or behind the record it was in one batch with."""
-        partition = work.partition
-        self._delivery(work).given_back(work)
-        work.move(states.QUEUED)
-        if not unfollow(work):
-            partition.lanes.put_back([work])
-            partition.handler.enlist(partition)
+        else:  # back to the head of its lane, or behind the record it was in one batch with
+            self._delivery(work).given_back(work)
+            work.move(states.QUEUED)
+            if not unfollow(work):
+                partition.lanes.put_back([work])
+                handler.enlist(partition)
 
     def batch_member(self, ending: Ended, *, batch_failed: int) -> None:
         """One record of a batch call that has ended.
@@ -272,7 +262,11 @@ class Endings:
         policy = work.partition.handler.spec.on_exhausted
         failure.tell(self._state.now, f"given up: {type(policy).__name__}")
         if isinstance(policy, DeadLetter):
-            self._dead_letter(work, failure, policy)
+            failure.given_up = "dead_lettered"
+            assert failure.error is not None
+            topic = policy.topic_for(work.record.topic)
+            letter = fx.SendDeadLetter(work, topic, failure.error)
+            self._delivery(work).send_dead_letter(work, letter)
         elif isinstance(policy, Park):
             self._park(work, failure)
         elif isinstance(policy, Skip):
@@ -293,12 +287,6 @@ class Endings:
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
         work.shed()
-
-    def _dead_letter(self, work: Work, failure: Failure, policy: DeadLetter) -> None:
-        failure.given_up = "dead_lettered"
-        assert failure.error is not None
-        topic = policy.topic_for(work.record.topic)
-        self._delivery(work).send_dead_letter(work, fx.SendDeadLetter(work, topic, failure.error))
 
     def _dead_letter_answered(
         self, work: Work, failure: Failure, sent: tuple[Sent, ...], error: ErrorInfo | None

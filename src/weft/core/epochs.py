@@ -83,11 +83,7 @@ class Epochs:
             for partition in partitions
             if partition.state != states.CLOSED
             and not partition.handler.exact
-            and (
-                partition.commit.dirty
-                or partition.commit.claims
-                or partition.commit.state != states.IDLE
-            )
+            and not (partition.settled and not partition.commit.claims)
         ]
         return self._commits.last(due)
 
@@ -121,7 +117,9 @@ class Epochs:
         for work in partition.works():
             if work.state == states.RUNNING:
                 running[partition.lanes.key_of(work.record)] = work
-            elif _holds_slot(partition, work):
+            elif (work.state == states.SENDING and partition.handler.spec.commit_each) or (
+                work.state == states.COMMITTING and work not in partition.commit.slotless
+            ):  # Commit(each=True): it is handled, and its outputs or its commit are on the way
                 partition.handler.slots.give()
             if work.state in (states.SENDING, states.COMMITTING, states.PENDING):
                 self._state.report(work, "superseded")
@@ -130,13 +128,6 @@ class Epochs:
         self._state.retries.forget()
         self._state.hold_lanes((partition.topic, partition.number), running)
         partition.close()
-
-
-def _holds_slot(partition: Partition, work: Work) -> bool:
-    """Commit(each=True): it is handled, and its outputs or its commit are on the way."""
-    if work.state == states.SENDING:
-        return partition.handler.spec.commit_each
-    return work.state == states.COMMITTING and work not in partition.commit.slotless
 
 
 @dataclass(frozen=True, slots=True)
