@@ -69,7 +69,8 @@ def connected(bootstrap: str, x: Sequence[str] | None, config: Any, group: str) 
     if "bootstrap.servers" in properties:
         raise ConfigError("the property bootstrap.servers is given by --bootstrap-servers")
     return connect(
-        {**properties, "bootstrap.servers": bootstrap},
+        # What goes wrong is in the exceptions.
+        {"log_level": 2, **properties, "bootstrap.servers": bootstrap},
         {},
         group=group,
         buffer_records=10_000,

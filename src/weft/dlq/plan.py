@@ -1,7 +1,7 @@
 """Which letters go back, in which order, and how far a replay has come; pure.
 
-Order: by source partition, then by the offset that the record had at first. A consumer that is
-ordered by key or partition keeps it, so records of one key need not wait for each other.
+Order: in each partition of the source by the offset that the record had at first. A consumer that
+is ordered by key or partition keeps it, so records of one key need not wait for each other.
 
 Progress is what Weft always commits: a frontier and an offset map for each partition of the
 dead-letter topic, in a group of its own. A letter is done when it went back.
@@ -213,7 +213,7 @@ def make_plan(
                 plan.left_out["twice in the topic"] += 1
                 plan.twins[one.source] = [*plan.twins.get(one.source, []), twin]
             candidates[one.source] = one
-    going = sorted(candidates.values(), key=_turn)
+    going = _in_turn(candidates.values())
     stale = {str(one.at) for one in going if guard.is_stale(one)}
     plan.eligible, plan.stale = len(going), len(stale)
     if rules.stale == "only-if-newest":
@@ -230,6 +230,19 @@ def make_plan(
         going = going[: rules.limit]
     plan.going = going
     return plan
+
+
+def _in_turn(letters: Iterable[Letter]) -> list[Letter]:
+    """Each partition in its order, and all of them side by side."""
+    places: Counter[TopicPartition] = Counter()
+    ranked = []
+    for one in sorted(letters, key=_turn):
+        assert one.source is not None
+        where = one.source[:2]
+        ranked.append((places[where], where, one))
+        places[where] += 1
+    ranked.sort(key=lambda row: row[:2])
+    return [one for _, _, one in ranked]
 
 
 def _turn(one: Letter) -> tuple[str, int, int, int]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from weft.errors import ConfigError
-from weft.kafka import clib
+from weft.kafka import clib, clib_offsets
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.ports import KafkaUnavailable
@@ -18,7 +18,11 @@ from weft.types import Record
 from weft.types import TopicPartition as Where
 
 MESSAGES_AT_A_TIME = 2_000
-TURN_S = 0.5
+#: `consume` waits so long for a full hand, whatever has come
+TURN_S = 0.05
+AGAIN_S = 0.5
+#: one request for offsets may take so long
+ASKED_S = 5.0
 #: a leader that moves is waited for so long
 SILENT_S = 30.0
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001  # a public constant
@@ -64,6 +68,8 @@ class KafkaLogReader:
         left = {where: end for where, (start, end) in ranges.items() if start < end}
         if not left:
             return
+        # Leaders at hand: else the client looks for them once per second.
+        clib_offsets.refresh(self._consumer, {topic for topic, _ in left}, SILENT_S)
         begin = [TopicPartition(*where, ranges[where][0]) for where in left]
         self._consumer.assign(begin)
         # To librdkafka those that an earlier stretch paused still are.
@@ -110,17 +116,22 @@ class KafkaLogReader:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                held = clib.committed(self._consumer, partitions, timeout_s)
+                held = clib.committed(self._consumer, partitions, min(timeout_s, ASKED_S))
             except KafkaException as error:
-                code = error.args[0].code()
-                if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                    raise ConfigError(f"group {self._group}: {reason(code)}") from None
+                self._check_group(error.args[0])
                 if time.monotonic() >= deadline:
                     text = error.args[0].str()
                     raise KafkaUnavailable(f"the offsets of {self._group}: {text}") from None
-                time.sleep(TURN_S)  # its coordinator is being looked for
+                time.sleep(AGAIN_S)  # its coordinator is being looked for
             else:
                 return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
+
+    def _check_group(self, error: KafkaError) -> None:
+        """ConfigError where the group is refused; a request may time out, and a message say why."""
+        said = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
+        for one in (error, *said):
+            if one is not None and one.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise ConfigError(f"group {self._group}: {reason(one.code())}")
 
     def membership(self) -> clib.GroupMetadata:
         """Of nobody: Kafka takes it while the group has no members."""
