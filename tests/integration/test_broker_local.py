@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from weft.broker import BrokerError, LocalBroker, fetch, jars
+from weft.broker import BrokerError, LocalBroker, jars
 from weft.broker.process import is_node, wait_until
 from weft.errors import ConfigError
 
@@ -167,7 +167,7 @@ def test_it_says_when_it_is_not_started():
 @pytest.mark.parametrize("client", ["Maven", "Ivy"])
 def test_each_client_brings_the_same_jars(client, monkeypatch, tmp_path):
     """Maven and the Ivy inside PySpark each bring all 45 jars, with the pinned checksums."""
-    clients = fetch._clients
-    monkeypatch.setattr(fetch, "_clients", lambda *a: {client: clients(*a)[client]})
+    clients = jars._clients
+    monkeypatch.setattr(jars, "_clients", lambda *a: {client: clients(*a)[client]})
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     assert len(jars.ensure_jars()) == 45

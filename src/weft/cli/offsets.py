@@ -238,14 +238,14 @@ def _remembered(one: Remembered) -> str:
     """What a commit remembers of a record, as words."""
     failed = {0: "not tried", 1: "1 failed attempt"}.get(one.attempts)
     until = "" if one.until_s is None else datetime.fromtimestamp(one.until_s, UTC).isoformat()
-    words = (
+    words: tuple[str | bool, ...] = (
         failed or f"{one.attempts} failed attempts",
         one.parked and "parked" + (one.exhausted_by and f" ({one.exhausted_by})"),
         one.held and "held",
         until and f"until {until}",
         one.error is not None and f"error {one.error:08x}",
     )
-    return ", ".join(filter(None, words))
+    return ", ".join(str(word) for word in words if word)
 
 
 def _progress_as_json(one: Progress) -> dict[str, Any]:

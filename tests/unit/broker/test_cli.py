@@ -68,7 +68,7 @@ def test_no_client_to_fetch_with(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere:/bin")
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("weft.broker.fetch._clients", lambda *_: {})
+    monkeypatch.setattr("weft.broker.jars._clients", lambda *_: {})
     line = fails(capsys, "broker", "up")
     assert "Maven" in line
     assert "PySpark" in line

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.broker import fetch as fetching
+from weft.broker import jars as fetching
 from weft.errors import ConfigError
 
 NAMES = frozenset({"kafka_2.13-1.0.jar"})

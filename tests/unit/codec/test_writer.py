@@ -204,6 +204,16 @@ def test_the_longest_prefix_that_fits_is_taken():
         assert covered == 399 or len(encode(0, covered + 2, not_done)) > limit
 
 
+@pytest.mark.parametrize("top", range(380, 400))
+def test_no_longer_prefix_fits(top: int):
+    """Not one done offset more, wherever the search has come from."""
+    not_done = list(range(0, top, 3))
+    for limit in range(20, 80, 4):
+        _, covered = encode_fitting(0, top, not_done, limit)
+        longer = (o for o in range(covered + 1, top + 1) if o not in not_done)
+        assert all(len(encode(0, o, not_done)) > limit for o in longer)
+
+
 def test_a_range_that_the_wire_cannot_hold_is_cut_by_one():
     """The length is a signed 32-bit number: one offset more is left out, and done again."""
     for top in (limits.RANGE_MAX - 2, limits.RANGE_MAX - 1, limits.RANGE_MAX):

@@ -10,7 +10,7 @@ import weft
 from weft import guard
 from weft.errors import ConfigError
 from weft.runtime.calls.processes.executor import ProcessExecutor
-from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.member.seat import Callbacks
 from weft.runtime.member.topic_ids import TopicIds
 
 pytestmark = pytest.mark.threads_may_die

@@ -11,10 +11,9 @@ import weft
 from weft.core.effects import Finished
 from weft.core.spec import HandlerSpec
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.member.seat import Callbacks
 from weft.runtime.run import run as local
-from weft.runtime.run.result_stream import RESULTS_MAX, ResultStream
-from weft.runtime.run.results import Results
+from weft.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
 from weft.testing import MemoryKafka
 from weft.types import Record
 

@@ -1,6 +1,7 @@
 """A member's group membership: the state shared by its parts, and the paths between its threads.
 
 The parts (commits, lease, rebalance, transactions …) are given this, not the member that made them.
+The user's callbacks run in order on a separate thread, so that none delays the member.
 """
 
 from __future__ import annotations
@@ -10,17 +11,56 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from weft import guard
 from weft.core.partition import Partition
 from weft.kafka.ports import ConsumerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor
-from weft.runtime.member.callbacks import Callbacks
 from weft.types import ErrorInfo, TopicPartition
 
 _log = logging.getLogger("weft")
+
+
+class Callbacks:
+    """Calls the user's functions one after another on one thread; what they raise is counted."""
+
+    def __init__(self, died: guard.Died = guard.log_death) -> None:
+        self.died = died
+        self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.errors = 0
+
+    def call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
+        """Have the function called soon; nothing for None."""
+        if function is None:
+            return
+        if self._thread is None:
+            self._thread = guard.thread("weft-callbacks", self._run, self.died)
+            self._thread.start()
+        self._calls.put((function, arguments))
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have not begun."""
+        return self._calls.qsize()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, arguments = call
+            try:
+                function(*arguments)
+            except (Exception, SystemExit):  # sys.exit() ends the thread, not the app: app.stop()
+                self.errors += 1
+                _log.exception("callback %s failed", getattr(function, "__name__", function))
+
+    def close(self, timeout_s: float) -> None:
+        """Let what is queued finish, at most for so long."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join(timeout_s)
+
 
 Action = Callable[[], None]
 #: on the polling thread: the log is another than the one we read, begin anew where the policy says

@@ -18,7 +18,7 @@ from weft.core.work import Work
 from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
-from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.member.seat import Callbacks
 from weft.runtime.member.troubles import Troubles
 from weft.types import ErrorInfo, Raised, TopicPartition
 

@@ -35,8 +35,7 @@ from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside, RunSource
 from weft.runtime.run.plans import commit_of, log_end, log_start, plans_of
 from weft.runtime.run.preflight import FirstStart, admin_of, check_cluster, drain_of
-from weft.runtime.run.result_stream import ResultStream
-from weft.runtime.run.results import Results
+from weft.runtime.run.result_stream import Results, ResultStream
 from weft.runtime.run.snapshot import Snapshots, ending_of, report_of, under_way
 from weft.runtime.run.watching import Watching
 from weft.types import RunReport, StopMode
@@ -174,7 +173,7 @@ class Run:
 
     def _open_ledgers(self, admin: AdminPort) -> None:
         if any(handler.ledger is not None for handler in self._handlers):
-            from weft.runtime.run.ledgers import open_ledgers, pruning  # needs SQLAlchemy
+            from weft.runtime.run.plans import open_ledgers, pruning  # needs SQLAlchemy
 
             group = self._options.group
             self._ledgers = open_ledgers(self._handlers, self._plans, group, admin)

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.app_options import AppOptions
 from weft.errors import ConfigError
-from weft.runtime.member.callbacks import Callbacks
+from weft.runtime.member.seat import Callbacks
 from weft.runtime.run.result_stream import ResultStream, forward
 from weft.types import Committed, Result
 
