@@ -212,10 +212,6 @@ class Engine:
     ) -> None:
         """`size_of`: bytes of a record's share of outputs, which only who made them knows."""
         self.state = EngineState(specs, limits or Limits(), size_of)
-        kinds = [
-            (handler.spec.delivery, handler.spec.commit_each) for handler in self.state.handlers
-        ]
-        self.state.deliveries = [_DELIVERIES[kind](self.state) for kind in kinds]
         self._endings = Endings(self.state)
         self._batching = Batching(self.state, self._endings)
         self._plans = Plans(self.state)
@@ -239,7 +235,8 @@ class Engine:
 
     def running(self, partitions: Sequence[Partition]) -> list[Work]:
         """Records of these partitions that are with a handler now."""
-        return self._epochs.running(partitions)
+        works = [work for partition in partitions for work in partition.works()]
+        return [work for work in works if work.state == states.RUNNING]
 
     def last_commit(self, now: float, partitions: Sequence[Partition]) -> fx.CommitOffsets:
         """The final commit of epochs about to end; the caller sends it and waits."""

@@ -87,15 +87,6 @@ class Epochs:
         ]
         return self._commits.last(due)
 
-    def running(self, partitions: Iterable[Partition]) -> list[Work]:
-        """Records of these epochs that are with a handler now."""
-        return [
-            work
-            for partition in partitions
-            for work in partition.works()
-            if work.state == states.RUNNING
-        ]
-
     def closed(self, partitions: Iterable[Partition], *, lost: bool) -> None:
         """The epochs have ended."""
         state = self._state
