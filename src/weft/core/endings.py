@@ -110,7 +110,7 @@ class Endings:
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
         """Of a batch of `count` that failed as one: its next batch is half as large.
 
-        Nobody knows whose fault it was, so it costs none of them an attempt.
+        It is not known whose fault it was, so it costs none of them an attempt.
         """
         handler = work.partition.handler
         handler.failures += 1

@@ -2,7 +2,7 @@
 
 Healthy records and the records of failing lanes are charged apart, so that lanes that fail for
 ever fill their own budget and never stop the intake of the others. Of each budget one half is
-shared out equally and kept for its partition; the other half is for whoever needs it. So a busy
+shared out equally and kept for its partition; the other half is for any that needs it. So a busy
 partition may take three quarters and more, and the budget is never exceeded by more than a poll.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.core.spec import Limits
 
 
-KEPT_SHARE = 0.5  # of a budget: divided equally, nobody else may have it
+KEPT_SHARE = 0.5  # of a budget: divided equally, no other may have it
 RESUME_SHARE = 0.5  # resuming fetches again what pausing threw away: not before half is gone
 BLOCKED_RESUME_SHARE = 0.75
 ACTIVE_BYTES_SHARE = 0.5  # the rest: failing lanes 1/4, librdkafka's own queue 1/4

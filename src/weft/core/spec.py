@@ -1,4 +1,4 @@
-"""What the engine is told once: the rules of each handler and the limits of the member."""
+"""What the engine gets once: the rules of each handler and the limits of the member."""
 
 from __future__ import annotations
 
