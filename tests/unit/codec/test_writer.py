@@ -204,11 +204,11 @@ def test_the_longest_prefix_that_fits_is_taken():
         assert covered == 399 or len(encode(0, covered + 2, not_done)) > limit
 
 
-@pytest.mark.parametrize("top", range(380, 400))
+@pytest.mark.parametrize("top", range(180, 200))
 def test_no_longer_prefix_fits(top: int):
     """Not one done offset more, wherever the search has come from."""
-    not_done = list(range(0, top, 3))
-    for limit in range(20, 80, 4):
+    not_done = [55, 63, 87, 91, 92, 101, 124, 143]
+    for limit in range(20, 36, 4):
         _, covered = encode_fitting(0, top, not_done, limit)
         longer = (o for o in range(covered + 1, top + 1) if o not in not_done)
         assert all(len(encode(0, o, not_done)) > limit for o in longer)
