@@ -65,12 +65,12 @@ def main() -> int:
 
 
 @contextmanager
-def session() -> Iterator[Any]:
-    """Four slots, and Spark's own retries."""
+def session(slots: int = MEMBERS) -> Iterator[Any]:
+    """So many slots, and Spark's own retries."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(f"local[{MEMBERS},100]")
+    builder = SparkSession.builder.master(f"local[{slots},100]")
     spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     yield spark

@@ -2,21 +2,23 @@
 
     python benchmarks/spark_waiting.py [--records 4000] [--keys 150] [--rounds 3] [--json FILE]
 
-The same records on `local[2]`, 100 calls at once in each of two tasks, by
+The same records on `local[2]`, 20 calls at once in each of two tasks, by
 
 - `process`: Weft's operator, a key's records one after another;
 - `arrow-concurrency`: an Arrow UDF with `spark.sql.execution.pythonUDF.arrow.concurrency.level`;
-- `thread-pool`: `foreachBatch` with a pool of 100 threads in each task.
+- `mapInPandas`: with a pool of threads in each task;
+- `applyInPandas`: a group for each key. One call at a time in each task, so it is given a
+  twentieth of the records.
 
 Every call writes down its key, offset, begin and end. A record whose call begins before the call of
 the record before it, of the same key, has ended breaks the order. Prints one JSON line for each
-way: records/s (median) and order breaks (of the last round), then `process` beside each other way.
+way: records/s (median) and order breaks (of all rounds but the first), then `process` beside each
+other way. Exit code 1 where `process` breaks the order.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -26,16 +28,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 if not __package__:  # Run as a file: its own folder is on the path, not the one above.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
+from benchmarks.spark_kit import told
 
-WORK_S, CALLS, SLOTS = 0.05, 100, 2
+WORK_S, CALLS, SLOTS = 0.05, 20, 2
 
 
 def service(folder: str) -> Callable[[bytes, int], None]:
@@ -52,7 +53,7 @@ def service(folder: str) -> Callable[[bytes, int], None]:
     return call
 
 
-def by_process(spark: Any, place: str, call: Callable[[bytes, int], None], work: str) -> None:
+def by_process(spark: Any, place: str, call: Callable[[bytes, int], None]) -> None:
     """Weft's operator."""
     from weft.spark import process
 
@@ -65,9 +66,7 @@ def by_process(spark: Any, place: str, call: Callable[[bytes, int], None], work:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def by_arrow_concurrency(
-    spark: Any, place: str, call: Callable[[bytes, int], None], work: str
-) -> None:
+def by_arrow_concurrency(spark: Any, place: str, call: Callable[[bytes, int], None]) -> None:
     """Spark's own setting for UDFs that wait."""
     from pyspark.sql.functions import udf
 
@@ -78,29 +77,45 @@ def by_arrow_concurrency(
     spark.conf.unset("spark.sql.execution.pythonUDF.arrow.concurrency.level")
 
 
-def by_thread_pool(spark: Any, place: str, call: Callable[[bytes, int], None], work: str) -> None:
-    """What people write in foreachBatch."""
+def by_map_in_pandas(spark: Any, place: str, call: Callable[[bytes, int], None]) -> None:
+    """What people write: a pool of threads in each task."""
+    calls = CALLS
 
-    def pooled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with ThreadPoolExecutor(CALLS) as pool:
-            for batch in batches:
-                keys, offsets = batch.column("key").to_pylist(), batch.column("offset").to_pylist()
-                list(pool.map(call, keys, offsets))
-                yield batch.select(["offset"])
+    def pooled(frames: Iterator[Any]) -> Iterator[Any]:
+        with ThreadPoolExecutor(calls) as pool:
+            for frame in frames:
+                list(pool.map(call, frame["key"], frame["offset"]))
+                yield frame[["offset"]]
 
-    def write(df: Any, _: int) -> None:
-        rows = df.repartition(SLOTS, "key").sortWithinPartitions("offset")
-        rows.mapInArrow(pooled, "offset long").write.format("noop").mode("overwrite").save()
+    rows = spark.read.parquet(place).repartition(SLOTS, "key").sortWithinPartitions("offset")
+    rows.mapInPandas(pooled, "offset long").write.format("noop").mode("overwrite").save()
 
-    stream = spark.readStream.schema(spark.read.parquet(place).schema).parquet(place)
-    query = stream.writeStream.foreachBatch(write).trigger(availableNow=True)
-    query.option("checkpointLocation", f"{work}/checkpoint").start().awaitTermination()
+
+def by_apply_in_pandas(spark: Any, place: str, call: Callable[[bytes, int], None]) -> None:
+    """A group for each key, which keeps the order: Spark calls for one group at a time."""
+
+    def each(frame: Any) -> Any:
+        for key, offset in zip(frame["key"], frame["offset"], strict=True):
+            call(key, offset)
+        return frame[["offset"]]
+
+    groups = spark.read.parquet(place).groupBy("key")
+    done = groups.applyInPandas(each, "offset long")
+    done.write.format("noop").mode("overwrite").save()
+
+
+class Way(NamedTuple):
+    """One way, and the part of the records that it is given: one that is slow gets fewer."""
+
+    run: Callable[[Any, str, Callable[[bytes, int], None]], None]
+    part: int = 1
 
 
 WAYS = {
-    "process": by_process,
-    "arrow-concurrency": by_arrow_concurrency,
-    "thread-pool": by_thread_pool,
+    "process": Way(by_process),
+    "arrow-concurrency": Way(by_arrow_concurrency),
+    "mapInPandas": Way(by_map_in_pandas),
+    "applyInPandas": Way(by_apply_in_pandas, 20),
 }
 
 
@@ -113,25 +128,23 @@ def main() -> int:
     parser.add_argument("--json", help="also write the lines to this file")
     asked = parser.parse_args()
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    breaks: dict[str, int] = {}
+    breaks: dict[str, list[int]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as folder:
-        spark, place = session(), f"{folder}/records"
-        fill(spark, place, asked.records, asked.keys)
+        spark = session()
+        for part in {way.part for way in WAYS.values()}:
+            fill(spark, f"{folder}/records-{part}", asked.records // part, asked.keys)
         for number in range(asked.rounds + 1):  # the first one warms up
             for name, way in WAYS.items():
-                work = Path(folder) / f"{name}-{number}"
-                (work / "calls").mkdir(parents=True)
+                calls = Path(folder) / f"{name}-{number}"
+                calls.mkdir()
                 began = time.perf_counter()
-                way(spark, place, service(str(work / "calls")), str(work))
-                seconds[name].append(time.perf_counter() - began)
-                breaks[name] = order_breaks(work / "calls", asked.records)
+                way.run(spark, f"{folder}/records-{way.part}", service(str(calls)))
+                if number:
+                    seconds[name].append(time.perf_counter() - began)
+                    breaks[name].append(order_breaks(calls, asked.records // way.part))
         spark.stop()
     lines = [machine.facts(), *report(seconds, breaks, asked.records)]
-    for line in lines:
-        print(json.dumps(line))
-    if asked.json:
-        Path(asked.json).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return 0 if breaks["process"] == 0 else 1
+    return max(told(lines, asked.json), int(any(breaks["process"])))
 
 
 def session() -> Any:
@@ -172,17 +185,17 @@ def order_breaks(folder: Path, records: int) -> int:
 
 
 def report(
-    seconds: dict[str, list[float]], breaks: dict[str, int], records: int
+    seconds: dict[str, list[float]], breaks: dict[str, list[int]], records: int
 ) -> list[dict[str, Any]]:
-    """A line for each way, without its first round."""
+    """A line for each way."""
     lines: list[dict[str, Any]] = []
     for name, times in seconds.items():
-        median = statistics.median(times[1:])
+        median = statistics.median(times)
         lines.append(
             {
-                "type": "way", "name": name, "median_s": round(median, 3),
-                "records_per_s": round(records / median), "order_breaks": breaks[name],
-                "rounds_s": [round(time_s, 3) for time_s in times[1:]],
+                "type": "way", "name": name, "calls_at_once": CALLS * SLOTS,
+                "records_per_s": round(records / WAYS[name].part / median),
+                "order_breaks": breaks[name], "rounds_s": [round(one, 3) for one in times],
             }
         )  # fmt: skip
     rates = {line["name"]: line["records_per_s"] for line in lines}

@@ -89,13 +89,19 @@ class Latency:
         """There are as many as are counted at the next look."""
         return len(self._fresh) >= FRESH_MAX
 
-    def fold(self) -> None:
-        """Count what came since the last time; any thread but never the calling one's way."""
+    def fold(self) -> int:
+        """Count what came since the last time; any thread but never the calling one's way.
+
+        How many that were.
+        """
+        if not self._fresh:
+            return 0
         with self._folding:
             take_one = self._fresh.popleft
             fresh = [take_one() for _ in range(len(self._fresh))]
             self._samples.extend(fresh)
             self._histogram.observe_all(fresh)
+            return len(fresh)
 
     def buckets(self) -> dict[str, Any]:
         """All that was sampled, as a histogram."""

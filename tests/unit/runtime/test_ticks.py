@@ -11,7 +11,7 @@ import pytest
 from weft.core.spec import HandlerSpec, Limits
 from weft.kafka.ports import Polled
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.member.member import POLL_S, TICK_S, Member
+from weft.runtime.member.member import POLL_IDLE_S, POLL_S, QUIET_POLLS, TICK_S, Member
 from weft.runtime.member.member_config import MemberConfig
 
 
@@ -140,3 +140,33 @@ def test_each_round_renews_the_lease_before_anything_is_taken_in(member, monkeyp
         monkeypatch.setattr(member._rejoining, "step", lambda: did.append("rejoin"))
     member._step()
     assert did == (["rejoin", "renew"] if rejoining else ["poll", "renew", "take"])
+
+
+@pytest.mark.parametrize(
+    ("polls", "held", "waited_s"),
+    [
+        (QUIET_POLLS - 1, (), POLL_S),
+        (QUIET_POLLS, (), POLL_IDLE_S),
+        (QUIET_POLLS + 1, (), POLL_IDLE_S),
+        (2 * QUIET_POLLS, (7,), POLL_S),
+    ],
+)
+def test_an_idle_member_polls_less_often(member, monkeypatch, polls, held, waited_s):
+    """Once so many polls in a row brought nothing, while no record is held; what comes wakes it."""
+    waits: list[float] = []
+
+    def poll(timeout_s: float, room: int) -> Polled:
+        waits.append(timeout_s)
+        return Polled()
+
+    member.seat.consumer = SimpleNamespace(poll=poll)
+    offsets, lanes = SimpleNamespace(incomplete=held), SimpleNamespace(blocked_records=0)
+    member.partitions["t", 0] = SimpleNamespace(offsets=offsets, lanes=lanes)
+    monkeypatch.setattr(member, "_tick", lambda now: None)
+    monkeypatch.setattr(member, "_wait_for_room", lambda: 100)
+    monkeypatch.setattr(member._watchdog, "polled", lambda polled, room: None)
+    monkeypatch.setattr(member, "now", lambda: 100.0)
+    member.door.wakes_at = 109.0
+    for _ in range(polls + 1):
+        member._step()
+    assert waits[-1] == pytest.approx(waited_s)

@@ -459,3 +459,20 @@ class TestBroker:
         assert telling.broker_lost_at == 50.0
         telling.heard(Polled(commits=[CommitAnswer(2, "t", 0, "stored", "")]))
         assert (telling.broker_lost_at, telling.broker_back_at) == (None, 100.0)
+
+
+def test_a_look_is_quiet_where_nothing_has_happened():
+    """No call has ended since the look before, and nothing is to be logged."""
+    member = Member()
+    watch = Watching(member, "g", None)
+    plan = HandlerPlan(HandlerSpec("h"), lambda _: None)
+    member.config.plans = [plan]
+    member.telling = telling = Telling()  # type: ignore[assignment]  # one that is written
+    quiet = []
+    for happens in (lambda: None, lambda: plan.latency.add(0.1), lambda: None):
+        happens()
+        watch.look(None)
+        quiet.append(watch.quiet)
+    telling.say("info", "something")
+    watch.look(None)
+    assert [*quiet, watch.quiet] == [True, False, True, False]

@@ -36,7 +36,8 @@ from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 
-POLL_S = 0.1
+#: a poll waits for so long; longer once so many in a row brought nothing. What comes wakes it.
+POLL_S, POLL_IDLE_S, QUIET_POLLS = 0.1, 0.3, 20
 TICK_S = 0.001  # what stays due, as a batch of a partition that is going, is not looked at sooner
 IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
 SOFT_WAIT_S = 0.5  # and in all, before partitions are paused; far below max.poll.interval.ms
@@ -113,6 +114,8 @@ class Member:
         self._full_since: float | None = None
         self._ends_at = 0.0
         self._polled_at: float | None = None
+        #: of the polling thread: so many polls in a row brought nothing
+        self._quiet_polls = 0
         #: written by the polling thread, any reads them: the longest time between two polls since
         #: the start, in seconds: the figure behind L5; and of the last two windows
         self.poll_gap_max_s = 0.0
@@ -234,7 +237,7 @@ class Member:
     def _step(self) -> None:
         now = self.now()
         hurry = self.seat.waiting or self.committer.waiting
-        timeout_s = 0.0 if hurry else min(POLL_S, max(0.0, self.door.wakes_at - now))
+        timeout_s = 0.0 if hurry else min(self._longest_s(), max(0.0, self.door.wakes_at - now))
         if self._rejoining.waiting:
             self._rejoining.step()
             self.lease.renew()
@@ -244,11 +247,23 @@ class Member:
             self._note_gap()
             self._watchdog.polled(polled, room)
             self._take(polled)
+            self._note_quiet(polled)
         self.committer.send_planned()
         self.seat.do_waiting()
         after = self.now()
         if after >= self.door.wakes_at:
             self._tick(after)
+
+    def _longest_s(self) -> float:
+        """A poll waits no longer than this."""
+        return POLL_IDLE_S if self._quiet_polls >= QUIET_POLLS else POLL_S
+
+    def _note_quiet(self, polled: Polled) -> None:
+        """Count polls that brought nothing while there was nothing to do, either."""
+        looked_for = self._rebalance.waiting or self._out_of_range.held()
+        held = any(one.offsets.incomplete for one in self.partitions.values())
+        busy = polled.batches or looked_for or held or not self.partitions
+        self._quiet_polls = 0 if busy else self._quiet_polls + 1
 
     def _note_gap(self) -> None:
         now = time.monotonic()
@@ -286,7 +301,8 @@ class Member:
         engine.tick(now)
         # Set inside: what is taken in before we are out may be due earlier, and is not forgotten.
         self._next_tick_at = began + TICK_S
-        self.door.wakes_at = min(max(engine.next_deadline(), self._next_tick_at), began + POLL_S)
+        due_at = max(engine.next_deadline(), self._next_tick_at)
+        self.door.wakes_at = min(due_at, began + self._longest_s())
 
     def _give_up_waiting(self) -> None:
         """The drain took too long: cancel what can be cancelled, commit what is done."""

@@ -223,12 +223,14 @@ class Telling:
 
     # -- on the watching thread --------------------------------------------------------------------
 
-    def write(self, *, last: bool = False) -> None:
-        """Write what waits, the sums that are due, and at the end all of them."""
+    def write(self, *, last: bool = False) -> int:
+        """Write what waits, the sums that are due, and at the end all of them; how many lines."""
         self._sum_up(last=last)
+        lines = len(self._lines)
         while self._lines:
             line = self._lines.popleft()
             traced(_log, line.level, line.what, line.fields, line.traceback, line.error)
+        return lines
 
     def _sum_up(self, *, last: bool) -> None:
         now = self._clock()

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft")
 
-WATCH_S = 0.1
+#: between two looks: while records come, or a drain is waited for, and while nothing happens
+WATCH_S, WATCH_IDLE_S = 0.1, 0.4
 LOOK_FIRST_S = 0.005  # a short run is not made to wait
 LOOP_CLOSE_S = 5.0
 TOPIC_IDS_S = 1.0  # the watch has other things to look at
@@ -245,7 +246,8 @@ class Run:
     def _look_on(self, member: Member, watching: Watching) -> None:
         look_s = LOOK_FIRST_S
         while not member.ended.wait(look_s):
-            look_s = min(2 * look_s, WATCH_S)
+            idle = watching.quiet and self._drain is None
+            look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
             if self._drain is not None:
                 self._drain.look_at_others(member.partitions)
             with contextlib.suppress(InternalError):  # the member's own thread ends the run then

@@ -154,6 +154,8 @@ class Watching:
         #: what was logged of the brokers: away since then, refused for that reason
         self._lost_told_at: float | None = None
         self._refused_told: str | None = None
+        #: no call has ended and nothing was logged since the look before
+        self.quiet = False
 
     def broker_away_s(self) -> float | None:
         """For how long no broker has answered; None while one does."""
@@ -161,7 +163,7 @@ class Watching:
         return None if lost_at is None else time.monotonic() - lost_at
 
     def look(self, admin: AsksGroup | None) -> None:
-        """One look; called ten times a second."""
+        """One look; called ten times a second, and less often while nothing happens."""
         now = time.monotonic()
         self._look_at_loop()
         self._look_at_broker(now, admin)
@@ -170,11 +172,12 @@ class Watching:
         if now >= self._account_at and not self._member.ending:
             self._account_at = now + ACCOUNT_EVERY_S
             self._look_at_records(now)
-        for plan in self._member.config.plans:
-            plan.latency.fold()
-            plan.ages.fold()
-            plan.waits.fold()
-        self._member.telling.write()
+        samples = sum(
+            one.fold()
+            for plan in self._member.config.plans
+            for one in (plan.latency, plan.ages, plan.waits)
+        )
+        self.quiet = not self._member.telling.write() and not samples
 
     # -- the loop ----------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from weft.spark.fleet.handle import MemberApp, MemberHandle
 from weft.spark.fleet.limits import (
     AGAIN_MAX_S,
     AGAIN_S,
+    ALIVE_EVERY_S,
     LOG_LINE_CHARS_MAX,
     LOG_LINES_MAX,
     ORPHAN_DRAIN_S,
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft")
 
-_LOOK_S = 0.1
+#: between two looks around: while something moves, and while nothing does
+_LOOK_S, _IDLE_LOOK_S = 0.1, 0.4
 #: callbacks of the app that run on the driver
 CALLBACKS = ("on_commit", "on_assign", "on_revoke")
 Held = dict[TopicPartition, Partition]
@@ -79,6 +81,11 @@ class Host:
         self._woken = threading.Event()
         self._parent = os.getppid()
         self._progress_at = 0.0
+        #: what the driver was told last, and when it must hear of us again
+        self._progress: dict[str, Any] = {}
+        self._alive_at = 0.0
+        #: nothing has moved since then
+        self._idle = False
         self._log = _ToDriver(link)
         by_value(pickles.dumps)  # worker processes cannot import the app either
 
@@ -137,7 +144,7 @@ class Host:
         if self._stop_mode is not None:  # it came while the run was being made
             run.stop(self._stop_mode)
         while not run.over:
-            self._woken.wait(_LOOK_S)
+            self._woken.wait(_IDLE_LOOK_S if self._idle and self._stop_mode is None else _LOOK_S)
             self._woken.clear()
             self._look(run)
         self._results.flush()
@@ -185,7 +192,12 @@ class Host:
         if member is None:
             return
         told = member.door.call(lambda engine, _: self._told(engine, dict(member.partitions)))
-        self._link.send({"type": "progress", **told, "parked": _parked(run)})
+        told["parked"] = _parked(run)
+        self._idle, now = told == self._progress, time.monotonic()
+        if self._idle and now < self._alive_at:
+            return
+        self._progress, self._alive_at = told, now + ALIVE_EVERY_S
+        self._link.send({"type": "progress", **told})
 
     def _told(self, engine: Engine, held: Held) -> dict[str, Any]:
         """Inside the door, so that counts and places are of one moment."""

@@ -24,6 +24,8 @@ LOG_LINES_MAX = 1_000
 LOG_LINE_CHARS_MAX = 8_192
 
 PROGRESS_EVERY_S = 0.25
+#: where there is none, a member reports so often that it lives
+ALIVE_EVERY_S = 0.8
 #: a member that has not reported for so long owns no partition that another member reports
 SILENT_S = 2.0
 SNAPSHOT_WAIT_S = 1.0
