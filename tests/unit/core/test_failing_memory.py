@@ -66,6 +66,19 @@ def test_records_that_fail_alike_share_their_traceback(failing, alike, most_byte
     assert 0.7 * kept < charged < 1.3 * kept
 
 
+def test_what_the_next_attempt_is_given_is_charged(make_desk):
+    """The traceback is put together anew for it, from the parts that records share."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(attempts=3, delay_s=1.0)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    error = error_of(0, alike=False)
+    desk.do("calls_ended", [], [Failed(work, error)])
+    before = part.bytes
+    desk.pass_time(5.0)
+    assert part.bytes - before >= size_bytes(error.traceback)
+
+
 def test_tracebacks_that_differ_are_charged(failing):
     """Nothing is shared: the buffers pay for each, and are paid back when the record is done."""
     desk, part = failing(retry=Retry(attempts=None, delay_s=0.01))
