@@ -221,7 +221,7 @@ class App:
                 run = Run(self, until=until, stream=self._stream)
                 self._taken_over(run)
             return await run.serve()
-        except Exception as error:  # a task that nobody awaits would end in silence
+        except Exception as error:  # a task that is never awaited would fail silently
             from weft.runtime.logs import event
 
             text = f"{type(error).__name__}: {error}"
@@ -326,7 +326,7 @@ class App:
             self._run.stop(mode)
 
     def pause(self, topic: str | None = None) -> None:
-        """Start no records of this topic, or of any; membership and commits go on."""
+        """Start no records of this topic, or of any; membership and commits continue."""
         self._paused.add(topic)
         if self._run is not None:
             self._run.pause(topic)
@@ -355,7 +355,7 @@ class App:
             return self._stream
 
     def snapshot(self) -> dict[str, Any]:
-        """What goes on now, as JSON-able data; docs/snapshot.md names every field."""
+        """The current state as JSON-able data; docs/snapshot.md documents every field."""
         if self._run is None:
             raise NotStarted("the app is not running: call app.run(), app.start() or app.serve()")
         return self._run.snapshot()

@@ -96,7 +96,7 @@ def _check_on_error(function: Callable[..., Any]) -> None:
             f"def failed({', '.join(wanted)}) ({error})"
         ) from None
     except ValueError:
-        return  # a builtin without a signature: its first call will tell
+        return  # a builtin without a signature: its first call will show
 
 
 def _check_seen(options: AppOptions) -> None:

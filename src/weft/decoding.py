@@ -40,7 +40,7 @@ D = TypeVar("D", bound=Callable[..., Any])
 
 
 class Undecodable(Exception):
-    """The record's key or value is not what `key=` or `value=` says."""
+    """The record's key or value does not match `key=` or `value=`."""
 
 
 def decoder(function: D) -> D:
@@ -59,7 +59,7 @@ def decoder(function: D) -> D:
     except TypeError as error:
         raise ConfigError(f"{where}: it is called with the record alone ({error})") from None
     except ValueError:
-        pass  # a builtin without a signature: its first call will tell
+        pass  # a builtin without a signature: its first call will show
     try:
         setattr(function, _MARK, True)
     except AttributeError:
@@ -316,14 +316,14 @@ def judged(error: BaseException, name: str, held: Any) -> BaseException:
     if isinstance(error, TRANSIENT):
         error.add_note(f"(raised while the {name} was decoded)")
         return error
-    said = f"{name} cannot be decoded: {ErrorInfo(type(error).__name__, message_of(error)).line}"
-    if _quotes(said, held):
-        said = f"{name} cannot be decoded: {type(error).__name__} (its message quotes the {name})"
-    return Undecodable(said)
+    text = f"{name} cannot be decoded: {ErrorInfo(type(error).__name__, message_of(error)).line}"
+    if _quotes(text, held):
+        text = f"{name} cannot be decoded: {type(error).__name__} (its message quotes the {name})"
+    return Undecodable(text)
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says; pydantic's without the values it complains about."""
+    """The message of an error; pydantic's without the invalid values."""
     errors = getattr(error, "errors", None)
     if type(error).__module__.startswith("pydantic") and callable(errors):
         found = errors(include_input=False, include_url=False, include_context=False)
@@ -331,9 +331,9 @@ def message_of(error: BaseException) -> str:
     return str(error)
 
 
-def _quotes(said: str, value: Any) -> bool:
+def _quotes(text: str, value: Any) -> bool:
     """Part of the value stands in the message."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     pieces = [text[at : at + QUOTED_CHARS] for at in range(0, min(len(text), 4_096), QUOTED_CHARS)]
-    short = bool(text.strip()) and text.strip() in said  # a PIN is shorter than any piece
-    return short or any(piece in said for piece in pieces if len(piece) == QUOTED_CHARS)
+    short = bool(text.strip()) and text.strip() in text  # a PIN is shorter than any piece
+    return short or any(piece in text for piece in pieces if len(piece) == QUOTED_CHARS)

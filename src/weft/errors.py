@@ -23,7 +23,7 @@ class ConfigError(WeftError):
 
 
 class FatalError(WeftError):
-    """The run could not go on: a fatal Kafka error, being fenced, or an exhausted `Stop` record."""
+    """The run cannot continue: a fatal Kafka error, fencing, or an exhausted `Stop` record."""
 
 
 class OutOfOrder(WeftError):

@@ -11,21 +11,21 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: told the thread's name and what escaped from it, on that thread
+#: called with the thread's name and its uncaught exception, on that thread
 Died = Callable[[str, BaseException], None]
 
 _log = logging.getLogger("weft")
 
 
 def log_death(name: str, error: BaseException) -> None:
-    """For a thread that nobody waits for: say it in the log."""
+    """For a thread that is not awaited: log it."""
     _log.critical("thread %s died, please report it with this trace", name, exc_info=error)
 
 
 def thread(
     name: str, body: Callable[..., object], died: Died = log_death, *arguments: Any
 ) -> threading.Thread:
-    """A daemon thread, not started yet, whose death is told.
+    """A daemon thread, not started yet, whose death is reported.
 
     Daemons: what hangs for ever must not keep the process alive.
     """

@@ -27,7 +27,7 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 
 def is_between(value: object, least: float, most: float) -> TypeGuard[float]:
-    """Whether it is a number from `least` to `most`; False says 0, as in `jitter=False`."""
+    """Whether it is a number from `least` to `most`; False counts as 0, as in `jitter=False`."""
     return isinstance(value, int | float) and least <= value <= most
 
 

@@ -137,7 +137,7 @@ def _check_topics(where: str, topics: Sequence[str]) -> None:
             f"{where}: give a topic, a list of topics, or a pattern that starts with ^"
         )
     for topic in topics:
-        if not isinstance(topic, str) or not topic:  # type: ignore[redundant-expr]  # what users pass, not what types say
+        if not isinstance(topic, str) or not topic:  # type: ignore[redundant-expr]  # users pass other types
             raise ConfigError(f"{where}: topic {topic!r} is not a name")
         if topic.startswith("^"):
             try:

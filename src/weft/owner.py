@@ -14,7 +14,7 @@ ANY = 0o077
 def complaint(found: os.stat_result, others: int = WRITE) -> str | None:
     """Why it is not this user's own, as words after its path; None where it is.
 
-    `others` are the rights that nobody else may have.
+    `others` are the permissions that no other user may have.
     """
     if found.st_uid != os.geteuid():
         return f"belongs to user {found.st_uid}"

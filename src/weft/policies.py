@@ -86,7 +86,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Send the exhausted record to `topic` ("{topic}.dlq" is allowed), then go on.
+    """Send the exhausted record to `topic` ("{topic}.dlq" is allowed), then continue.
 
     `on_missing`: "error" refuses to start when the topic does not exist; "create" makes it.
     """
@@ -114,7 +114,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Count the exhausted record and go on."""
+    """Count the exhausted record and continue."""
 
 
 @dataclass(frozen=True, slots=True)

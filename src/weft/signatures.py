@@ -1,7 +1,7 @@
 """Check a handler's annotations against the way it will be called.
 
 An annotation is a promise of its author's. One that cannot be true would fail on every record, in
-production; here it fails where the function is decorated. What cannot be resolved, or says
+production; here it fails where the function is decorated. What cannot be resolved, or declares
 nothing, passes.
 """
 
@@ -40,7 +40,7 @@ def check_signature(
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # a builtin without a signature: its first call will tell
+        return  # a builtin without a signature: its first call will show
     try:
         bound = signature.bind(*wanted)
     except TypeError as error:
@@ -96,12 +96,12 @@ def _check_first(where: str, name: str, hint: Any, wanted: str) -> None:
 
 def _check_values(where: str, hint: Any, value: Any) -> None:
     """`Record[M]` with a `value=` that gives something else; a union or a protocol may be it."""
-    said = typing.get_args(hint)[0] if typing.get_origin(hint) is Record else Any
-    kinds = _members(said)
+    declared = typing.get_args(hint)[0] if typing.get_origin(hint) is Record else Any
+    kinds = _members(declared)
     if not isinstance(value, type) or not all(map(_is_class, kinds)):
         return
     if not any(issubclass(value, typing.get_origin(kind) or kind) for kind in kinds):
-        wanted = next((kind for kind in kinds if kind is not type(None)), said)
+        wanted = next((kind for kind in kinds if kind is not type(None)), declared)
         name = getattr(wanted, "__name__", str(wanted))
         cure = f'"{name}"' if wanted in (bytes, str) else name
         raise ConfigError(

@@ -46,7 +46,7 @@ class Raised(ErrorInfo):
 
 
 class Record(NamedTuple, Generic[T]):
-    """One Kafka message, as the handler sees it; `Record[Position]` says what its value is.
+    """One Kafka message, as the handler sees it; `Record[Position]` declares the type of its value.
 
     `value` is what the app's `value=` option made of the bytes; a tombstone stays None.
     `attempt` counts the calls for this record since this member got it; the first is 1.

@@ -110,7 +110,7 @@ class Part(NamedTuple):
     not_fetched: int
     #: restored holes not fetched yet; of an account that counts only the first
     unfetched: Sequence[int]
-    #: what is not done, in offset order; None for an unfetched one. References: they go on living;
+    #: what is not done, in offset order; None for an unfetched one. References to live objects;
     #: of an account that counts only the first
     works: list[Work | None]
     #: at_most_once: what runs and is done for the offsets

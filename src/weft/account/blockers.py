@@ -2,7 +2,7 @@
 
 A record that is not done holds up the records behind it in its lane, and keeps the commit from
 passing it, so that what is done beyond it lives in the offset map only. Computed from an account,
-outside the door; a record may have moved on since, then it is left out or told as it is now.
+outside the door; a record that has changed since is omitted or reported in its new state.
 """
 
 from __future__ import annotations
@@ -155,5 +155,5 @@ def _due(failure: Failure | None, work: Work | None, at: float) -> float | None:
 
 
 def _story(failure: Failure | None, epoch_s: float) -> list[dict[str, Any]]:
-    told = () if failure is None else tuple(failure.story)
-    return [{"at": round(one.at + epoch_s, 3), "what": shown_text(one.what)} for one in told]
+    story = () if failure is None else tuple(failure.story)
+    return [{"at": round(one.at + epoch_s, 3), "what": shown_text(one.what)} for one in story]

@@ -28,7 +28,7 @@ def find(
         return {**where, "place": "elsewhere"}
     work = partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
     if work is not None:
-        return {**where, **_told(engine, work, now, epoch_s)}
+        return {**where, **_details(engine, work, now, epoch_s)}
     if offset in partition.offsets.incomplete:
         place = "unfetched"
     elif offset < partition.offsets.position or offset <= partition.offsets.restored_top:
@@ -54,7 +54,7 @@ def find_key(
         for work in _of_key(partition, key):
             where = (partition.topic, partition.number, work.record.offset)
             row = dict(zip(("topic", "partition", "offset"), where, strict=True))
-            found.append({**row, **_told(engine, work, now, epoch_s)})
+            found.append({**row, **_details(engine, work, now, epoch_s)})
             if len(found) >= FOUND_MAX:
                 return found
     return found
@@ -65,7 +65,7 @@ def _of_key(partition: Partition, key: bytes) -> Iterator[Work]:
         yield from (work for work in works if work is not None and work.record.key == key)
 
 
-def _told(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
+def _details(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
     row = _alone(engine, work, now, epoch_s)
     head = _head(work) if row["place"] == "behind" else None
     return {**row, "behind": None if head is None else _alone(engine, head, now, epoch_s)}

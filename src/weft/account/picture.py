@@ -59,10 +59,10 @@ def picture(account: Account, part: Part, epoch_s: float = 0.0) -> dict[str, Any
 
 
 def maps(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """The offset maps that say something, those that reach furthest, for the group to see.
+    """The longest non-empty offset maps, for the other members.
 
     As pictures without records, up to the highest offset that is done: what waits beyond it is most
-    of what a member holds, and nobody looks for holes there.
+    of what a member holds, and holes there are of no interest.
     """
     holed = [part for part in parts if part.works and part.top > frontier_of(part)]
     furthest = nlargest(MAPS_MAX, holed, key=lambda part: part.top - frontier_of(part))

@@ -10,7 +10,7 @@ from weft.errors import ConfigError
 
 
 def main() -> int:
-    """Return 0 when all is there, else 2 after one line that says what is missing."""
+    """Return 0 if nothing is missing, else 2 after one line that names what is."""
     try:
         find_java()
         ensure_jars()

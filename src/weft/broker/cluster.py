@@ -73,7 +73,7 @@ class Cluster:
                 try:
                     return self._launch(state)
                 except _EndedEarlyError:
-                    # Somebody may have taken a port between our look and Kafka's bind.
+                    # Another process may have taken a port between the check and Kafka's bind.
                     if last_try or port is not None:
                         raise
             raise AssertionError("the last try returns or raises")
@@ -151,7 +151,7 @@ class Cluster:
     def _prepare(
         self, state: ClusterState | None, nodes: int | None, port: int | None
     ) -> ClusterState:
-        """Decide ids and ports: those of the last time where they are free and nobody chose."""
+        """Choose ids and ports: the previous ones if they are free and none were requested."""
         if state is None:
             return new_state(nodes or 1, port)
         former = [p for node in state.nodes for p in (node.port, node.controller_port)]
@@ -172,7 +172,7 @@ class Cluster:
     def _start(self, state: ClusterState, nodes: list[Node]) -> None:
         """Start these nodes; the folder knows of each before the next one starts."""
         java = find_java()
-        # Saved before the format: the data must never carry a cluster id that nobody remembers.
+        # Saved before the format: the cluster id in the data must always be known.
         save_state(self.folder, state)
         self._write_settings(state)
         self._format(java, state, nodes)
@@ -225,7 +225,7 @@ class Cluster:
                 f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s"
             )
         log = self.properties(ended[0]).with_name("console.log")
-        said = last_line(log.read_text(errors="replace"))
+        last = last_line(log.read_text(errors="replace"))
         raise _EndedEarlyError(
-            f"broker node {ended[0]} ended while starting (its log {log} ends: {said})"
+            f"broker node {ended[0]} ended while starting (its log {log} ends: {last})"
         )

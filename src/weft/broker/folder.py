@@ -13,7 +13,7 @@ from weft import owner
 from weft.errors import ConfigError
 
 _LOCK = ".lock"
-#: no link is followed: a folder in a shared place may be somebody else's
+#: no link is followed: a directory in a shared place may be another user's
 _LOCK_FLAGS = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -30,9 +30,9 @@ def user_folder(variable: str, fallback: str) -> Path:
 
 
 def check_own(folder: Path, cure: str) -> None:
-    """Raise ConfigError for a folder of somebody else, or that others can write to.
+    """Raise ConfigError for a directory that another user owns or can write to.
 
-    What stands in it says which address clients go to, and is run as Java.
+    Its contents choose the address that clients connect to, and are executed as Java.
     """
     wrong = owner.complaint(folder.stat())
     if wrong:
@@ -41,7 +41,7 @@ def check_own(folder: Path, cure: str) -> None:
 
 @contextmanager
 def locked(folder: Path, cure: str) -> Iterator[None]:
-    """Hold a folder: whoever comes second waits. The system lets go when this process dies.
+    """Lock a directory: a second process waits. The system unlocks it when this process dies.
 
     Raises ConfigError, ending in `cure`, when the folder cannot be made or written, or is not this
     user's own.

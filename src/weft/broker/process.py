@@ -21,17 +21,17 @@ KILL_GRACE_S = 10.0
 FORMAT_TIMEOUT_S = 120.0  # a busy machine: it is a JVM that starts
 _POLL_S = 0.02
 _EXEC_S = 2.0
-_LOGGING_NOTE = "SLF4J:"  # Kafka's jars come without a logging back end, and say so each time.
+_LOGGING_NOTE = "SLF4J:"  # Kafka's jars have no logging back end, and report it each time.
 
 # It waits for the end of its input, which is the end of the process that holds the other end of
 # the pipe, however that died; so no broker outlives its test run.
 _GUARD = 'read -r _; kill -9 "$1"'
-# The shell leaves the broker to init and prints its pid, so nobody has to reap it.
+# The shell leaves the broker to init and prints its pid, so this process need not reap it.
 _DETACH = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
 
 
 class BrokerError(WeftError):
-    """A local broker did not do what it was told: start, answer or stop within its limit."""
+    """A local broker did not start, answer or stop within its limit."""
 
 
 @dataclass(slots=True)
@@ -73,12 +73,12 @@ def format_storage(java: Java, properties: Sequence[Path], cluster_id: str) -> N
 
 
 def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
-    """What each of them said until it ended; none outlives this call, which has a limit."""
+    """The output of each process; none outlives this call, which has a limit."""
     try:
         return [tool.communicate(timeout=FORMAT_TIMEOUT_S)[0] for tool in tools]
     except subprocess.TimeoutExpired:
-        told = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
-        raise BrokerError(f"{told}: is this machine overloaded?") from None
+        what = f"Kafka did not format its storage within {FORMAT_TIMEOUT_S:.0f} s"
+        raise BrokerError(f"{what}: is this machine overloaded?") from None
     finally:
         for tool in tools:
             with tool:  # closes its pipe, and reaps it
@@ -86,10 +86,10 @@ def _outputs(tools: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, for a one-line message."""
+    """The last informative line, for a one-line message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(_LOGGING_NOTE)]
-    return told[-1][:300] if told else "nothing"
+    lines_left = [line for line in lines if not line.startswith(_LOGGING_NOTE)]
+    return lines_left[-1][:300] if lines_left else "nothing"
 
 
 def spawn_detached(command: Sequence[str], log: Path) -> int:
@@ -115,7 +115,7 @@ def spawn_guarded(command: Sequence[str], log: Path) -> Guarded:
 
 
 def is_node(pid: int | None, properties: Path) -> bool:
-    """Whether this pid is the broker of these properties, and not whoever got its number later."""
+    """Whether this pid is the broker of these properties, and not a later process."""
     return pid is not None and str(properties) in _arguments(pid)
 
 
@@ -150,7 +150,7 @@ def _state(entry: Path) -> str:
 def send_signal(pid: int, number: int) -> None:
     """Send a signal; a process that has just ended is no error.
 
-    After SIGSTOP it stands still: on a busy machine its threads go on for a moment otherwise.
+    SIGSTOP first: on a busy machine its threads would otherwise continue for a moment.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

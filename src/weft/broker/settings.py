@@ -59,7 +59,7 @@ def _text(value: object) -> str:
 
 
 def _identity(node: Node, nodes: Sequence[Node], log_dir: Path) -> dict[str, object]:
-    """Who this node is and where it listens: loopback only, no way to say otherwise."""
+    """The node's identity and its listeners: loopback only, not configurable."""
     voters = ",".join(f"{n.id}@{HOST}:{n.controller_port}" for n in nodes)
     return {
         "process.roles": "broker,controller",

@@ -107,7 +107,7 @@ def is_free(port: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """So many loopback ports, outside the range that the system gives out (from 32768 on Linux).
 
-    One of those may be somebody's outgoing connection while a killed node is away, which then
+    One of those may be an outgoing connection while a killed node is down, which then
     could not come back; and its clients would knock at a stranger.
     """
     drawn = random.SystemRandom().sample(OWN_PORTS, len(OWN_PORTS))

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic
 
 from weft.broker.process import BrokerError, wait_until
 
-ANSWER_TIMEOUT_S = 60.0  # a busy machine: a broker just up, or a disk that stands still
+ANSWER_TIMEOUT_S = 60.0  # a busy machine: a broker that just started, or a blocked disk
 _ASK_TIMEOUT_S = 2.0
 #: of names in a row each lies in another partition of the groups' offsets (by Java's hash of it)
 _A_GROUP_OF_EACH = "abcd"
@@ -27,7 +27,7 @@ def admin_client(bootstrap: str) -> AdminClient:
 def wait_for_brokers(addresses: Sequence[str], timeout_s: float, alive: Callable[[], bool]) -> bool:
     """Wait until each address accepts and metadata lists as many brokers and a controller.
 
-    Gives up early when `alive` says that waiting is of no use.
+    Gives up early if `alive` reports that waiting is useless.
     """
     admin = admin_client(",".join(addresses))
 

@@ -30,7 +30,7 @@ OFFSET_MAX = 2**63 - 1
 
 
 class UnreadableMap(ValueError):
-    """The metadata is no offset map, or a corrupt one; the message is one line that says why."""
+    """The metadata is not an offset map, or a corrupt one; the message is the reason."""
 
 
 class MapTooLarge(ValueError):

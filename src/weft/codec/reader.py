@@ -9,7 +9,7 @@ from weft.codec.limits import OFFSET_MAX, UnreadableMap
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """What a commit says: everything from frontier to highest_seen is done but not_done."""
+    """The content of a commit: everything from frontier to highest_seen is done but not_done."""
 
     #: Name of the encoding as in the vectors file; "none" for empty metadata.
     encoding: str

@@ -37,7 +37,7 @@ COMPRESSED = {
 }
 BY_MAGIC = {encoding.magic: encoding for encoding in (*PLAIN, *COMPRESSED.values())}
 
-#: Magic bytes that belong to somebody else: refused by name, so that the warning helps.
+#: Magic bytes of other formats: refused by name, so that the warning helps.
 FOREIGN = {
     0x01: "Kafka Streams' own metadata (version 1)",
     0x02: "Kafka Streams' own metadata (version 2)",

@@ -48,9 +48,9 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(frame: bytes, bytes_max: int) -> tuple[bytes, bytes]:
-    """The content of the first frame, and what follows it; ValueError says what is wrong.
+    """The content of the first frame, and what follows it; ValueError with the reason.
 
-    Never more than `bytes_max` (and 1 MiB) are held, whatever the frame says of its size.
+    Never more than `bytes_max` (and 1 MiB) are held, whatever size the frame claims.
     """
     reader = _reader()
     content = bytearray()

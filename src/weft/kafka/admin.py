@@ -52,7 +52,7 @@ UNTIMED_S = _REQUEST_MAX_S
 _MISSING = frozenset({
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNKNOWN_TOPIC_ID,
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # public; the underscore says "local"
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # public; the underscore means "local"
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001  # see above
 })  # fmt: skip
 _LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
@@ -66,7 +66,7 @@ class TopicFacts(NamedTuple):
     """A topic that exists."""
 
     name: str
-    #: Kafka's own id: a topic deleted and made again under its name has another
+    #: Kafka's own id: a recreated topic has another one
     topic_id: str
     partitions: int
 
@@ -208,7 +208,7 @@ class KafkaAdmin:
         return self._within(timeout_s, f"read the offsets of group {group}", ask)
 
     def _group(self, group: str, left_s: float) -> Any | None:
-        """What the coordinator says of the group; None: there is none.
+        """The coordinator's description of the group; None if there is none.
 
         Our own time-out alone: librdkafka aborts the process when an answer to this request comes
         after its time-out (its issue 4605). One request at a time, however often it is waited for.

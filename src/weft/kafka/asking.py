@@ -78,13 +78,13 @@ class Asking:
             clib_offsets.refresh(self._consumer, topics, timeout_s)
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Ends of these as last heard of; of those it was heard of, and without asking."""
+        """Last known ends of these, of those that are known; sends no request."""
         ends = {}
         for where in partitions:
             try:
                 _, high = self._consumer.get_watermark_offsets(Place(*where), cached=True)
             except KafkaException:
-                continue  # not heard of yet
+                continue  # not known yet
             if high >= 0:
                 ends[where] = high
         return ends

@@ -17,7 +17,7 @@ from weft.types import Record, TopicPartition
 _make_record = partial(tuple.__new__, Record)
 _where = itemgetter(0, 1)
 _log = logging.getLogger("weft.kafka")
-#: a topic full of such records is told of once in ten seconds
+#: a topic full of such records is logged once per ten seconds
 _sparse = Sparse()
 
 #: What confluent-kafka raises for a name it cannot decode, depending on its version.

@@ -5,7 +5,7 @@ past the end of what others wrote, so everything that carries metadata goes thro
 with explicit sizes. So does what Python has no call for: commits answered on a queue of
 their own (also inside a rebalance callback), and the signals of wakeable.py.
 
-Where the library cannot be reached ``library()`` says what to install.
+If the library cannot be reached, ``library()`` reports what to install.
 Names and types are those of librdkafka's public header, ``rdkafka.h``.
 """
 
@@ -167,7 +167,7 @@ def properties_table() -> str:
 def handle(client: Consumer | Producer) -> int:
     """The ``rd_kafka_t`` pointer of a client; RuntimeError when it is closed.
 
-    confluent-kafka keeps it as the first field behind the object header. Read anew for
+    confluent-kafka keeps it as the first field behind the object header. Read again for
     every call, because closing a client sets it to NULL.
     """
     rk = c_void_p.from_address(id(client) + object.__basicsize__).value
@@ -384,7 +384,7 @@ def send_offsets_to_transaction(
 ) -> None:
     """Put offsets and metadata into the producer's open transaction.
 
-    Blocks, up to ``timeout_s``. Raises KafkaException whose KafkaError says whether it is
+    Blocks, up to ``timeout_s``. Raises KafkaException whose KafkaError tells whether it is
     retriable, needs the transaction aborted, or is fatal.
     """
     if membership.pointer is None:

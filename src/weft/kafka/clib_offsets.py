@@ -167,7 +167,7 @@ def _send(
 
 
 def _next_answer(queue: int, timeout_s: float) -> tuple[int, list[tuple[tuple[str, int], int]]]:
-    """The number of an answered request, and what it says of each partition that has an answer."""
+    """The number of a completed request, and the result of each partition that has one."""
     calls = _calls()
     event = calls.rd_kafka_queue_poll(queue, max(0, int(timeout_s * 1000)))
     if not event:

@@ -11,7 +11,7 @@ from typing import Any
 from weft.kafka.secrets import scrub
 
 NAME = "weft.kafka.librdkafka"
-#: With a broker gone, librdkafka says so twenty times a second.
+#: Without a broker, librdkafka logs this twenty times per second.
 ALIKE_EVERY_S = 10.0
 _KINDS_MAX = 100
 _CHANGES = re.compile(r"\d+")

@@ -89,7 +89,7 @@ class Connection(Protocol):
     def producer(
         self, on_served: Callable[[], None], on_failed: Callable[[str], None]
     ) -> ProducerPort:
-        """A new producer; `on_failed` is told why nothing can be produced any more."""
+        """A new producer; `on_failed` gets the reason when producing is no longer possible."""
 
     def transactions(self, transactional_id: str) -> TransactionsPort:
         """Transactions under this id."""
@@ -100,7 +100,7 @@ class Connection(Protocol):
     def last_words(
         self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
     ) -> WordsPort:
-        """Follows a compacted topic; `failed` is told why it cannot be read."""
+        """Follows a compacted topic; `failed` gets the reason if it cannot be read."""
 
     def instance_id(self) -> str | None:
         """The user's `group.instance.id`."""
@@ -162,7 +162,7 @@ class RealConnection:
     def last_words(
         self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
     ) -> WordsPort:
-        """Follows a compacted topic; `failed` is told why it cannot be read."""
+        """Follows a compacted topic; `failed` gets the reason if it cannot be read."""
         from weft.kafka.following import LastWords
 
         # Our own group's name: rights for another one need not exist.
@@ -180,12 +180,10 @@ class RealConnection:
 
         try:
             return KafkaAdmin(self.settings)
-        except (
-            KafkaException
-        ) as error:  # the first client that is made: what is refused is said here
+        except KafkaException as error:  # the first client: refused settings are reported here
             if error.args[0].str().startswith("OAuth token not set") and self.settings.admin.get(
                 "oauth_cb"
-            ):  # it raised, which its own line says, or set none
+            ):  # it raised, which is logged, or set none
                 raise KafkaUnavailable("oauth_cb returned no token") from None
             raise ConfigError(refusal(error.args[0].str(), self.settings.admin)) from None
 

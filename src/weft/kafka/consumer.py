@@ -1,6 +1,6 @@
 """One group member on confluent-kafka, as the runtime's ConsumerPort.
 
-All of it happens on the polling thread, but for what the port says any thread may ask (ports.py).
+All of it runs on the polling thread, except the queries that any thread may make (ports.py).
 Rebalance callbacks run inside `consume`, on that same thread.
 """
 
@@ -30,7 +30,7 @@ from weft.kafka.clientlog import ClientLog
 from weft.kafka.failures import root_cause
 from weft.kafka.refusals import Refusals
 from weft.kafka.settings import is_incremental
-from weft.kafka.verdicts import commit_verdict, poll_verdict, told
+from weft.kafka.verdicts import commit_verdict, error_text, poll_verdict
 
 _log = logging.getLogger("weft.kafka")
 
@@ -44,7 +44,7 @@ class KafkaConsumer:
     def __init__(self, config: Mapping[str, Any]) -> None:
         """`config`: librdkafka consumer properties, complete (see `settings`)."""
         # Ours to decide: the start of a partition is always given, and a position that falls
-        # out of the log must be heard of, not silently moved.
+        # out of the log must be reported, not silently moved.
         self._refusals = Refusals(config)
         self._consumer = Consumer(
             {**config, "auto.offset.reset": "error", **self._refusals.callbacks}
@@ -90,7 +90,7 @@ class KafkaConsumer:
                 on_lost=self._on_lost,
             )
         except KafkaException as error:
-            if not patterns or error.args[0].code() != KafkaError._INVALID_ARG:  # noqa: SLF001  # public; the underscore says "local"
+            if not patterns or error.args[0].code() != KafkaError._INVALID_ARG:  # noqa: SLF001  # public; the underscore means "local"
                 raise
             raise ConfigError(
                 f"librdkafka does not take the pattern {' or '.join(map(repr, patterns))}: write a "
@@ -105,7 +105,7 @@ class KafkaConsumer:
         assert self._listener is not None
         self._joining = False
         if self._leaving:
-            self._assign_untold(consumer, partitions)
+            self._assign_silently(consumer, partitions)
             return
         where = [(p.topic, p.partition) for p in partitions]
         self._assigned.update(where)
@@ -130,8 +130,8 @@ class KafkaConsumer:
             consumer.resume([TopicPartition(*tp) for tp in again])
         self._left_paused.difference_update(where)
 
-    def _assign_untold(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """We are leaving and nobody hears of these, but librdkafka takes them back with the rest.
+    def _assign_silently(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Accept these while leaving, so that librdkafka can revoke them with the rest.
 
         It refuses to unassign any of them when one was never assigned, and the poll then breaks.
         """
@@ -173,16 +173,16 @@ class KafkaConsumer:
             self._consumer.seek(TopicPartition(*partition, offset))
         except KafkaException:
             # Not being fetched (yet, or since its position fell out of the log), so it cannot be
-            # sought: assign it anew with its offset.
-            self._assign_anew(partition, offset)
+            # sought: assign it again with its offset.
+            self._assign_again(partition, offset)
         self._consumer.resume([TopicPartition(*partition)])
 
-    def _assign_anew(self, partition: ports.TopicPartition, offset: int) -> None:
+    def _assign_again(self, partition: ports.TopicPartition, offset: int) -> None:
         if self._incremental:
             self._consumer.incremental_unassign([TopicPartition(*partition)])
             self._consumer.incremental_assign([TopicPartition(*partition, offset)])
             return
-        # The eager protocol takes whole assignments only: the others go on where they stand.
+        # The eager protocol takes whole assignments only: the others continue at their position.
         others = [TopicPartition(*tp) for tp in self._assigned if tp != partition]
         places = [TopicPartition(*partition, offset)]
         for other in self._consumer.position(others):
@@ -227,7 +227,7 @@ class KafkaConsumer:
             self._refusals.served()
             self._take(messages, polled)
         elif refusal := self._refusals.lasting():
-            self._refusals.served()  # said once
+            self._refusals.served()  # reported once
             polled.problems.append(ports.Problem("stop", *refusal))
         if self._unanswered or self._early:
             polled.commits += self._answers(0.0)
@@ -260,9 +260,9 @@ class KafkaConsumer:
         polled.problems.append(ports.Problem(_action(cause), cause.name(), text))
 
     def _reason(self, error: KafkaError) -> str:
-        """What an error says, with the id where it is about that."""
+        """The error's text, with the instance id if it is about that."""
         if error.code() != KafkaError.FENCED_INSTANCE_ID:
-            return told(error)
+            return error_text(error)
         return (
             f"group.instance.id={self._instance_id!r} is in use by another member: give each "
             f"member its own ({error.str()})"
@@ -341,7 +341,7 @@ class KafkaConsumer:
         return clib.group_metadata(self._consumer)
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
-        """Ends of the assigned partitions as last heard of."""
+        """Last known ends of the assigned partitions."""
         return self._asking.log_ends(self._assigned)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class KafkaConsumer:
             self._end_join(min(deadline, time.monotonic() + JOIN_END_S))
             self._leaving = True
             self._consumer.unsubscribe()
-            # A classic member loses its id as it says goodbye; closed before that, it may stay.
+            # A classic member loses its id when it leaves; if closed earlier, it may stay.
             member = (lambda: None) if self._kip848 else self._consumer.memberid
             while (self._assigned or member()) and time.monotonic() < deadline:
                 self.poll(0.02)
@@ -373,20 +373,20 @@ class KafkaConsumer:
         if closing.is_alive():
             _log.warning("the Kafka consumer did not close in time; left behind")
             if isinstance(self._log, ClientLog):
-                self._log.muted = True  # it would tell of its lost connections for ever
+                self._log.muted = True  # it would log its lost connections forever
 
     def _end_join(self, deadline: float) -> None:
         """Wait until the broker has answered a join, for until then there is no way to leave.
 
-        A first join has not told us our id yet, and what we send behind a join waits on its
-        connection: closing that would leave a member that nobody lives in, for a whole session.
+        During a first join the id is unknown, and requests sent after a join wait on its
+        connection: closing it would leave a dead member in the group for a whole session.
         """
         self._leaving = self._joining  # what a join brings now is given back at once
         while self._joining and not self._kip848 and time.monotonic() < deadline:
             self.poll(0.05)
 
     def _close(self) -> None:
-        with self._asking.lock:  # nobody closes the client under who asks
+        with self._asking.lock:  # no one closes the client during a query
             self._consumer.close()
 
 
@@ -399,5 +399,5 @@ def _action(error: KafkaError) -> ports.Action:
 
 
 def _whole(code: int, answer: Any) -> bool:
-    """The request failed as a whole: no partition says anything of its own."""
+    """The request failed as a whole: no partition has its own result."""
     return bool(code) and not any(one.error for one in answer.partitions)

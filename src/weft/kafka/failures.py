@@ -11,7 +11,7 @@ from weft.kafka.secrets import scrub
 from weft.kafka.settings import ClientSettings
 from weft.kafka.verdicts import poll_verdict, reason, refuses_login
 
-# ruff: noqa: SLF001  # public constants; the underscore says "from the client, not the broker"
+# ruff: noqa: SLF001  # public constants; the underscore means "from the client, not the broker"
 _ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN
 _TIMED_OUT: int = KafkaError._TIMED_OUT
 _FATAL: int = KafkaError._FATAL
@@ -36,7 +36,7 @@ def passes(code: int) -> bool:
 
 
 def root_cause(client: Consumer | Producer, error: KafkaError) -> KafkaError:
-    """The error itself, or, where it only says that the client failed for good, the reason.
+    """The error itself, or its reason if it only reports that the client has failed.
 
     librdkafka gives a consumer's fatal error as a message with code `_FATAL`, whether another
     member has fenced it or the id will be free in a moment.
@@ -47,14 +47,14 @@ def root_cause(client: Consumer | Producer, error: KafkaError) -> KafkaError:
 
 
 class Failures:
-    """Remembers what a client's connections say: a request's own error is mostly "timed out"."""
+    """Remembers errors of a client's connections: a request's own error is mostly "timed out"."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._last: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
-        """The client's `error_cb`: keep it, unless it only repeats that nobody is there."""
+        """The client's `error_cb`: keep the error, unless it only repeats "no broker answers"."""
         tls = self._last is not None and self._last.code() == _SSL
         if error.code() != _ALL_DOWN and not (tls and passes(error.code())):
             self._last = error
@@ -64,13 +64,13 @@ class Failures:
         self._last = None
 
     def hopeless(self) -> bool:
-        """Whether what the connections say will not pass by waiting."""
+        """Whether the connections' error is permanent."""
         return self._last is not None and poll_verdict(self._last.code()) == "stop"
 
     def explained(self, what: str, error: Exception) -> ConfigError | KafkaUnavailable:
         """What to raise for a failed request; `what` it was to do ("list topics").
 
-        A request that was answered was refused; else what the connections said last counts.
+        If the request has a response, that is the reason; else the latest error of the connections.
         """
         code, text = raised_code(error), _text(error)
         answered = not passes(code)
@@ -90,8 +90,8 @@ class Failures:
         return ConfigError(line) if refused else KafkaUnavailable(line)
 
 
-def told_by_kafka(error: Exception) -> str | None:
-    """What an error of the client library itself says, in one line; None for any other."""
+def kafka_error_text(error: Exception) -> str | None:
+    """An error of the client library in one line; None for any other error."""
     if not isinstance(error, KafkaException):
         return None
     return f"Kafka: {' '.join(_text(error).split())}"

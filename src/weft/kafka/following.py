@@ -22,7 +22,7 @@ from weft.kafka.ports import Word
 ANSWER_S = 10.0
 AGAIN_S = 5.0
 MESSAGES_AT_A_TIME = 500
-#: what is older was said by who is long gone: it is not read at the start
+#: older reports are of members that are long gone: they are not read at the start
 BEGIN_S = 3600.0
 BUFFER_KBYTES = 16 * 2**10
 #: kept at a time, those that were written last; a longer value is no word
@@ -32,7 +32,7 @@ BYTES_MAX = 64 * 2**20
 
 
 def stamped(message: Any, now: float) -> tuple[float, bool]:
-    """When a message was written, in UNIX seconds, and whether the broker says so."""
+    """When a message was written, in UNIX seconds, and whether by the broker's clock."""
     kind, stamp_ms = message.timestamp()
     if kind == TIMESTAMP_NOT_AVAILABLE:
         return now, False
@@ -50,7 +50,7 @@ class LastWords:
         wanted: Callable[[bytes], bool],
         failed: Callable[[str], None],
     ) -> None:
-        """Keys that are not `wanted` are passed over; `failed` hears why nothing can be read."""
+        """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails."""
         self._properties = {
             **properties,
             "enable.auto.commit": False,  # the group is never joined: partitions are assigned here
@@ -62,7 +62,7 @@ class LastWords:
         #: in the order in which they came
         self._last: dict[bytes, Word] = {}
         self._bytes = 0
-        #: the broker's clock less ours that only goes forward; None while no broker has told
+        #: the broker's clock minus our monotonic clock; None while unknown
         self._broker_s: float | None = None
         self._turns = guard.Turns("weft-reports-read")
         self._over = threading.Event()

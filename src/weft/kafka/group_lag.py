@@ -1,7 +1,7 @@
 """The true lag of a group from Kafka alone: its commits, their offset maps, the logs.
 
 Any group's, also one of the Java Parallel Consumer: what is done beyond the committed offset stands
-in the commit's metadata. Nobody joins, and nothing is written.
+in the commit's metadata. It joins no group and writes nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _waits_long(one: PartitionLag) -> bool:
 
 
 def behind_transaction(one: PartitionLag, log: Bounds | None) -> PartitionLag:
-    """The same; said if what a read_committed reader may see ends at the oldest not done."""
+    """The same, with a problem if a read_committed reader cannot see the oldest one."""
     oldest = one.oldest_not_done
     if log is None or oldest is None or not 0 <= log.stable_end <= oldest or not _waits_long(one):
         return one
@@ -168,7 +168,7 @@ class GroupLag(GroupOffsets):
     def _check_rights(self) -> None:
         """Once: without the right to see the group its commits only time out."""
         if not self._allowed:
-            with suppress(KafkaUnavailable):  # what is wrong is said by who asks next
+            with suppress(KafkaUnavailable):  # the next query reports the error
                 self._asker.group_members(self.group, ANSWER_S)
             self._allowed = True
 
@@ -184,7 +184,7 @@ class GroupLag(GroupOffsets):
         try:
             return clib_offsets.bounds_soon(self._consumer, partitions, ("start", "end"), ANSWER_S)
         except KafkaException:
-            return {}  # each row says that its log cannot be read
+            return {}  # each row reports that its log is unreadable
 
     def _with_causes(self, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
         """The same; what has waited long is looked at once more: a transaction may be open."""

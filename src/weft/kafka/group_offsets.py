@@ -47,7 +47,7 @@ class Progress:
 
     topic: str
     partition: int
-    #: What the commit says; without a readable map, what its offset alone says.
+    #: the commit's content; without a readable map, its offset alone
     map: OffsetMap
     span: Span
     #: Why the metadata could not be read; None if it could.
@@ -131,7 +131,7 @@ class GroupOffsets:
         self.bootstrap, self.group = bootstrap, group
         check_addresses({"bootstrap.servers": bootstrap})
         with _asking("the Kafka client refuses a property", properties.values()):
-            # It knows what the connections say: a request of its own only times out.
+            # It has the connections' errors: a separate request would only time out.
             self._asker = KafkaAdmin(ClientSettings(consumer={}, producer={}, admin=shared))
             self._admin = AdminClient(shared)
             # Read uncommitted: a transaction left open would hold the answer back.
@@ -201,7 +201,7 @@ class GroupOffsets:
         return [_progress(one, spans[one.topic, one.partition]) for one in stored]
 
     def committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
-        """What is committed, and what the broker says of those it refuses; KafkaException.
+        """The committed offsets, and the broker's errors of refused partitions; KafkaException.
 
         Asked again for a while: a coordinator that moves answers what passes by itself.
         """

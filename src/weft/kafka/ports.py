@@ -22,7 +22,7 @@ POLL_RECORDS_MAX = 2_000
 
 
 class LoginRefused(ConfigError):
-    """The brokers do not accept who we say we are, or how we connect."""
+    """The brokers refuse the credentials or the kind of connection."""
 
 
 class PolledBatch(NamedTuple):
@@ -54,7 +54,7 @@ class CommitAnswer(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A client error that came with a poll: log it, end the run, or make the consumer anew."""
+    """A client error from a poll: log it, end the run, or recreate the consumer."""
 
     action: Action
     code: str
@@ -153,25 +153,25 @@ class ConsumerPort(Protocol):
     ) -> dict[TopicPartition, int]:
         """Up to where no transaction is open, of those whose leader answers. Any thread.
 
-        Raises KafkaUnavailable when nobody does.
+        Raises KafkaUnavailable if no broker does.
         """
 
     def refresh(self, topics: Collection[str], timeout_s: float) -> None:
         """Look up these topics' leaders; any thread, may wait."""
 
     def log_ends(self) -> dict[TopicPartition, int]:
-        """Ends of the assigned partitions as last heard of; asks nobody."""
+        """Last known ends of the assigned partitions; sends no request."""
 
     def leave(self, timeout_s: float) -> None:
         """Leave the group (callbacks are still served) and close."""
 
 
 class Delivery(NamedTuple):
-    """What the broker said of one produced message: exactly one of the first two is set."""
+    """The result of one produced message: exactly one of the first two is set."""
 
     sent: Sent | None
     error: ErrorInfo | None
-    #: with an error: nobody refused it (no answer in time, brokers away); produce it again
+    #: with an error: not refused (no response in time, no broker); produce it again
     again: bool = False
 
 
@@ -218,7 +218,7 @@ class TransactionEnd:
     #: one for each message; None where no answer came
     deliveries: Sequence[Delivery | None]
     reason: str = ""
-    #: aborted for something that was in it; which of its messages that is was not said
+    #: aborted because of one of its messages, which is unknown
     content: ErrorInfo | None = None
     #: that will not pass: a message alone in its transaction is refused by it
     lasts: bool = False
@@ -287,5 +287,5 @@ class CommitReply:
     error: int
     #: The partitions of the request. librdkafka gives each of them the request's error, also
     #: those the broker stored (seen with code 12 for one of three): after an error, only
-    #: reading the committed values back tells which were.
+    #: reading the committed values back shows which were.
     partitions: tuple[CommittedOffset, ...]

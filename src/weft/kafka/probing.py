@@ -25,7 +25,7 @@ _LEFT_OUT = frozenset({"bootstrap.servers", "metadata.broker.list", "debug", *CA
 #: Mechanisms whose check stays in librdkafka: the others ask a token server or run kinit.
 _OFFLINE_SASL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
-#: What librdkafka or OpenSSL says -> what to do, where they do not say it themselves.
+#: message of librdkafka or OpenSSL -> the fix, if they do not name it
 _CURES = {
     "OpenSSL engine": "does ssl.engine.location name an OpenSSL engine?",
     "OpenSSL provider": "set ssl.providers to providers of OpenSSL, such as default,legacy",
@@ -82,7 +82,7 @@ def refusal(reason: str, config: Config) -> str:
 
 
 def _cure(reason: str, config: Config) -> str:
-    """What to do, where OpenSSL or a missing library says it in its own words only."""
+    """The fix for errors of OpenSSL or a missing library that do not name one."""
     for name, value in config.items():
         if name in reason and name.endswith(".location"):
             return _file_cure(name, str(value))
@@ -94,7 +94,7 @@ def _cure(reason: str, config: Config) -> str:
     if reason.startswith("No provider for SASL mechanism"):
         name = _as_given("sasl.mechanisms", config)
         return f"set {name} to another one, or build confluent-kafka against such a librdkafka"
-    return next((cure for said, cure in _CURES.items() if said in reason), "")
+    return next((cure for text, cure in _CURES.items() if text in reason), "")
 
 
 def _file_cure(name: str, path: str) -> str:

@@ -3,7 +3,7 @@
 A fatal error is the end of a librdkafka producer. confluent-kafka then raises from the next `poll`
 or `flush`, once, and the delivery callbacks that run in that same call find the exception set: any
 C function they call may end in SystemError. So each message stays here until it is answered, and
-what a broken producer has not answered goes on with the next one, in the same order.
+messages that a failed producer has not reported go to the next one, in the same order.
 
 A broker takes or refuses whole batches, and librdkafka never splits one: a message that is too
 large takes those beside it along. What may have fallen in company is sent once more, one in a
@@ -33,7 +33,7 @@ _log = logging.getLogger("weft.kafka")
 
 SERVE_S = 0.05
 RENEW_S = 1.0  # the least time between two producers: one that breaks at once must not spin
-SAY_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 PURGE_S = 0.5
 #: errors that a message may have from the company it was in
 IN_COMPANY = frozenset(
@@ -67,7 +67,7 @@ class _Life:
         self.producer = Producer({**config, **self.refusals.callbacks})
         self.numbers = itertools.count()
         self.waiting: dict[int, _Waiting] = {}
-        #: what is answered with an error from now on goes on with the next producer
+        #: messages that fail from now on go to the next producer
         self.over = False
 
 
@@ -82,7 +82,7 @@ class KafkaProducer:
     ) -> None:
         """`on_served` is called after each round of acknowledgements, on the producer's thread.
 
-        `on_failed` is told why nothing can be produced any more.
+        `on_failed` gets the reason when producing is no longer possible.
         """
         self._on_failed = on_failed
         self._config = dict(config)
@@ -96,7 +96,7 @@ class KafkaProducer:
         self._refused = False
         self._broken = threading.Event()
         self._reason: Exception | None = None
-        self._renewed_at = self._said_at = float("-inf")
+        self._renewed_at = self._logged_at = float("-inf")
         self._renewed = 0
         self._lock = threading.Lock()
         self._thread = guard.thread("weft-producer", self._serve, self._died)
@@ -156,10 +156,10 @@ class KafkaProducer:
             if self._fell or self._solo is not None:
                 served += self._serve_alone()
             if refusal := self._life.refusals.lasting():
-                self._life.refusals.served()  # said once
+                self._life.refusals.served()  # reported once
                 self._on_failed(f"{refusal[0]}: {refusal[1]}")
             if served or self._refused:
-                self._refused = False  # before it is served: what is refused meanwhile counts anew
+                self._refused = False  # before it is served: later refusals count separately
                 self._on_served()
             if self._broken.is_set():
                 self._renew()
@@ -185,7 +185,7 @@ class KafkaProducer:
         return before - len(solo.waiting)
 
     def _renew(self) -> None:
-        """Make another producer and go on with what the old one has not answered."""
+        """Create another producer and continue with the unreported messages of the old one."""
         self._closed.wait(self._renewed_at + RENEW_S - time.monotonic())
         with self._lock:
             self._renewed_at = time.monotonic()
@@ -200,9 +200,9 @@ class KafkaProducer:
         self._on_served()
 
     def _say_renewed(self, messages: int) -> None:
-        """What breaks each producer at once, as a right that is missing, is said now and then."""
+        """Log errors of each producer, such as a missing permission, now and then."""
         self._renewed += 1
-        if time.monotonic() - self._said_at < SAY_EVERY_S:
+        if time.monotonic() - self._logged_at < LOG_EVERY_S:
             return
         _log.warning(
             "producer recreated (%d times since the last line), with %d messages: %s",
@@ -210,7 +210,7 @@ class KafkaProducer:
             messages,
             self._reason,
         )
-        self._renewed, self._said_at = 0, time.monotonic()
+        self._renewed, self._logged_at = 0, time.monotonic()
 
     def _again(self, life: _Life, one: _Waiting) -> None:
         if one.lives > 1:
@@ -289,7 +289,7 @@ def purge(producer: Producer, timeout_s: float) -> None:
     """Have everything unanswered answered as failed."""
     deadline = time.monotonic() + timeout_s
     producer.purge()
-    # The first flush of a broken producer raises before it has told all.
+    # The first flush of a failed producer raises before it has reported all.
     while flushed(producer, max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline:
         pass
 

@@ -25,7 +25,7 @@ CALLBACKS: dict[str, Scope] = {
     "logger": "*",
 }
 
-#: How librdkafka says that a value is not text but C code.
+#: How librdkafka's table marks values that are C code.
 _NOT_FROM_TEXT = "see dedicated API"
 
 _ROW = re.compile(r"^(?P<name>[\w.]+)\s*\|\s*(?P<scope>[CP*])\s*\|(?P<range>[^|]*)\|")
@@ -56,7 +56,7 @@ class Property:
         return self.kind != _NOT_FROM_TEXT
 
     def wants(self) -> str:
-        """What a value must be, as people say it."""
+        """What a value must be, in words."""
         if self.kind == "boolean":
             return "true or false"
         if self.choices:

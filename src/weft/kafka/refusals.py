@@ -1,7 +1,7 @@
 """Events of a running client that must not be missed: a refused login, a quota.
 
 librdkafka tries for ever. A password that was changed a moment ago may be refused by some brokers
-for a moment; nothing but refusals for half a minute is the end. A quota is only told: a broker that
+for a moment; only refusals for half a minute end the run. A quota is only logged: a broker that
 makes its clients wait looks like a slow one.
 """
 
@@ -21,12 +21,12 @@ _log = logging.getLogger("weft.kafka")
 
 #: so long nothing but refusals may come
 GRACE_S = 30.0
-#: a quota is told again after so long
-QUOTA_TOLD_EVERY_S = 60.0
+#: interval of log lines about a quota
+QUOTA_LOGGED_EVERY_S = 60.0
 
 
 class Refusals:
-    """Remembers what a client's `error_cb` is told. Of the thread that serves the client."""
+    """Remembers the errors of a client's `error_cb`. Used by the thread that serves the client."""
 
     def __init__(
         self, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
@@ -36,7 +36,7 @@ class Refusals:
         self._clock = clock
         self._users = config.get("error_cb")
         self._users_throttle = config.get("throttle_cb")
-        self._quota_told_at = -QUOTA_TOLD_EVERY_S
+        self._quota_logged_at = -QUOTA_LOGGED_EVERY_S
         #: for the client's configuration
         self.callbacks = {"error_cb": self.note, "throttle_cb": self.throttled}
         self._first_at: float | None = None
@@ -56,8 +56,8 @@ class Refusals:
     def throttled(self, event: ThrottleEvent) -> None:
         """The client's `throttle_cb`: a broker holds its answers back."""
         now = self._clock()
-        if event.throttle_time > 0 and now - self._quota_told_at >= QUOTA_TOLD_EVERY_S:
-            self._quota_told_at = now
+        if event.throttle_time > 0 and now - self._quota_logged_at >= QUOTA_LOGGED_EVERY_S:
+            self._quota_logged_at = now
             _log.warning(
                 "the broker throttles this client by a quota: broker=%s client.id=%s wait_s=%.1f",
                 event.broker_name,

@@ -1,7 +1,7 @@
 """Which parts of a Kafka configuration may be shown; everything else is masked in all texts.
 
 What is *shown* follows an allow-list: a property that librdkafka adds tomorrow is hidden until
-somebody decides. What is *taken out* of an error or a log line is every hidden value.
+it is added to the list. What is *removed* from an error or a log line is every hidden value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.kafka.properties import CALLBACKS, properties
 
 MASK = "***"
 
-#: Properties of free text that tell no secret.
+#: free-text properties without secrets
 SHOWN = frozenset(
     {
         "auto.offset.reset",

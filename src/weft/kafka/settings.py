@@ -47,7 +47,7 @@ OWNED: dict[str, str] = {
     "delivery.report.only.error": "Weft needs every acknowledgement: use app.results()",
 }
 
-#: Accepted, because any property of librdkafka is, but of no effect here: said once in the log.
+#: Accepted like any librdkafka property, but without effect here: logged once.
 _NO_EFFECT = {
     "auto.commit.interval.ms": "use commit=weft.Commit(interval_s=...)",
     "max.poll.records": "use buffer_records and concurrency",
@@ -167,7 +167,7 @@ def _check_isolation(kafka: Config, delivery: DeliveryName) -> None:
 
 
 def _check_heartbeat(kafka: Config) -> None:
-    """The broker throws a member out that it hears too seldom of: again and again, for ever."""
+    """The broker removes a member with too few heartbeats, again and again."""
     beat_ms = int(str(kafka.get("heartbeat.interval.ms", _HEARTBEAT_MS)), 0)
     session_ms = int(str(kafka.get("session.timeout.ms", _SESSION_MS)), 0)
     if beat_ms >= session_ms and kafka.get("group.protocol") != "consumer":
@@ -178,7 +178,7 @@ def _check_heartbeat(kafka: Config) -> None:
 
 
 def _check_oauth(kafka: Config) -> None:
-    """Without a way to its token librdkafka waits for one for ever, and says nothing."""
+    """Without a token source, librdkafka waits for a token forever and silently."""
     of = {canonical(name): str(value).strip().lower() for name, value in kafka.items()}
     logs_in = of.get("security.protocol", "").startswith("sasl_")
     if not logs_in or of.get("sasl.mechanisms") != "oauthbearer" or "oauth_cb" in kafka:

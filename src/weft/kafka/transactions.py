@@ -4,7 +4,7 @@ The producer's id is the same for every run of the same member, so that a succes
 dead one left open (a random id would leave it waiting for the transaction's time-out). After an
 indefinite error the outcome is unknown and the producer is not to be trusted any more (Jepsen,
 bufstream 0.1.0: a late EndTxn can end a later transaction): a new one is made under the same id,
-which settles what was open, and the group's offsets then tell which way it went.
+which commits or aborts the open transaction; the group's offsets then show which.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class KafkaTransactions:
             # A message must be given up before its transaction is.
             "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
             # A topic that is not there must be called so while the message still lives: else
-            # nothing but a time-out is seen, and nobody knows whose.
+            # only a time-out is visible, and its output is unknown.
             "topic.metadata.propagation.max.ms": PROPAGATION_MS,
         }
         self._config.pop("delivery.timeout.ms", None)
         self._producer: Producer | None = None
-        #: what the transaction at hand was aborted for, where no message says it
+        #: why the current transaction was aborted, if no message has the reason
         self._said: KafkaError | None = None
-        #: of every producer made here: each begins anew, a login that is refused does not
+        #: of every producer created here: each starts without errors, except for a refused login
         self._refusals = Refusals(self._config)
 
     def open(self) -> None:
@@ -97,7 +97,7 @@ class KafkaTransactions:
         membership: Any,
         read_back: ReadBack,
     ) -> TransactionEnd:
-        """Produce, send the offsets, commit. Never raises for what the broker says."""
+        """Produce, send the offsets, commit. Never raises for a broker's response."""
         end = self._transact(messages, offsets, membership, read_back)
         if end.outcome == "committed":
             self._refusals.served()
@@ -140,7 +140,7 @@ class KafkaTransactions:
         """With why, as far as it is known: to end one that can only be aborted may fail, too."""
         error = self._said or error
         if error is not None:
-            # Said while messages were produced, it is what a delivery could have said as well.
+            # Reported while producing: a delivery report could have contained it as well.
             lasts = error is self._said and delivery_verdict(error.code()) == "refused"
             return TransactionEnd(
                 outcome,
@@ -273,8 +273,8 @@ class KafkaTransactions:
         *,
         timed_out: bool,
     ) -> TransactionEnd:
-        """A new producer settles the open transaction; the group's offsets tell how."""
-        if transaction_verdict(error, timed_out=timed_out) == "fenced":  # heard by the abort
+        """A new producer ends the open transaction; the group's offsets show how."""
+        if transaction_verdict(error, timed_out=timed_out) == "fenced":  # reported by the abort
             return TransactionEnd("fenced", deliveries, _why(error))
         try:
             self.open()
@@ -306,14 +306,14 @@ class KafkaTransactions:
 
 
 def _why(error: KafkaError) -> str:
-    """What the broker said and what it means: fenced, or a right that is missing."""
+    """The broker's error and its meaning: fenced, or a missing permission."""
     return f"{error.str()}: {reason(error.code())}"
 
 
 def _said(producer: Producer) -> KafkaError | None:
     """Why the open transaction can only be aborted, if it can only be.
 
-    librdkafka tells it to the next call that has to do with the transaction. A second beginning is
+    librdkafka reports it to the next call on the transaction. A second start is
     refused in any case, and changes nothing.
     """
     try:

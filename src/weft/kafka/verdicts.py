@@ -1,8 +1,8 @@
 """What each Kafka error means for Weft: one table with every error code.
 
-An error's code says little without the place where it came up, so there are four questions, one
+The meaning of an error code depends on where it occurs, so there are four questions, one
 for each place. The codes stand in families that share their answers; a code this version of Weft
-has never heard of gets the answers of `UNKNOWN`, which never end a run.
+does not know gets the verdicts of `UNKNOWN`, which never end a run.
 `docs/kafka-errors.md` is made from this table.
 """
 
@@ -89,7 +89,7 @@ FAMILIES: tuple[Family, ...] = (
         "retry", "retry", "retry", "abort",
         "the group is rebalancing; partitions that this member keeps are committed again",
         # ILLEGAL_GENERATION: a cooperative member that keeps its partitions meets it in every
-        # rebalance, between its join and its sync. One that was thrown out hears that by itself.
+        # rebalance, between its join and its sync. A removed member learns that separately.
         "REBALANCE_IN_PROGRESS ILLEGAL_GENERATION STALE_MEMBER_EPOCH MEMBER_ID_REQUIRED",
     ),
     Family(
@@ -321,7 +321,7 @@ def reason(code: int) -> str:
     return family_of(code).reason
 
 
-def told(error: KafkaError) -> str:
+def error_text(error: KafkaError) -> str:
     """The text of a client error; with the fix if it ends the run."""
     stops = poll_verdict(error.code()) == "stop"
     return f"{error.str()}: {reason(error.code())}" if stops else str(error.str())

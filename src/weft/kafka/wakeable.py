@@ -49,7 +49,7 @@ class WakeableQueue:
                 os.write(self._writable, b"w")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to consume or somebody woke us; whether that came.
+        """Wait until there is something to consume or another thread wakes this one; True if so.
 
         librdkafka signals only when its queue was empty. So the pipe is emptied first and
         the queue's length looked at after: what came before shows in the length, what
@@ -62,7 +62,7 @@ class WakeableQueue:
     def close(self) -> None:
         """Stop the signals and give the queue back. May be called again.
 
-        Queues given to ``also`` must be closed before: they would go on writing.
+        Queues given to ``also`` must be closed before: they would continue writing.
         """
         with self._closing:
             queue, self._queue = self._queue, None

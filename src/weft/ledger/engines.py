@@ -101,7 +101,7 @@ _CALLS: ContextVar[list[tuple[str, Coroutine[Any, Any, Any]]]] = ContextVar("cal
 
 
 class NotAwaited(Exception):
-    """A handler called its transaction and went on without the answer."""
+    """A handler called its transaction and continued without awaiting the result."""
 
 
 def _awaited(name: str) -> Any:

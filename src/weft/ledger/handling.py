@@ -46,7 +46,7 @@ class LedgerRun:
     ) -> None:
         """`topic_id`: topic -> its id; asked once for each topic, may wait for the network."""
         self.ledger = ledger
-        #: ids by topic; cleared when a topic was made again
+        #: ids by topic; cleared when a topic was recreated
         self.topic_ids: dict[str, str] = {}
         self._topic_id = topic_id
         #: records that were recognised and not handled again

@@ -78,7 +78,7 @@ def remember(rows: list[tuple[str, str, int | None]]) -> tuple[Any, list[dict[st
 
 
 def prune_passed(scope: str, frontier: int, before: float) -> Any:
-    """Offsets behind the frontier that are old: nobody will deliver them again."""
+    """Old offsets behind the frontier, which will not be delivered again."""
     return delete(LEDGER).where(
         LEDGER.c.scope == scope, LEDGER.c.position < frontier, LEDGER.c.done_at < before
     )

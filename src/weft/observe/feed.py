@@ -63,7 +63,7 @@ class Feed:
         looks: Looks,
         sums: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
-        """`sums` is asked in place of `shots` while nobody watches: it may tell no blockers."""
+        """`sums` replaces `shots` while the page is not open: it may lack blockers."""
         self._shots, self._looks, self._sums = shots, looks, sums or shots
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -99,7 +99,7 @@ class Feed:
             self.number += 1
 
     def look_alone(self) -> None:
-        """Nobody watches: only what is kept over time."""
+        """The page is not open: only the history is updated."""
         sample = _sample(overview(self._sums()))
         with self._lock:
             self._history.append(sample)
@@ -129,7 +129,7 @@ class Feed:
             return list(self._history)
 
     def event(self, view: Mapping[str, Any]) -> dict[str, Any]:
-        """What one watcher is told now."""
+        """The data for one open page."""
         with self._lock:
             seen, sample = self._overview, self._history[-1] if self._history else None
         listed = page_of(
@@ -139,16 +139,16 @@ class Feed:
             start=view["start"] or 0,
             count=view["count"] or 50,
         )
-        told = {**seen, "partitions": listed, "sample": sample, "now": round(time.time(), 3)}
+        shown = {**seen, "partitions": listed, "sample": sample, "now": round(time.time(), 3)}
         if view["key"]:
             key = view["key"].encode(errors="surrogateescape")
-            return {**told, "found": self._looks.find_key(key, view["topic"] or None)}
+            return {**shown, "found": self._looks.find_key(key, view["topic"] or None)}
         if not view["topic"] or view["partition"] is None:
-            return told
+            return shown
         where = (view["topic"], view["partition"])
         if view["offset"] is not None:
-            told["found"] = [self._looks.find(*where, view["offset"])]
-        return {**told, "picture": self._looks.picture(*where)}
+            shown["found"] = [self._looks.find(*where, view["offset"])]
+        return {**shown, "picture": self._looks.picture(*where)}
 
     def close(self) -> None:
         """Look no more."""

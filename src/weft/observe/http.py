@@ -2,7 +2,7 @@
 
 Loopback alone needs no token, and then the Host header must name it: a page in the user's browser
 that got its own name to point here is refused. Elsewhere a token is needed for everything but the
-two probes, which tell no more than whether and why not.
+two probes, which return only a status and its reason.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ PROBLEMS = ("weft_group_problem_partitions", "Partitions with a problem; weft la
 
 
 class LagBoard:
-    """The last measurement of a group, made again every few seconds."""
+    """The last measurement of a group, repeated every few seconds."""
 
     def __init__(
         self, measure: Callable[[], Sequence[PartitionLag]], group: str, every_s: float
@@ -89,10 +89,10 @@ class LagBoard:
         before, self._stands = self._stands, {}
         still, self._still = self._still, {}
         for row in rows:
-            told, known = (row.committed, row.done_beyond, row.holes), (row.topic, row.partition)
-            last, since = still.get(known, (told, now))
-            self._still[known] = (told, since if last == told else now)
-            self._moved_at = now if last != told else self._moved_at
+            state, known = (row.committed, row.done_beyond, row.holes), (row.topic, row.partition)
+            last, since = still.get(known, (state, now))
+            self._still[known] = (state, since if last == state else now)
+            self._moved_at = now if last != state else self._moved_at
             if row.oldest_not_done is not None:
                 where = (row.topic, row.partition)
                 frontier, since = before.get(where, (-1, now))
@@ -101,7 +101,7 @@ class LagBoard:
         self._rows, self._at, self._problem = rows, now, ""
 
     def problem(self) -> str:
-        """Why there is nothing to say; empty while there is."""
+        """Why there is no measurement; empty if there is one."""
         if self._at is None or time.monotonic() - self._at > FRESH_S:
             return self._problem or "the last measurement is too old"
         return ""
@@ -165,7 +165,7 @@ def app_of(board: LagBoard) -> Any:
     registry = CollectorRegistry()
     registry.register(board)
 
-    def told(what: Callable[[], dict[str, Any]]) -> Callable[[Request], Response]:
+    def state(what: Callable[[], dict[str, Any]]) -> Callable[[Request], Response]:
         def answer(_: Request) -> Response:
             if problem := board.problem():
                 return JSONResponse({"group": board.group, "error": problem}, 503)
@@ -178,15 +178,15 @@ def app_of(board: LagBoard) -> Any:
 
     return Starlette(
         routes=[
-            Route("/lag", told(board.lag)),
-            Route("/scale", told(board.scale)),
+            Route("/lag", state(board.lag)),
+            Route("/scale", state(board.scale)),
             Route("/metrics", metrics),
         ]
     )
 
 
 def serve_lag(measured: GroupLag, listen: str, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `on_ready` is told where."""
+    """Serve until SIGINT or SIGTERM; `on_ready` gets the address."""
     need_http("--listen")
     listener = listening("--listen", *address("--listen", listen))
     board = LagBoard(measured.measure, measured.group, MEASURED_EVERY_S)

@@ -112,7 +112,7 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         guard.thread("weft-socket", self.serve_forever).start()
 
     def handle_error(self, _request: Any, _address: Any) -> None:
-        """What one who asked did wrong concerns nobody else."""
+        """Errors of one client do not concern others."""
 
     def close(self) -> None:
         """Take the socket away, and answer no more: one that does not answer is of a killed run."""
@@ -145,13 +145,13 @@ def runs() -> list[Path]:
             except FileNotFoundError:
                 continue
             except OSError:
-                pass  # it is there, and busy: asking it will say so
+                pass  # it exists but is busy: a query will report that
         alive.append(path)
     return alive
 
 
 def _left_behind(path: Path) -> None:
-    """A socket that nobody listens on: of a process that was killed, or had its id before."""
+    """A socket without a listener: of a killed process, or of an earlier one with its id."""
     with contextlib.suppress(OSError):
         if _is_gone(path.stem.partition("-")[0]):
             os.utime(path.rename(path.with_suffix(".gone")))
@@ -184,17 +184,17 @@ def gone() -> list[tuple[str, float]]:
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """The answer of one run. Raises NotAnswering, and ConfigError for a question it refuses."""
-    told = _told(path, question)
-    if isinstance(told, dict) and "error" in told:
-        raise ConfigError(str(told["error"]))
-    if not is_answer(question["ask"], told):
+    found = _answer_of(path, question)
+    if isinstance(found, dict) and "error" in found:
+        raise ConfigError(str(found["error"]))
+    if not is_answer(question["ask"], found):
         raise NotAnswering(f"{path.name}: the server there is not a Weft run: check the address")
-    answered: dict[str, Any] = told
+    answered: dict[str, Any] = found
     return answered
 
 
-def _told(path: Path, question: dict[str, Any]) -> Any:
-    """What it says, if it is JSON."""
+def _answer_of(path: Path, question: dict[str, Any]) -> Any:
+    """Its answer, if it is JSON."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
         one.settimeout(ANSWER_S)
         try:

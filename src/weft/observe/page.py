@@ -1,6 +1,6 @@
 """The web page: a few static files, and one stream of events with the displayed data.
 
-Everything it shows comes from this server, and the browser is told to take nothing from elsewhere.
+Everything it shows comes from this server, and the browser may load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ async def _events(feed: Feed, request: Request) -> Response:
         view = view_of(request.query_params)
     except ConfigError as error:
         return PlainTextResponse(f"{error}\n", 400, HEADERS)
-    return StreamingResponse(_told(feed, view), 200, HEADERS, "text/event-stream")
+    return StreamingResponse(_stream(feed, view), 200, HEADERS, "text/event-stream")
 
 
-async def _told(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    # What was seen last may be of long ago, when somebody watched last: the next look is near.
+async def _stream(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    # The latest data may be old if the page was not open: the next refresh is near.
     seen = feed.number
-    # Counted in here: whoever goes away before the first line was never counted.
+    # Counted in here: a client that disconnects before the first line is never counted.
     if not feed.enter():
         yield _event("refused", "Too many pages watch this run already: close one of them.")
         return
@@ -92,11 +92,11 @@ async def _told(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
                     silent_s = 0.0
                     yield b": still here\n\n"
                 continue
-            seen, silent_s, told = feed.number, 0.0, None
+            seen, silent_s, event = feed.number, 0.0, None
             with turns.turn():
-                told = _event("look", await asyncio.to_thread(feed.event, view))
-            if told is not None:
-                yield told
+                event = _event("look", await asyncio.to_thread(feed.event, view))
+            if event is not None:
+                yield event
     finally:
         feed.leave()
 

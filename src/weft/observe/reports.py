@@ -3,7 +3,7 @@
 The key is group and member, so the topic keeps the last report of each; a member that leaves writes
 a tombstone, and one that was killed is known by the age of its last report.
 
-Whoever may write to the topic may write anything, and a group runs several versions of Weft while
+A client with write access to the topic may write anything, and a group runs several versions while
 it is rolled out. So what is read is limited, and checked against one table: a field that is missing
 has its default, one that the table does not name is dropped, and one of the wrong kind is an error
 that costs this report alone.
@@ -65,10 +65,10 @@ def packed(shot: Mapping[str, Any]) -> bytes:
     most = PARTITIONS_MAX
     while True:
         lists = {name: rows[:most] for name, rows in shot.items() if isinstance(rows, list)}
-        told = {**shot, **lists, "partitions": rows[:most]}
+        report = {**shot, **lists, "partitions": rows[:most]}
         if left_out := max(0, len(rows) - most):
-            told["partitions_left_out"] = left_out
-        text = json.dumps(told, separators=(",", ":"), default=str).encode()
+            report["partitions_left_out"] = left_out
+        text = json.dumps(report, separators=(",", ":"), default=str).encode()
         if len(text) <= REPORT_BYTES_MAX or not most:
             return zstd.compress(text)
         most //= 2
@@ -313,10 +313,10 @@ def unpacked(value: bytes) -> tuple[dict[str, Any], int]:
     except ValueError as error:
         raise BadReport(str(error)) from None
     try:
-        told = json.loads(text)
+        report = json.loads(text)
     except (ValueError, RecursionError):
         raise BadReport("it is not JSON") from None
-    shot = _checked(told)
+    shot = _checked(report)
     rows = sum(len(rows) for rows in shot.values() if isinstance(rows, list))
     return shot, len(text) + ROW_BYTES * rows
 
@@ -379,7 +379,7 @@ class Reporter:
         make_producer: Callable[[], ProducerPort],
         failed: Callable[[str], None],
     ) -> None:
-        """`state` is cheap, and looked at often; `failed` hears what the broker does not take."""
+        """`state` is cheap and called often; `failed` gets the errors of refused reports."""
         self._topic = topic
         self._state = state
         self._snapshot = snapshot

@@ -16,7 +16,7 @@ START_S = 10.0
 STOP_S = 5.0
 TICK_S = 1.0
 #: past it the one that has waited longest for its request is closed for a new one: a client that
-#: sends half requests takes nobody's place, and the probes of Kubernetes are answered
+#: sends half requests does not block others, and the probes of Kubernetes are answered
 CONNECTIONS_MAX = 100
 #: for a request's head, from the connection or the last answer on
 HEAD_S = 10.0

@@ -1,11 +1,11 @@
 """The door to the engine: one thread at a time is inside, and no thread waits to report.
 
-A thread that has something to say appends it and tries the door. If another thread is inside,
+A thread with an event appends it and tries the door. If another thread is inside,
 that one takes it along before it leaves: many completions become one event without a thread of
 their own to hand them over, and a worker that finished gets its next record in the same step
 (flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010).
 
-Whoever is inside does not wait for anything: effects are queues filled and flags set. Handlers,
+The thread inside does not wait for anything: effects are queues filled and flags set. Handlers,
 callbacks and network calls happen outside, so a handler that blocks never blocks the engine.
 """
 
@@ -28,8 +28,8 @@ from weft.runtime.recent import Recent
 
 STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that
 
-#: Seconds that also pass while the machine is suspended: time.monotonic stands still then, and so
-#: would not tell that our session has ended meanwhile. One clock for all processes.
+#: Seconds that also pass while the machine is suspended: time.monotonic stops then, and so
+#: would not show that the session has ended meanwhile. One clock for all processes.
 since_boot: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if hasattr(time, "CLOCK_BOOTTIME")
@@ -59,7 +59,7 @@ class Door:
         self.wakes_at = 0.0
         #: when the polling thread last went round (`since_boot`, see lease.py); before: never late
         self.round_at = float("inf")
-        #: it stood still, and it is not proven yet that we are still in the group
+        #: it was suspended, and the group membership is not confirmed yet
         self.in_doubt = False
         #: called when something earlier than `wakes_at` came up
         self.on_earlier: Callable[[], None] = lambda: None
@@ -69,13 +69,13 @@ class Door:
         #: a thread of the run has died, and with it what it should have done
         self.on_died: guard.Died = guard.log_death
         self._events: deque[Event] = deque()
-        #: the last events, told with the error when the engine fails
+        #: the last events, attached to the error when the engine fails
         self.recent = Recent()
         self._lock = threading.Lock()
         self._perform = perform
 
     def trusted(self) -> bool:
-        """Whether a call that was handed over before may still begin: see lease.py."""
+        """Whether a call that was passed on before may still start: see lease.py."""
         return not self.in_doubt and since_boot() - self.round_at <= STOOD_STILL_S
 
     def died(self, name: str, error: BaseException) -> None:
@@ -97,7 +97,7 @@ class Door:
         self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
 
     def turn(self) -> None:
-        """Bring what was handed in to the engine, unless somebody else is doing it."""
+        """Bring posted events to the engine, unless another thread is doing it."""
         # Looked at again after leaving: what came between the last look inside and the release
         # of the lock was handed in by a thread that found the door closed.
         while self.done or self.ended or self._events:
@@ -131,9 +131,9 @@ class Door:
     def _break(self, error: Exception) -> None:
         """A bug of ours: what the engine holds may be wrong, so nothing of it is used any more.
 
-        Nothing more starts and nothing more is committed; a restart goes on from the last commit.
+        Nothing more starts and nothing more is committed; a restart continues from the last commit.
         """
-        error.add_note(self.recent.told())
+        error.add_note(self.recent.as_text())
         self.broken = error
         self.on_broken(error)
 
@@ -145,7 +145,7 @@ class Door:
         done, ended, events = self.done, self.ended, self._events
         while done or ended or events:
             # The length is taken once: what is appended meanwhile is for the next round. Events are
-            # counted last and taken first: what a handler says is known before its call has ended.
+            # counted last and taken first: a handler's events are known before its call has ended.
             works = [done.popleft() for _ in range(len(done))]
             endings = [ended.popleft() for _ in range(len(ended))]
             others = len(events)

@@ -36,7 +36,7 @@ class Executor(Protocol):
         """End this attempt if that can be done."""
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Tell running batches that these partitions, or all, go away."""
+        """Notify running batches that these partitions, or all, are revoked."""
 
     def close(self) -> None:
         """Start nothing more."""
@@ -104,7 +104,7 @@ class HandlerPlan:
     #: from when records came to when their first call began, by the engine's clock
     waits: Latency = field(default_factory=lambda: Latency(AGE_S))
     arrivals: Arrivals = field(default_factory=Arrivals)
-    #: calls by record while results are read; None while nobody reads them
+    #: calls by record while results are read; None without a reader
     calls: dict[Work, Call] | None = None
 
     def timed(self, seconds: float, work: Work) -> None:
@@ -133,9 +133,9 @@ def call_of(began: float, ended: float, returned: Any) -> Call:
 
 
 def may_call(work: Work, *, at_most_once: bool) -> bool:
-    """Whether a record that was handed over may still be called.
+    """Whether a record that was passed to an executor may still be called.
 
     Its partition may have gone, or may be going, since then: another member is to handle it. With
-    at_most_once it is marked as started, so nobody else would.
+    at_most_once it is marked as started, so no other member would.
     """
     return work.state == RUNNING and (work.partition.startable or at_most_once)

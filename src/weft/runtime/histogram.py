@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: seconds; from what a call of a no-op takes to what somebody should look at
+#: seconds; from a no-op call to calls that need attention
 CALL_S = (
     0.0001,
     0.001,
@@ -69,7 +69,7 @@ def summed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> An
 
 SAMPLES = 1024
 #: between two looks, of which there are ten a second: it is a sample anyway, and ten thousand a
-#: second tell as much as all of them
+#: second show as much as all of them
 FRESH_MAX = 1024
 
 

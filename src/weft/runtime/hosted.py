@@ -23,7 +23,7 @@ class Hosted(Protocol):
         """Its handlers, in the order of their declaration."""
 
 
-#: handler -> its app, for worker processes, which are told the function alone
+#: handler -> its app, for worker processes, which receive the function only
 _OWNERS: dict[int, tuple[Any, Hosted]] = {}
 
 

@@ -13,7 +13,7 @@ _SAID: list[bool] = []
 
 
 def say_how_to_see_more() -> None:
-    """Where nobody has set up logging, Python shows warnings alone: say so, once a process."""
+    """Without logging set up, Python shows only warnings: print a hint, once per process."""
     if not logging.getLogger("weft").hasHandlers() and not _SAID:
         _SAID.append(True)
         sys.stderr.write(
@@ -43,7 +43,7 @@ def traced(
     number = logging.getLevelName(level.upper())
     if not log.isEnabledFor(number):
         return
-    # The same template for all of a kind: whoever groups lines goes by it.
+    # The same template for all lines of a kind: log collectors group by it.
     template = " ".join([what.replace("%", "%%"), *(f"{name}=%s" for name in fields)])
     shown = tuple(map(_shown, fields.values()))
     extra = {"weft": {"event": what, **fields}}

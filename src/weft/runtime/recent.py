@@ -32,7 +32,7 @@ class Recent:
         """The events, oldest first."""
         return [_line(*event) for event in self._events]
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """All of it in one text, to be added to an error."""
         events = self.lines()
         return "\n".join([f"The last {len(events)} events, oldest first:", *events])

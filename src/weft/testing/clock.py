@@ -1,9 +1,9 @@
 """A clock that skips the time in which nothing happens.
 
-While a handler runs, or an output is on its way, time goes on as on the wall. While every member
+While a handler runs or an output is in flight, real time passes. While every member
 only waits (for a retry's delay, for the next commit), it jumps to what comes next: thirty seconds
 between two attempts cost a test nothing. So time-outs of handlers that really take their time
-happen as they would in production, and no test can hang because time stands still.
+happen as they would in production, and no test can hang because time has stopped.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class VirtualClock:
     # -- for the runtime and the broker ------------------------------------------------------------
 
     def watch(self, under_way: Callable[[], int]) -> None:
-        """A member tells how to count what it has under way."""
+        """Register a member's count of its work in progress."""
         self._members.append(under_way)
 
     def quiet(self) -> bool:
         """Nothing is under way but handlers that wait on this clock.
 
-        It goes into the members' doors: not to be called with a lock that somebody inside a door
+        It goes into the members' doors: not to be called with a lock that a thread inside a door
         may want.
         """
         under_way = sum(count() for count in tuple(self._members))
@@ -96,7 +96,7 @@ class VirtualClock:
         with self._changed:
             first = min((until for until, _ in self._sleepers.values()), default=when)
             self.skipped_s += max(0.0, min(when, first) - self.now())
-            # Woken here and now, they count as under way again before anybody looks.
+            # Woken here, they count as in progress again before any check.
             now = self.now()
             for token, (until, wake) in list(self._sleepers.items()):
                 if until <= now:

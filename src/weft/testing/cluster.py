@@ -84,7 +84,7 @@ class MemoryCluster:
                 raise ConfigError(f"topic {name!r} already exists")
             self.topic_ids[name] = f"memory-{next(self._made)}"
             self.broker.create_topic(name, partitions)
-            self._subscribe_anew()
+            self._subscribe_again()
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Let a topic have more partitions: so many in all."""
@@ -101,9 +101,9 @@ class MemoryCluster:
             self._known(name)
             self.broker.delete_topic(name)
             del self.topic_ids[name]
-            self._subscribe_anew()
+            self._subscribe_again()
 
-    def _subscribe_anew(self) -> None:
+    def _subscribe_again(self) -> None:
         for member in self._members:
             member.match_topics()
         self.notify()
@@ -268,7 +268,7 @@ class MemoryCluster:
             self._armed = Armed(point, nth)
 
     def strikes(self, point: CrashPoint) -> bool:
-        """Whether whoever comes to this point now dies. `changed` is held."""
+        """Whether the member at this point dies now. `changed` is held."""
         if self._armed is None or not self._armed.strikes(point):
             return False
         self._armed = None
@@ -276,7 +276,7 @@ class MemoryCluster:
         return True
 
     def next_number(self) -> int:
-        """A number that nobody had before."""
+        """A number that was not used before."""
         return next(self._made)
 
     # -- waiting -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One group member on the in-memory broker, as the runtime's ConsumerPort.
 
 It keeps the rules of the real one (tests/contract runs both): callbacks inside `poll`, commits
-answered by `poll`, positions that fall out of the log are heard of and not moved.
+reported by `poll`, positions outside the log are reported and not moved.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class MemoryConsumer:
         #: of those with a start, in the order they are fetched in
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
-        #: ends that were told of, not to be told again
-        self._told: dict[TopicPartition, int] = {}
+        #: ends that were reported, not to be reported again
+        self._reported: dict[TopicPartition, int] = {}
         self._tokens = count(1)
         self._answers: deque[CommitAnswer] = deque()
         self._woken = False
@@ -160,7 +160,7 @@ class MemoryConsumer:
             self._assigned.discard(where)
             self._positions.pop(where, None)
             self._paused.discard(where)
-            self._told.pop(where, None)
+            self._reported.pop(where, None)
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class MemoryConsumer:
         if partition in self._assigned:
             self._positions[partition] = offset
             self._paused.discard(partition)
-            self._told.pop(partition, None)
+            self._reported.pop(partition, None)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Fetch no more of these."""
@@ -205,7 +205,7 @@ class MemoryConsumer:
         for where in [where for where in self._positions if where not in self._paused]:
             log = self._kafka.broker.logs.get(where)
             if log is None:
-                continue  # deleted; the group will say so
+                continue  # deleted; the group will report it
             if not log.start <= self._positions[where] <= log.end:
                 self._paused.add(where)
                 polled.out_of_range.append(where)
@@ -222,8 +222,8 @@ class MemoryConsumer:
             records = [record_of(where, stored) for stored in found]
             polled.batches.append(PolledBatch(*where, records, [size_of(one) for one in found]))
         end = log.stable_end() if self._reads_committed else log.end
-        if after >= end and self._told.get(where) != after:
-            self._told[where] = after
+        if after >= end and self._reported.get(where) != after:
+            self._reported[where] = after
             polled.ends.append((*where, after))
         return len(found)
 

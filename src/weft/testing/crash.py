@@ -1,6 +1,6 @@
 """Points at which a test can end a member as if by kill -9.
 
-A dead member is cut off: what it sends from then on reaches nobody, and the group has thrown it
+A dead member is disconnected: its requests are lost, and the group has removed it
 out. Its handlers cannot be killed in a process that lives on, so those that come to a crash point
 are held there, and the others finish unheard. The run ends with exit code 1 and the point's name.
 """

@@ -1,6 +1,6 @@
 """Consumer groups of the in-memory broker: members, assignment, generations, offsets.
 
-Pull, not push: a member asks with `heartbeat` what it must do, does it, and says so with
+Pull, not push: a member asks with `heartbeat` what it must do, does it, and confirms with
 `released`. Nothing here waits, so every interleaving of several members can be played.
 
 Rules taken from the real broker (reference: ClassicGroup and ConsumerGroup of Kafka):
@@ -72,13 +72,13 @@ class Group:
         self.rebalance(known)
 
     def leave(self, member_id: str, known: dict[str, int]) -> None:
-        """A member says goodbye, or its session has timed out: its partitions are free at once."""
+        """A member leaves, or its session has timed out: its partitions are free immediately."""
         if self.members.pop(member_id, None) is not None:
             self._to_release.pop(member_id, None)
             self.rebalance(known)
 
     def rebalance(self, known: dict[str, int]) -> None:
-        """Decide anew who gets what: fair, and sticky but for eager."""
+        """Compute a new assignment: fair, and sticky except for eager."""
         self.generation += 1
         self.target = {member_id: set() for member_id in self.members}
         for topic in sorted(known):

@@ -1,6 +1,6 @@
 """A deterministic Kafka in memory: logs with gaps, groups, commits, transactions.
 
-No thread, no clock, no randomness: whoever calls decides what happens when. The simulator plays
+No thread, no clock, no randomness: the caller decides what happens when. The simulator plays
 every race on it; the port for tests of whole apps wraps it.
 """
 

@@ -20,7 +20,7 @@ Queued = tuple[OutMessage, Callable[[Delivery], None]]
 
 
 class MemoryProducer:
-    """A ProducerPort: a thread of its own writes and tells of it."""
+    """A ProducerPort: a separate thread writes and reports."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class MemoryProducer:
         self._queue_max = queue_max
         self._queue: deque[Queued] = deque()
         self._changed = threading.Condition()
-        #: taken from the queue and not told of yet
+        #: taken from the queue and not reported yet
         self._serving = 0
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="weft-producer", daemon=True)
@@ -68,7 +68,7 @@ class MemoryProducer:
                 self._changed.notify_all()
 
     def _write(self, message: OutMessage) -> Delivery | None:
-        """Write it; None where nobody will hear of it."""
+        """Write it; None if the result is lost."""
         with self._kafka.changed:
             if self._mortal.reach("before_output"):
                 return None

@@ -21,7 +21,7 @@ from weft.types import Result
 if TYPE_CHECKING:
     from weft.app import App
 
-#: of the app's own properties, those that say how it behaves, not where its cluster is
+#: the app's properties that control its behaviour, not the location of its cluster
 KEPT = ("isolation.level", "group.protocol", "partition.assignment.strategy")
 STOP_S = 30.0
 
@@ -49,7 +49,7 @@ def run(
 
     The app's cluster is not asked: it runs on a MemoryKafka of its own, or on `broker`, until
     everything is done or parked. `records`: values, (key, value) pairs, or weft.Record
-    (weft.testing.records says what becomes of each). Topics that are missing are made, with
+    (converted by weft.testing.records). Missing topics are created, with
     `partitions` each. With `clock=VirtualClock()`, waiting for retries takes no real time.
 
     Nor is the database of a ledger: it is `ledger`'s, which has the handler's own tables, or else
@@ -124,7 +124,7 @@ def _ledger_on(app: App, given: SqlLedger | None) -> Iterator[None]:
 
 
 def _with_ledger(handler: HandlerOptions, instead: SqlLedger) -> HandlerOptions:
-    """The handler on another database; how it tells records apart is its own."""
+    """The handler on another database, with its own id function."""
     own = handler.ledger
     if own is None:
         return handler

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, ThrottleEvent
 
 from weft.kafka import transactions
-from weft.kafka.refusals import GRACE_S, QUOTA_TOLD_EVERY_S, Refusals
+from weft.kafka.refusals import GRACE_S, QUOTA_LOGGED_EVERY_S, Refusals
 
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "wrong password hunter22")
 AWAY = KafkaError(KafkaError._TRANSPORT, "connection refused")
@@ -77,7 +77,7 @@ def test_a_quota_is_told_once_a_minute_and_to_the_user(caplog: pytest.LogCapture
     """With the broker and the client's name; the end of the waiting is no news."""
     clock, heard_by_user = Clock(), []
     told = Refusals({"client.id": "slow", "throttle_cb": heard_by_user.append}, clock)
-    for at, wait_s in ((0.0, 1.5), (QUOTA_TOLD_EVERY_S - 1, 2.0), (QUOTA_TOLD_EVERY_S, 2.5)):
+    for at, wait_s in ((0.0, 1.5), (QUOTA_LOGGED_EVERY_S - 1, 2.0), (QUOTA_LOGGED_EVERY_S, 2.5)):
         clock.now = 100.0 + at
         told.throttled(ThrottleEvent("b:9092/1", 1, wait_s))
         told.throttled(ThrottleEvent("b:9092/1", 1, 0.0))

@@ -124,10 +124,10 @@ def test_refusals_are_told_so_many_times_and_no_more(caplog):
     """A topic taken from each record cannot fill the log."""
     refusals = Refusals()
     for number in range(TOLD_MAX + 10):
-        refusals.tell(ErrorInfo("UNKNOWN_TOPIC_OR_PART", f"output to t{number}: unknown"))
-        refusals.tell(ErrorInfo("_UNKNOWN_TOPIC", f"output to t{number}: so it is"))
-    refusals.tell(ErrorInfo("_MSG_TIMED_OUT", "output to t: late"))
-    refusals.tell(None)
+        refusals.report(ErrorInfo("UNKNOWN_TOPIC_OR_PART", f"output to t{number}: unknown"))
+        refusals.report(ErrorInfo("_UNKNOWN_TOPIC", f"output to t{number}: so it is"))
+    refusals.report(ErrorInfo("_MSG_TIMED_OUT", "output to t: late"))
+    refusals.report(None)
     assert len(told(caplog, "output refused")) == TOLD_MAX
 
 

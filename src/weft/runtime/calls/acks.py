@@ -36,9 +36,9 @@ class Acks:
             )
 
     def ack(self, index: int, tell: Callable[[], None]) -> bool:
-        """The record is done; `tell` is called with it unless it was, or the call is over.
+        """The record is done; calls `tell` unless it was done before, or the call is over.
 
-        After the call has ended a record is somebody else's. Nothing that `tell` tells comes
+        After the call has ended, a record belongs to other code. Nothing that `tell` reports comes
         behind that end.
         """
         with self._lock:
@@ -66,7 +66,7 @@ class Acks:
             return self.left()
 
     def why(self, index: int, otherwise: BaseException | None) -> BaseException | None:
-        """What the handler said of a record that is left, or how its call ended."""
+        """The handler's result for a remaining record, or how its call ended."""
         return self._nacks.get(index) or otherwise
 
 

@@ -47,7 +47,7 @@ class AttemptTimeout(TimeoutError):
 def resumed(
     call: Coroutine[Any, Any, Any], waits_for: Any, run: Callable[..., Any]
 ) -> Generator[Any, Any, Any]:
-    """Go on with a coroutine that has waited once, within the awaiting task.
+    """Continue a coroutine that has waited once, within the awaiting task.
 
     `run` is that of the call's own context: each of its steps is taken in there.
     """
@@ -101,7 +101,7 @@ class AsyncExecutor:
         waits = decoding is not None and decoding.waits
         self._function = decoding.around(plan.function) if decoding and waits else plan.function
         self._decode = decoding.here if decoding and not waits else None
-        #: calling it gives Python's own coroutines, nobody else's (Cython's, say)
+        #: calling it gives Python's own coroutines, no others (such as Cython's)
         self._native = isinstance(self._function, types.FunctionType | types.MethodType) and bool(
             self._function.__code__.co_flags & inspect.CO_COROUTINE
         )
@@ -131,7 +131,7 @@ class AsyncExecutor:
         raise AssertionError(f"a batch of {len(works)} for a single-record handler")
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Single records are not told that their partition goes away."""
+        """Single records are not notified of a revocation."""
 
     def close(self) -> None:
         """Let no further record start and end the idle workers."""
@@ -221,7 +221,7 @@ class AsyncExecutor:
             asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
 
     def _give_back(self) -> None:
-        """Nothing of what was handed over begins now."""
+        """Nothing that was passed on starts now."""
         while self._ready:
             self._door.ended.append(GivenBack(self._ready.popleft()))
 
@@ -254,7 +254,7 @@ class AsyncExecutor:
                     returned = stop.value
                 else:
                     suspend()
-                    look_at = 0  # any time may pass until it goes on
+                    look_at = 0  # any time may pass until it continues
                     returned = await resumed(call, waits_for, run)
             except BaseException as error:
                 returned = None
@@ -265,7 +265,7 @@ class AsyncExecutor:
                 else:
                     self._returned(worker, work, returned, run)
             worker.work = None
-            if context:  # it has set something: that is nobody else's
+            if context:  # it has set something, which stays private
                 context = Context()
                 run = context.run
             since_look += 1
@@ -282,7 +282,7 @@ class AsyncExecutor:
                 await asyncio.sleep(0)
                 began = clock()
                 slice_ends = began + SLICE_S
-            if not trusted():  # we stood still: what is here may be another member's by now
+            if not trusted():  # the process was suspended: another member may own these by now
                 self._give_back()
 
     def _returned(

@@ -27,7 +27,7 @@ def as_handled(handlers: Sequence[HandlerOptions]) -> Callable[[Result], Result]
         if decoding is None or decoding.is_async:
             return result
         try:
-            record = Context().run(decoding.here, result.record)  # as of a call: nobody else's
+            record = Context().run(decoding.here, result.record)  # as in a call: private
             return result._replace(record=record)
         except (Undecodable, *TRANSIENT):
             return result

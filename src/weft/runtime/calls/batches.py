@@ -44,7 +44,7 @@ class BatchCall:
         self.batch: RecordBatch
         self._warned = threading.Event()
         self.began = time.perf_counter()
-        #: what the call sets (contextvars) is nobody else's
+        #: what the call sets (contextvars) stays private
         self.context = Context()
         #: the task of an async one, once it has begun
         self.task: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class BatchCall:
         self._acks.nack(index, error)
 
     def flush(self) -> None:
-        """Tell the engine what was acknowledged since the last time."""
+        """Report to the engine what was acknowledged since the last report."""
         # The handler's thread and the polling thread may both flush: what is taken by one must
         # not reach the engine behind what the other took later.
         with self._flushing:
@@ -231,7 +231,7 @@ class _Calls:
             self.running.pop(call.works[0], None)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Tell batches of these partitions, or all, and take what they have acknowledged."""
+        """Notify batches of these partitions, or all, and collect what they have acknowledged."""
         for call in self.all():
             if partitions is None or call.touches(partitions):
                 call.batch.cancel_event.set()
@@ -275,7 +275,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
             call.expired = True
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Tell running batches that these partitions go away."""
+        """Notify running batches that these partitions are revoked."""
         self._calls.warn(partitions)
 
     def _call(self, item: list[Work]) -> None:
@@ -383,7 +383,7 @@ class BatchTasks:
             call.task.cancel()
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Tell running batches that these partitions go away."""
+        """Notify running batches that these partitions are revoked."""
         self._calls.warn(partitions)
 
     def close(self) -> None:

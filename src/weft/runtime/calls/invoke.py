@@ -23,7 +23,7 @@ from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
 
 _log = logging.getLogger("weft")
 #: callables of Retry(delay_s=...) that failed, and were logged
-_TOLD: list[Callable[..., float]] = []
+_REPORTED: list[Callable[..., float]] = []
 
 TRACEBACK_CHARS_MAX = 2_000  # its end: kept for each failing record
 MESSAGE_CHARS_MAX = 2_000
@@ -61,7 +61,7 @@ def _printable(text: str) -> str:
 
 
 def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
-    """A failed attempt, with what the policy's types and callables say of this error."""
+    """A failed attempt, classified by the policy's types and callables."""
     final = is_final(error, retry)
     delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
     info = Raised(*error_info(error))
@@ -85,8 +85,8 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
         if math.isnan(delay_s):
             raise ValueError("it returned NaN")  # as what it may raise itself
     except BaseException as why:  # a broken policy must not lose a record
-        if retry.delay_s not in _TOLD:
-            _TOLD.append(retry.delay_s)
+        if retry.delay_s not in _REPORTED:
+            _REPORTED.append(retry.delay_s)
             text = f"{type(why).__name__}: {why}"
             event(_log, "error", "Retry(delay_s=...) failed: waiting 1 s instead", error=text)
         return None

@@ -33,7 +33,7 @@ class HandlerLoop:
     """An event loop on a thread of its own, or the caller's own loop (`app.serve()`)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        #: told when its thread dies; the run's, once there is one
+        #: called when its thread dies; the run's, once there is one
         self.died: guard.Died = guard.log_death
         self.own = loop is None
         self.loop = loop or new_loop()
@@ -42,7 +42,7 @@ class HandlerLoop:
         if self.own:
             self._thread = guard.thread("weft-handlers", self._run, self._tell)
             self._thread.start()
-        #: whose stack says what keeps the loop
+        #: whose stack shows what blocks the loop
         self.thread_id = self._thread.ident if self._thread else threading.get_ident()
 
     def _tell(self, thread: str, error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Load data for many records in one call, before their handlers are called.
 
 Stands before an executor: records that may start are gathered for at most 5 ms, the user's
-function is called with them off every other thread, and each record goes on with its value.
+function is called with them on a separate thread, and each record continues with its value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Group:
         #: as they were handed on: a later attempt has another one
         self.records = [work.record for work in works]
         self.source = source
-        #: the generator's own: what it sets (contextvars) it finds again, and nobody else does
+        #: the generator's own context (contextvars), which no other code sees
         self.context = context
 
     def finished(self) -> bool:
@@ -116,7 +116,7 @@ class Prefetcher:
             self._door.waiting([work])
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Tell running batches; what is not being loaded yet goes back."""
+        """Notify running batches; records that are not being loaded yet are returned."""
         self._recall(partitions)
         self.inner.warn(partitions)
 
@@ -207,7 +207,7 @@ class Prefetcher:
         else:
             self.inner.start(works)
         if source is not None:
-            self._queue.put([])  # whoever waits for records without a limit has these to look after
+            self._queue.put([])  # wakes the thread that waits for records without a limit
 
     def _call(self, records: list[Record], context: Context) -> tuple[Sequence[Any], Any]:
         """The values, and the generator that waits to release them."""

@@ -93,5 +93,5 @@ def _line(frame: FrameType) -> str:
     code, number = frame.f_code, frame.f_lineno or 0
     path = "/".join(Path(code.co_filename).parts[-2:])
     source = linecache.getline(code.co_filename, number, frame.f_globals).strip()
-    said = f"{path}:{number} {code.co_name}" + (f": {source}" if source else "")
-    return shown_text(said, LINE_CHARS_MAX)
+    text = f"{path}:{number} {code.co_name}" + (f": {source}" if source else "")
+    return shown_text(text, LINE_CHARS_MAX)

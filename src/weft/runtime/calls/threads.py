@@ -36,7 +36,7 @@ _log = logging.getLogger("weft")
 FAST_S = 100e-6  # calls shorter than this report together
 #: whether calls may still begin at all is asked once in so long, by whichever thread: see lease.py
 LOOK_S = 100e-6
-#: of calls shorter than a millisecond one in so many says how old its record is and how it waited
+#: of calls shorter than a millisecond, one in this many samples its record's age and wait
 SAMPLED_EVERY = 32
 SLOW_S = 0.001
 
@@ -100,7 +100,7 @@ class WorkerThreads(ABC, Generic[T]):
             self._not_hired(thread, error)
 
     def _not_hired(self, thread: threading.Thread, error: RuntimeError) -> None:
-        """Fewer threads do the work; without any the run ends and says why."""
+        """Continue with fewer threads; without any, end the run with the reason."""
         with self._hiring:
             self._threads.remove(thread)
             self._waking = False
@@ -139,7 +139,7 @@ class WorkerThreads(ABC, Generic[T]):
     def _rest(self) -> None:
         self._idle.append(None)
         if self._ready or self._closed:
-            # Something came between the last look and the entry above, and whoever brought it
+            # Something came between the last check and the entry above, and its thread
             # may not have seen the entry: do not wait for a token.
             self._idle.pop()
             return
@@ -183,7 +183,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         raise AssertionError(f"a batch of {len(works)} for a single-record handler")
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Single records are not told that their partition goes away."""
+        """Single records are not notified of a revocation."""
 
     def _call(self, work: Work) -> None:
         plan, door = self._plan, self._door
@@ -191,7 +191,7 @@ class ThreadExecutor(WorkerThreads[Work]):
         if not (may_call(work, at_most_once=self._at_most_once) and self._trusted(began)):
             door.ended.append(GivenBack(work))
             return
-        context = Context()  # what the call sets (contextvars) is nobody else's
+        context = Context()  # what the call sets (contextvars) stays private
         returned = None
         try:
             record = work.record
@@ -217,7 +217,7 @@ class ThreadExecutor(WorkerThreads[Work]):
             door.turn()
 
     def _trusted(self, now: float) -> bool:
-        """The clock of a process that stood still has gone on, so whoever wakes asks again."""
+        """A suspended process's clock has advanced, so a waking thread asks again."""
         if now - self._trusted_at > LOOK_S:
             if not self._door.trusted():
                 return False

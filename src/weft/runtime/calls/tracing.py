@@ -176,7 +176,7 @@ class Tracing:
         }
 
     def _of_record(self, record: Record) -> dict[str, Any]:
-        told = {
+        attributes = {
             **self._common(record),
             "messaging.destination.partition.id": str(record.partition),
             "messaging.kafka.offset": record.offset,
@@ -184,12 +184,12 @@ class Tracing:
         }
         key: object = record.key  # as `key=` has decoded it
         if key is not None:
-            told["messaging.kafka.message.key"] = (
+            attributes["messaging.kafka.message.key"] = (
                 shown_key(key) if isinstance(key, bytes) else str(key)[:200]
             )
         if record.value is None:
-            told["messaging.kafka.message.tombstone"] = True
-        return told
+            attributes["messaging.kafka.message.tombstone"] = True
+        return attributes
 
     def _of_batch(self, records: Sequence[Record]) -> dict[str, Any]:
         return {**self._common(records[0]), "messaging.batch.message_count": len(records)}

@@ -45,7 +45,7 @@ class Committer:
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
-        #: told the sequence of each commit that was answered, and whether all of it is stored
+        #: called with the sequence of each commit with a response, and whether all of it is stored
         self.on_answered: Callable[[int, bool], None] = lambda _sequence, _stored: None
         #: any thread adds, the polling thread takes
         self._planned: deque[fx.CommitOffsets] = deque()
@@ -94,7 +94,7 @@ class Committer:
             token = self._seat.consumer.commit(_offsets(items))
         except Exception as error:  # refused at once, before it was sent
             answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
-            self._tell(sequence, known, answers)
+            self._report(sequence, known, answers)
         else:
             self._sent[token] = (sequence, known)
             self._sent_at[token] = time.monotonic()
@@ -112,7 +112,7 @@ class Committer:
             for where in known:
                 if self._newest.get(where) == token:
                     del self._newest[where]
-            self._tell(sequence, known, group)
+            self._report(sequence, known, group)
 
     def under_way(self, where: Collection[TopicPartition], within_s: float = ANSWER_S) -> bool:
         """A commit that names one of these was sent a moment ago and is not answered."""
@@ -123,7 +123,7 @@ class Committer:
         return token is not None and time.monotonic() - self._sent_at[token] < within_s
 
     def forget(self) -> None:
-        """The consumer is another one: nobody answers for what the former sent."""
+        """The consumer is another one: the former one's commits get no response."""
         self._sent.clear()
         self._sent_at.clear()
         self._newest.clear()
@@ -141,25 +141,25 @@ class Committer:
                 return True
             wait_s = min(left_s, LAST_ANSWER_S)
             answers = seat.consumer.commit_and_wait(_offsets(plan.items), wait_s)
-            self._tell(plan.sequence, _known(plan.items), answers)
+            self._report(plan.sequence, _known(plan.items), answers)
             verdicts = {answer.verdict for answer in answers}
             if verdicts == {"stored"}:
                 return True
             if verdicts and not verdicts & {"retry", "too_large"}:
-                return False  # without any answer it may be stored or not: said once more, it is
+                return False  # without a response it may be stored or not: sent once more, it is
             self.take(seat.consumer.commit_answers(AGAIN_S))
         return False
 
-    def _tell(self, sequence: int, known: Known, answers: Sequence[CommitAnswer]) -> None:
-        """Bring the broker's word to the engine."""
-        told = [
+    def _report(self, sequence: int, known: Known, answers: Sequence[CommitAnswer]) -> None:
+        """Report the broker's responses to the engine."""
+        found = [
             Answer(known[one.topic, one.partition], sequence, one.verdict, one.reason)
             for one in answers
             if (one.topic, one.partition) in known
         ]
-        if told:
-            self._seat.door.call(lambda engine, now: engine.commit_answered(now, told))
-            stored = all(one.verdict == "stored" for one in told)
+        if found:
+            self._seat.door.call(lambda engine, now: engine.commit_answered(now, found))
+            stored = all(one.verdict == "stored" for one in found)
             self.on_answered(sequence, stored)
 
     # -- on the background thread ---------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 It goes into the partition with its record's own number; where the topic has fewer, its key decides.
 A letter that its topic does not take because of its size gives up first its value, then the
-original's headers, and at last all but the beginning of its key: what is left still says which
+original's headers, and at last all but the beginning of its key: the rest still identifies which
 record it was and why it failed. That is never done without a word.
 """
 
@@ -23,7 +23,7 @@ NO_PARTITION = "_UNKNOWN_PARTITION"
 HEADER_CHARS_MAX = 1_000
 #: what a key that is too large is cut to
 KEY_BYTES_MAX = 1_000
-SAY_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 
 OURS = "__dlq.errors."
 NO_VALUE = (f"{OURS}value.omitted", b"too large")
@@ -92,15 +92,15 @@ def smaller(letter: OutMessage) -> tuple[OutMessage, str] | None:
     if len(ours) < len(letter.headers):
         return letter._replace(headers=(*ours, NO_HEADERS)), "headers"
     if letter.key is not None and len(letter.key) > KEY_BYTES_MAX:
-        told = (*letter.headers, (CUT_KEY, str(len(letter.key)).encode()))
-        return letter._replace(key=letter.key[:KEY_BYTES_MAX], headers=told), "key"
+        headers_left = (*letter.headers, (CUT_KEY, str(len(letter.key)).encode()))
+        return letter._replace(key=letter.key[:KEY_BYTES_MAX], headers=headers_left), "key"
     return None
 
 
 class Letters:
     """Makes a member's dead letters, and what is sent in place of one that was refused.
 
-    Counts what letters had to give up, and says so, at most every ten seconds.
+    Counts the omitted parts, and logs them at most every ten seconds.
     """
 
     def __init__(self, group: str) -> None:
@@ -109,7 +109,7 @@ class Letters:
         self._ends: dict[str, int] = {}
         #: parts that were dropped: values, headers of a record, ends of keys
         self.count = 0
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
     def of(self, work: Work, topic: str, error: ErrorInfo) -> OutMessage:
         """The letter of a record."""
@@ -133,8 +133,8 @@ class Letters:
             return None
         self.count += 1
         now = time.monotonic()
-        if now - self._said_at >= SAY_EVERY_S:
-            self._said_at = now
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
             event(
                 _log,
                 "warning",

@@ -40,7 +40,7 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
     """The id of this member, and what to call when it is free again.
 
     With a `group.instance.id` it is that. Where the user has no folder of its own for the locks the
-    id is a random one; the log says what that costs.
+    id is random; the log explains the cost.
     """
     if instance_id is not None:
         return stable_id(group, instance_id), lambda: None
@@ -61,7 +61,7 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
 
 
 def _held_place(digest: str) -> tuple[str, Callable[[], None]]:
-    """`{installation}-{slot}` that nobody else holds, and what lets go of it."""
+    """A free `{installation}-{slot}`, and a function that releases it."""
     folder = _own_folder()
     try:
         installation = _installation(folder)
@@ -108,7 +108,7 @@ def _open(folder: int, name: str) -> int:
 
 
 def _free_slot(folder: int, digest: str) -> tuple[int, int]:
-    """The first slot that nobody holds, and its lock."""
+    """The first free slot, and its lock."""
     for slot in range(SLOTS_MAX):
         held = _open(folder, f"{digest}-{slot}.lock")
         try:

@@ -1,8 +1,8 @@
 """Decide whether this member may still be in its group after it was suspended.
 
 A process that was stopped (SIGSTOP, a suspended machine, a debugger) for longer than its session
-has lost its partitions and does not know it: the polling thread serves the callback that says so,
-and a worker may be faster. So whoever comes through the door looks at when the polling thread last
+has lost its partitions without knowing: the polling thread serves the callback that reports it,
+and a worker may be faster. So every thread in the door checks when the polling thread last
 went round. If that is too long ago, nothing starts until the broker has taken a commit from us,
 which it does from members only.
 """
@@ -40,7 +40,7 @@ class Lease:
         """The polling thread goes round."""
         door, now = self._seat.door, since_boot()
         if now - door.round_at > STOOD_STILL_S:
-            door.call(_look)  # nobody was faster: the door must see it before the mark moves
+            door.call(_look)  # no thread was faster: the door must see it before the mark moves
             event(_log, "warning", "stood still", seconds=round(now - door.round_at, 3))
         door.round_at = now
         if door.in_doubt:
@@ -73,4 +73,4 @@ class Lease:
 
 
 def _look(_engine: Engine, _now: float) -> None:
-    """Nothing: that somebody goes in is enough."""
+    """Nothing: entering the door is enough."""

@@ -54,11 +54,11 @@ class Member:
 
     def __init__(self, config: MemberConfig) -> None:
         """Nothing is connected before `start`."""
-        #: any thread reads it; `drain_timeout_s` is made shorter by whoever is in a hurry
+        #: any thread reads it; `drain_timeout_s` may be shortened by a caller
         self.config = config
         #: any thread
         self.now = config.clock.now
-        #: any thread, each field as it says there
+        #: any thread, each field as documented there
         self.seat = Seat(self.now, self.fail, self.died)
         # The next four are the seat's own.
         self.partitions = self.seat.partitions
@@ -67,7 +67,7 @@ class Member:
         self.ended = self.seat.ended
         #: called inside the door; others read single fields of it, which may be old by then
         self.engine = Engine([plan.spec for plan in config.plans], config.limits, size_of)
-        #: any thread says something, the watching thread writes it
+        #: any thread adds lines, the watching thread writes them
         self.telling = Telling(on_error=config.on_error, callbacks=self.callbacks)
         #: sent into inside the door; its answers come on the producer's thread. Here already, for a
         #: stop may come before the start: it makes no client before it must.
@@ -83,7 +83,7 @@ class Member:
         #: of the polling thread
         self.lease = Lease(self.seat, self.committer.plan)
         self.committer.on_answered = self.lease.answered
-        #: of whoever is inside the door
+        #: used inside the door only
         self._performer = Performer(
             self.seat, config, self.outputs, self.committer, self.telling,
             served=self.outputs_served, drained=self._drained,
@@ -182,13 +182,13 @@ class Member:
 
     def died(self, thread: str, error: BaseException) -> None:
         """On a thread of ours that is dying: what it should do is not done, so the run ends."""
-        if isinstance(error, ConfigError):  # the cluster refuses us: it says what to do
+        if isinstance(error, ConfigError):  # the cluster refuses the app: the error names the fix
             self.fail(str(error))
         else:
             guard.log_death(thread, error)
             self.fail(f"thread {thread} died: {type(error).__name__}: {error}", may_restart=True)
         if thread == "weft-poll":
-            self.ended.set()  # it was to leave: nobody else will say that it is over
+            self.ended.set()  # it was leaving: no other code reports the end
         self.seat.wake()
 
     def _broke(self, error: Exception) -> None:
@@ -369,7 +369,7 @@ class Member:
                 self._rejoining.begin(problem)
                 return
             if problem.action == "stop":
-                # Fenced: somebody has our place, and coming back would push them out.
+                # Fenced: another member has this membership, and rejoining would fence it.
                 fenced = "FENCED_INSTANCE" in problem.code
                 self.fail(f"{problem.code}: {problem.reason}", may_restart=not fenced)
             else:
@@ -378,11 +378,11 @@ class Member:
             self._out_of_range.heard(polled.out_of_range)
 
     def look_at_topic_ids(self) -> None:
-        """Whether a topic of ours was made again; on the watching thread, may wait."""
+        """Whether a consumed topic was recreated; on the watching thread, may wait."""
         self.config.topic_ids.look(self.seat, self._reread)
 
     def _reread(self, partitions: list[TopicPartition]) -> None:
-        """The log is another than the one we read: begin anew where the policy says."""
+        """The log is a different one: restart at the position that the policy chooses."""
         self._rebalance.on_lost(partitions)
         self._rebalance.find_later(partitions)
 
@@ -413,7 +413,7 @@ class Member:
 
     @property
     def refetched(self) -> int:
-        """How many partitions were fetched anew; any thread."""
+        """How many fetches were restarted; any thread."""
         return self._watchdog.refetched
 
     # -- outputs -----------------------------------------------------------------------------------
@@ -455,4 +455,4 @@ class Member:
         if self.transactor is not None:
             self.transactor.close(2.0)
         self.callbacks.close(1.0)
-        self.ended.set()  # last: whoever waits for the end has been told everything
+        self.ended.set()  # last: all results have been reported by now

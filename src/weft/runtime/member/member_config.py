@@ -21,7 +21,7 @@ from weft.types import OnLost, TopicPartition
 
 @dataclass(slots=True)
 class MemberConfig:
-    """What a member is told by the app."""
+    """The settings of a member from the app."""
 
     group: str
     topics: list[str]
@@ -30,7 +30,7 @@ class MemberConfig:
     route: Callable[[str], int]
     limits: Limits
     make_consumer: Callable[[], ConsumerPort]
-    #: told when there is something to serve, and why nothing can be produced any more
+    #: called when there is something to serve, and with the reason when producing fails for good
     make_producer: Callable[[Callable[[], None], Callable[[str], None]], ProducerPort]
     make_executors: Callable[[Door, Fail], list[Executor]]
     #: with exactly_once: the transactions of this member and the id they go under
@@ -44,7 +44,7 @@ class MemberConfig:
     on_error: Callable[..., Any] | None = None
     #: called with every batch of finished records, on whatever thread is inside the door
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
-    #: told what is committed for the partitions that were assigned
+    #: called with the committed offsets of the assigned partitions
     on_found: Callable[[Mapping[TopicPartition, Found]], None] = field(default=lambda _: None)
     topic_ids: TopicIds = field(default_factory=lambda: TopicIds(lambda _: {}))
     clock: Clock = REAL_CLOCK

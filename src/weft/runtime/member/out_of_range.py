@@ -1,8 +1,8 @@
 """Positions outside the log, after retention, DeleteRecords or a truncation.
 
 What was fetched is still ours: it is handled and committed. Where only the log's start has moved,
-the epoch goes on there. Where the log ends before our position its offsets mean other records now:
-when everything is handled, the partition begins anew, and `on_offset_lost` decides where.
+the epoch continues there. If the log ends before our position, its offsets mean other records now:
+when everything is handled, the partition restarts, and `on_offset_lost` decides where.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OutOfRange:
     """The partitions that are not fetched until it is known where. Of the polling thread."""
 
     def __init__(self, seat: Seat, config: MemberConfig, reread: Reread) -> None:
-        """`reread` begins partitions anew."""
+        """`reread` restarts partitions."""
         self._seat = seat
         self._reread = reread
         self._config = config
@@ -88,7 +88,7 @@ class OutOfRange:
                 self._move(one, partition, log)
 
     def _move(self, one: TopicPartition, partition: Partition, log: Found) -> None:
-        """Go on at the log's start; or where we are, where the answer was a passing one."""
+        """Continue at the log's start, or at the current position if the error was temporary."""
         seat = self._seat
         if log.log_start > partition.position:
             event(

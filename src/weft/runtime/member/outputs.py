@@ -1,7 +1,7 @@
 """Produce outputs and dead letters, and report their acknowledgements.
 
 The outputs of a record count as answered when all of them are; one that is refused fails
-the whole attempt. What nobody refused (no answer in time, brokers away) is produced again, for as
+the whole attempt. Outputs that were not refused (no response, no broker) are produced again, for as
 long as its record waits for it: the handler did its part, and no attempt is charged for it. When
 the producer's queue is full the rest waits here and the engine starts nothing new until there is
 room again.
@@ -26,7 +26,7 @@ from weft.runtime.member.dead_letters import Letters
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Sent
 
-AGAIN_S = 0.5  # until a message is produced again that nobody has refused
+AGAIN_S = 0.5  # delay before producing a message again that was not refused
 
 
 class _Pending:
@@ -174,8 +174,8 @@ class Outputs:
     def take_answered(self) -> list[OutputsAnswer]:
         """Answers that came since the last call."""
         taken: list[OutputsAnswer] = []
-        # Taken by the producer's thread and by whoever is inside the door, also at the same time:
-        # what the length said may be gone with the other one.
+        # Taken by the producer's thread and by the one inside the door, also at the same time:
+        # the other thread may have taken the last one.
         with suppress(IndexError):
             while self.answered:
                 taken.append(self.answered.popleft())
@@ -184,7 +184,7 @@ class Outputs:
     # -- on the producer's thread ------------------------------------------------------------------
 
     def _produce_again(self, works: list[Work], produce: Callable[[], None]) -> bool:
-        """Have it produced again in a while; False where nobody waits for it any more."""
+        """Schedule producing it again; False if no record waits for it any more."""
         if self._closed or not any(_waits(work) for work in works):
             return False
         self._again.append((time.monotonic() + AGAIN_S, works, produce))
@@ -199,12 +199,12 @@ class Outputs:
     def _answer_one(self, work: Work, delivery: Delivery) -> None:
         sent = () if delivery.sent is None else (delivery.sent,)
         if delivery.error is not None:
-            self._refusals.tell(delivery.error)
+            self._refusals.report(delivery.error)
         self.answered.append((work, sent, delivery.error))
 
     def _delivered(self, pending: _Pending, index: int, delivery: Delivery) -> None:
         pending.answers[index] = delivery
-        self._refusals.tell(delivery.error)
+        self._refusals.report(delivery.error)
         with self._lock:
             pending.left -= 1
             if pending.left:
@@ -237,7 +237,7 @@ def _waits(work: Work) -> bool:
 
 _log = logging.getLogger("weft")
 
-TOLD_MAX = 100  # different reasons in one run; topics that come from records could be many more
+REPORTED_MAX = 100  # different reasons in one run; topics that come from records could be many more
 CURES = {
     "UNKNOWN_TOPIC_OR_PART": "create the topic with `weft topics create`, or correct its name",
     "TOPIC_AUTHORIZATION_FAILED": "give the producer's user the right WRITE on the topic",
@@ -255,14 +255,14 @@ class Refusals:
 
     def __init__(self) -> None:
         #: where it was to go, and what would help
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
-    def tell(self, error: ErrorInfo | None) -> None:
+    def report(self, error: ErrorInfo | None) -> None:
         """An answer of the broker; nothing for None, and for what will not help to know."""
         cure = "" if error is None else CURES.get(error.type, "")
         if error is None or not cure:
             return
         where = error.message.partition(": ")[0], cure
-        if where not in self._told and len(self._told) < TOLD_MAX:
-            self._told.add(where)
+        if where not in self._reported and len(self._reported) < REPORTED_MAX:
+            self._reported.add(where)
             event(_log, "error", "output refused", reason=error.message, next=cure)

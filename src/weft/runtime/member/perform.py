@@ -42,7 +42,7 @@ class Performer:
         self._on_drained = drained
         #: with exactly_once; set before the group is joined
         self.transactor: Transactor | None = None
-        #: of whoever is inside the door, as all that follows
+        #: used inside the door only, as all that follows
         self._finished: list[fx.Finished] = []
         self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {

@@ -30,7 +30,7 @@ FIND_AGAIN_S = 0.5
 ANSWER_AGAIN_S = 0.02
 LAST_TRANSACTION_S = 5.0
 CANCEL_GRACE_S = 0.5
-#: how often to say that a partition still cannot be read
+#: interval of log lines about an unreadable partition
 SAY_S = 30.0
 
 
@@ -111,7 +111,7 @@ class Rebalance:
     def _assigned(
         self, found: dict[TopicPartition, Found], began: float
     ) -> dict[TopicPartition, int]:
-        """Open the epochs and say so."""
+        """Open the epochs and log it."""
         starts = self.open(found)
         seconds = round(self._seat.now() - began, 3)
         event(_log, "info", "assigned", partitions=names(list(found)), seconds=seconds)
@@ -136,7 +136,7 @@ class Rebalance:
     def _look(self, look: _Look) -> None:
         """Have the background thread look, once no commit of ours is still to come.
 
-        It would count for the new epoch, and of a topic made again that was never committed.
+        It would count for the new epoch, and for a recreated topic that was never committed.
         """
         if self._committer.under_way(look.partitions):
             self._later.append((self._seat.now() + ANSWER_AGAIN_S, look))

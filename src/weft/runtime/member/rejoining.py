@@ -1,7 +1,7 @@
 """Recreate the consumer after librdkafka has given up, when the membership will be free again.
 
 A static member that was killed under KIP-848 is the case: until its session runs out, its successor
-hears that the instance id is still in use, and for librdkafka that is the end of that client.
+gets the error that the instance id is still in use, which is final for that librdkafka client.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _log = logging.getLogger("weft")
 
 FIRST_S = 0.5
 MOST_S = 5.0
-CALM_S = 60.0  # without trouble for so long, the waits begin anew
+CALM_S = 60.0  # after this long without trouble, the waits restart
 LEAVE_S = 2.0
 LOOK_S = 0.05
 
 
 class Rejoining:
-    """The polling thread's time without a consumer; nobody else comes here."""
+    """The polling thread's time without a consumer; used by that thread only."""
 
     def __init__(self, seat: Seat, lose_all: Callable[[], None], join: Callable[[], None]) -> None:
         """`lose_all` ends every epoch; `join` joins the group with a new consumer."""

@@ -63,7 +63,7 @@ class Callbacks:
 
 
 Action = Callable[[], None]
-#: on the polling thread: the log is another than the one we read, begin anew where the policy says
+#: on the polling thread: the log is a different one, restart where the policy chooses
 Reread = Callable[[list[TopicPartition]], None]
 
 
@@ -82,12 +82,12 @@ class Fail(Protocol):
 
 
 class Seat:
-    """What a member's parts share. Every field says which thread may touch it."""
+    """State shared by a member's parts. Every field documents which thread may use it."""
 
     #: any thread; made by the member, once
     door: Door
-    #: written by the polling thread, which makes another one to join anew; what other threads may
-    #: call of it, its port says
+    #: written by the polling thread, which creates another one to rejoin; what other threads may
+    #: call is documented in its port
     consumer: ConsumerPort
 
     def __init__(self, now: Callable[[], float], fail: Fail, died: guard.Died) -> None:
@@ -154,6 +154,6 @@ class Seat:
         self._quit.wait(seconds)
 
     def quit(self) -> None:
-        """On the polling thread, when the group is left: nobody waits any longer."""
+        """On the polling thread, after leaving the group: end all waits."""
         self._quit.set()
         self._behind.put(None)

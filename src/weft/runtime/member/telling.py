@@ -1,7 +1,7 @@
 """Log failures: enough detail to act on, limited in volume, and with counts of what is omitted.
 
 What happens inside the door is only counted and kept here; the lines are written by the watching
-thread, which may wait for whoever reads the log.
+thread, which may wait for the reader of the log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 ALIKE_EVERY_S = 10.0
 SUMMARY_EVERY_S = 60.0
-#: kinds of failures that are told apart; a handler whose errors are all different is one of them
+#: distinct kinds of failures; a handler whose errors are all different counts as one kind
 KINDS_MAX = 200
 #: lines that wait for the watching thread; no run of Weft's own makes that many
 LINES_MAX = 1_000
@@ -60,7 +60,7 @@ class Line(NamedTuple):
 
 
 class Alike:
-    """Lines of one kind: one in so many seconds is told, the others are counted."""
+    """Lines of one kind: one per interval is logged, the others are counted."""
 
     __slots__ = ("at", "fields", "left_out")
 
@@ -72,7 +72,7 @@ class Alike:
 
 
 class Telling:
-    """Collects what is to be told of one run."""
+    """Collects the log lines of one run."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Telling:
         self.broker_seen_at = clock()
         #: why the brokers refuse our login; None while they do not
         self.refused: str | None = None
-        #: partitions that stood still before the end of their log -> how far transactions have
+        #: partitions stuck before the end of their log -> how far transactions have
         #: ended there; written by the watching thread as a whole, any reads it
         self.stable_ends: Mapping[TopicPartition, int] = {}
         #: when one answered again after none had
@@ -104,9 +104,9 @@ class Telling:
         self.troubles = Troubles()
 
     def heard(self, polled: Polled) -> None:
-        """What a poll says of the brokers: records and stored commits come from one that is there.
+        """Update broker contact from a poll: records and stored commits come from a live broker.
 
-        A commit that failed may have reached nobody: librdkafka answers for brokers that are away.
+        A failed commit proves nothing: librdkafka reports failures for unreachable brokers.
         """
         if polled.batches or polled.ends or any(one.verdict == "stored" for one in polled.commits):
             self.broker_seen(self._clock())

@@ -1,9 +1,9 @@
 """Detect recreated topics: a topic deleted and recreated under its name is another topic.
 
-librdkafka goes on at the position it had, and the offsets a group has committed may be of the old
+librdkafka continues at its position, and the committed offsets may be of the old
 topic: both would skip records of the new one. So the ids are looked at every few seconds. Where
-one has changed, the epochs of its partitions are lost, and they begin anew at the log's start
-unless somebody has committed for the new topic.
+one has changed, the epochs of its partitions are lost, and they restart at the log's start
+unless a commit for the new topic exists.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TopicIds:
     def __init__(self, ask: Ask, on_unsure: Callable[[str], None] = lambda _: None) -> None:
         """`ask`: topics -> their ids now.
 
-        `on_unsure` is told of each topic whose id may be another than before: who keeps ids of his
-        own forgets that one. It is told after the epochs of the former topic are closed and before
+        `on_unsure` is called for each topic whose id may have changed: a caller with its
+        own copy forgets it. It is called after the epochs of the former topic are closed and before
         one of the new topic begins.
         """
         self._ask = ask
@@ -53,9 +53,9 @@ class TopicIds:
         self._due = 0.0
 
     def look(self, seat: Seat, reread: Reread) -> None:
-        """Look whether a topic of ours was made again; on the watching thread, now and then.
+        """Check whether a consumed topic was recreated; on the watching thread, now and then.
 
-        `reread`, on the polling thread, begins partitions anew.
+        `reread`, on the polling thread, restarts partitions.
         """
         if time.monotonic() < self._due:
             return
@@ -70,7 +70,7 @@ class TopicIds:
                 seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
 
     def _say_missing(self, topics: Sequence[str], ids: Mapping[str, str]) -> None:
-        """Librdkafka waits in silence for a topic that was deleted: say so, once."""
+        """Log once that a topic was deleted: librdkafka waits for it silently."""
         self._missed = {
             topic: self._missed.get(topic, 0) + 1 for topic in topics if topic not in ids
         }
@@ -92,7 +92,7 @@ class TopicIds:
         return any(self._ids.setdefault(where, found) != found for where in held)
 
     def _again(self, seat: Seat, reread: Reread, topic: str, found: str) -> None:
-        """On the polling thread: what belongs to a former topic begins anew."""
+        """On the polling thread: restart the partitions of a former topic."""
         held = [where for where in seat.partitions if where[0] == topic]
         where = [one for one in held if self._ids.get(one, found) != found]
         if not where:
@@ -127,12 +127,12 @@ class TopicIds:
             if one.committed in committed:
                 # "latest" too: whatever the new topic holds came while the group was subscribed.
                 result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
-        for topic, present in again.items():  # also where the group heard of it before we looked
+        for topic, present in again.items():  # also if the group noticed it before this check
             event(_log, "warning", "topic was recreated", topic=topic, topic_id=present)
         return result
 
     def _now(self, topics: Sequence[str]) -> Mapping[str, str] | None:
-        """Of those that are there; None where nobody answers: asked again later."""
+        """The ids of existing topics; None if no broker answers: asked again later."""
         if not topics:
             return {}
         try:

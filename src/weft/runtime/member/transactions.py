@@ -1,6 +1,6 @@
 """exactly_once: run the engine's transactions on a separate thread.
 
-Handling goes on while a transaction commits; what finishes meanwhile rides in the next one. The
+Handlers continue while a transaction commits; records that finish go into the next one. The
 group membership is taken together with the snapshot and used for that transaction only: with
 membership asked for later, the broker would take offsets for a partition that has moved.
 """
@@ -52,7 +52,7 @@ class Transactor:
         self._batches = batches
         self._refusals = Refusals()
         self.letters = Letters(group)
-        #: seconds of each transaction, also of one that was aborted, or whose end was not told
+        #: seconds of each transaction, also of aborted ones and of those with unknown outcome
         self.took = Histogram(CALL_S)
         #: dead letters as they are sent, by their record's id, until the next commit
         self._letters: dict[int, tuple[Work, OutMessage]] = {}
@@ -186,7 +186,7 @@ class Transactor:
                 cut = True
                 continue
             refused.append((work, error))
-            self._refusals.tell(error)
+            self._refusals.report(error)
             if shared:  # all of its records fell with it; they stand behind the first
                 batches[id(work.outputs)] = error
         if end.outcome == "committed":
@@ -209,7 +209,7 @@ class Transactor:
         """What was alone in the transaction is what it was aborted for."""
         if refused or end.content is None or end.outcome != "aborted":
             return refused
-        self._refusals.tell(end.content)
+        self._refusals.report(end.content)
         return [(work, end.content) for work, _ in sent]
 
     def _tell(
@@ -249,7 +249,7 @@ def _stuck(
 ) -> list[tuple[Work, ErrorInfo]]:
     """Records whose outputs were not acknowledged, in a transaction of which none was refused.
 
-    `unanswered`: what is said of those that nobody says anything of.
+    `unanswered`: the result of outputs without a report.
 
     Where some failed with words of their own it is those: the others went with the abort.
     """
@@ -260,8 +260,8 @@ def _stuck(
             if one is None or one.sent is None:
                 error = None if one is None or one.error is None else one.error
                 silent = error is None or "PURGE" in error.type
-                told = found.get(id(work.outputs), unanswered)
-                found[id(work.outputs)] = told if silent or error is None else error
+                error_of = found.get(id(work.outputs), unanswered)
+                found[id(work.outputs)] = error_of if silent or error is None else error
     if any(error is not unanswered for error in found.values()):
         found = {one: error for one, error in found.items() if error is not unanswered}
     return [(work, found[id(work.outputs)]) for work in works if id(work.outputs) in found]

@@ -10,7 +10,7 @@ from weft.core import effects as fx
 from weft.core.work import Work
 from weft.types import ErrorInfo
 
-#: kinds that are told apart; what comes beyond them is counted as one
+#: distinct kinds; further ones are counted as one
 KINDS_MAX = 50
 OTHERS = "(other types)"
 
@@ -64,7 +64,7 @@ class Troubles:
 
 
 def _row(handler: str, error: str, kind: Kind) -> dict[str, Any]:
-    counts, told = kind.counts, kind.error or ErrorInfo("", "")
+    counts, last = kind.counts, kind.error or ErrorInfo("", "")
     topic, partition, offset, key = kind.work or ("", 0, 0, None)
     return {
         "handler": handler,
@@ -81,7 +81,7 @@ def _row(handler: str, error: str, kind: Kind) -> dict[str, Any]:
             "offset": offset,
             "key": shown_key(key),
             "attempt": kind.attempt,
-            "message": shown_text(told.message),
-            "traceback": "\n".join(shown_text(line) for line in told.traceback.splitlines()),
+            "message": shown_text(last.message),
+            "traceback": "\n".join(shown_text(line) for line in last.traceback.splitlines()),
         },
     }

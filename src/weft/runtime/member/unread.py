@@ -25,7 +25,7 @@ from weft.types import TopicPartition
 _log = logging.getLogger("weft")
 
 LOOK_EVERY_S = 1.0
-#: so long without a record, although the log grows: the partition is fetched anew
+#: this long without a record although the log grows: the fetch is restarted
 STILL_S = 30.0
 #: the broker is asked for the end of the log after so long, and again after that
 ASK_S = 20.0
@@ -63,7 +63,7 @@ class Watchdog:
         self.stuck: dict[TopicPartition, float] = {}
         #: ends of logs that the client does not know of
         self.ends: dict[TopicPartition, int] = {}
-        #: how many partitions were fetched anew; any thread reads it
+        #: number of restarted fetches; any thread reads it
         self.refetched = 0
 
     def polled(self, polled: Polled, room: int) -> None:
@@ -72,7 +72,7 @@ class Watchdog:
             self._full_at = self._seat.now()
 
     def tick(self, now: float) -> None:
-        """Now and then: ask for what does not move, and fetch anew what should."""
+        """Now and then: query partitions that do not move, and restart fetches that should."""
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S

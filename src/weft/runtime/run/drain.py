@@ -1,7 +1,7 @@
 """`until="drained"`: detect that all records present at the start are finished.
 
 The ends of all partitions are taken once. A partition is finished with when the group's frontier
-has reached its end, whoever of the group got it there, or when all that is left of it is parked.
+has reached its end, by any member, or when all its remaining records are parked.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Drain:
         """Whether nothing is left, and the broker knows; called inside the door for what is ours.
 
         Nothing of ours is struck off: a partition that is lost before its last commit has its end
-        before it again, with whoever gets it.
+        before it again, in the member that gets it.
         """
         self.acknowledging = False
         held = {where: ours[where] for where in self._left if where in ours}
@@ -67,10 +67,10 @@ class Drain:
         return not self.acknowledging
 
     def _stalemate(self, held: Mapping[TopicPartition, Partition]) -> bool:
-        """We have parked records and others stand still: most likely they wait for us likewise.
+        """This member has parked records and others are idle: most likely they wait for it.
 
         What is parked elsewhere cannot be seen from here, and two members that both have some
-        would wait for each other for ever. Whoever goes first hands its partitions to the other.
+        would wait for each other forever. The first to leave passes its partitions to the other.
         """
         still = time.monotonic() - STANDSTILL_S
         others = [where for where in self._left if where not in held]
@@ -103,7 +103,7 @@ class Drain:
             offset = committed.get(where)
             if where not in self._standing or self._standing[where][0] != offset:
                 self._standing[where] = (offset, time.monotonic())
-            # Past the log's own end it is of another log, and says nothing of this one.
+            # Beyond the log's end it is of another log, and irrelevant for this one.
             if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
                 del self._left[where]
 

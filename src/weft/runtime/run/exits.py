@@ -26,10 +26,10 @@ def refused(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, WeftError):
         code = EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED
         return code, " ".join(str(error).split())
-    from weft.kafka.failures import told_by_kafka
+    from weft.kafka.failures import kafka_error_text
 
-    told = told_by_kafka(error)
-    return None if told is None else (EXIT_FAILED, told)
+    text = kafka_error_text(error)
+    return None if text is None else (EXIT_FAILED, text)
 
 
 def exit_with(run: Callable[[], RunReport]) -> NoReturn:

@@ -31,7 +31,7 @@ class RunHandle(Protocol):
         """Start records of this topic again, or of all."""
 
     def snapshot(self) -> dict[str, Any]:
-        """What goes on now, as JSON-able data."""
+        """The current state as JSON-able data."""
 
     def open_results(self) -> ResultStream:
         """The results from now on, for one reader."""

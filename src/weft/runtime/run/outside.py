@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft")
 
-#: `weft run` sets it; 1 has `app.run()` serve its socket, too, 0 has nobody serve one
+#: `weft run` sets it; 1: `app.run()` serves its socket, too; 0: no socket
 SOCKET_VARIABLE = "WEFT_SOCKET"
-#: after which a restart is the cure: the polling thread stands still, the handlers' loop is blocked
+#: after which only a restart helps: the polling thread or the handlers' loop is blocked
 POLL_STANDS_S = 10.0
 LOOP_STANDS_S = 60.0
 
@@ -183,7 +183,7 @@ class Outside:
         self._refusals = 0
 
     def open(self, clients: Clients) -> None:
-        """Serve what the options say. Raises ConfigError for an address that cannot be had."""
+        """Serve what the options request. Raises ConfigError for an unusable address."""
         if self._options.reports is not None:
             self._report(self._options.reports, clients)
         if not self.muted:
@@ -234,7 +234,7 @@ class Outside:
             )
 
     def _open_local(self, source: Any) -> None:
-        """The socket is a courtesy: a run goes on without it."""
+        """The socket is optional: a run continues without it."""
         try:
             self._local = LocalServer(source)
         except (ConfigError, OSError) as error:

@@ -30,7 +30,7 @@ PAUSE_S = 0.5
 TELL_EVERY_S = 60.0
 #: of a dead-letter topic that Weft makes: every letter is kept for 30 days
 DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
-#: where `weft topics create` looks without being told
+#: the default address of `weft topics create`
 LOCAL_BROKER = "localhost:9092"
 
 
@@ -62,7 +62,7 @@ def check_cluster(
     """Every topic that is subscribed to now, by name.
 
     Raises ConfigError for what is missing, with the command that makes all of it, and FatalError
-    when no broker answers within `start_timeout_s`: that is nobody's typo.
+    when no broker answers within `start_timeout_s`, which is no configuration error.
     """
     patience, began = options.start_timeout_s, time.monotonic()
     ask_s, tell_at = FIRST_ASK_S, FIRST_ASK_S
@@ -236,7 +236,7 @@ class FirstStart:
 
 
 def _at_stake(handler: HandlerOptions) -> str:
-    """The option by which the handler says that repeats or losses cost money; empty without."""
+    """The option that makes repeats or losses critical for the handler; empty without."""
     if handler.ledger is not None:
         return "a ledger"
     return "" if handler.delivery == "at_least_once" else handler.delivery

@@ -1,6 +1,6 @@
 """One line at the bottom of a terminal: rate, remaining, in flight, retries, parked.
 
-Where there is no terminal, one log line a minute says the same.
+Without a terminal, one log line per minute has the same content.
 """
 
 from __future__ import annotations

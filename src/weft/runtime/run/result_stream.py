@@ -71,7 +71,7 @@ class ResultStream:
     # -- for the reader ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Read no more; the app goes on without this reader."""
+        """Stop reading; the app continues without this reader."""
         if self.closed:
             return
         self._left = not self.over

@@ -86,7 +86,7 @@ class Run:
         self._snapshots = Snapshots(self._plans, self._options.group, name)
         self._report: RunReport | None = None
         self._over = threading.Event()
-        self._said: list[Event] = []  # before the start
+        self._early: list[Event] = []  # before the start
         self._release_id: Callable[[], None] = lambda: None
         self._ledgers: list[LedgerRun] = []
         self._on_commit = self._options.on_commit
@@ -143,8 +143,8 @@ class Run:
             self._outside.open(self._connection)
             self._results.begin(member)
             gc_pace.slow_down()
-            for said in self._said:
-                member.door.post(said)
+            for event in self._early:
+                member.door.post(event)
             member.start()
         except BaseException:
             self._abandon()
@@ -300,7 +300,7 @@ class Run:
         return self._report
 
     async def serve(self) -> RunReport:
-        """Run on the caller's loop; cancelling drains and then goes on cancelling."""
+        """Run on the caller's loop; cancelling drains and then continues the cancellation."""
         loop = asyncio.get_running_loop()
         self._loop = HandlerLoop(loop)
         try:
@@ -351,7 +351,7 @@ class Run:
             self._report = self._make_report(member)
             log_end(self._report)
         finally:
-            self._over.set()  # whatever happened: who waits for the end hears of it
+            self._over.set()  # in any case: callers waiting for the end are released
 
     def _close_all(self, member: Member) -> None:
         # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
@@ -391,9 +391,9 @@ class Run:
         """See `App.resume`."""
         self._post(lambda engine, now: engine.pause(now, topic, on=False))
 
-    def _post(self, said: Event) -> None:
-        """Tell the engine; before the start it is remembered."""
-        (self._said.append if self._member is None else self._member.door.post)(said)
+    def _post(self, event: Event) -> None:
+        """Post an event to the engine; before the start it is stored."""
+        (self._early.append if self._member is None else self._member.door.post)(event)
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`, and `Snapshots.taken` for less and for more."""

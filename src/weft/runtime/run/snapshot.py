@@ -27,7 +27,7 @@ STACK_AFTER_S = 5.0
 
 
 class Rates:
-    """Remembers counts of a moment ago, so that a snapshot can tell rates."""
+    """Remembers recent counts, so that a snapshot can contain rates."""
 
     WINDOW_S = 1.0
 
@@ -141,7 +141,7 @@ def of_brokers(member: Member) -> list[dict[str, Any]]:
 
 
 def account_of(door: Door, *, records: bool = True) -> Account:
-    """Where every record is; nobody waits at the door for more than a slice of it.
+    """Where every record is; no thread waits at the door for more than a slice of it.
 
     Without the `records` it counts: what is asked for each second must not touch each of them.
     """

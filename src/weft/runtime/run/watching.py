@@ -27,12 +27,12 @@ from weft.runtime.run.snapshot import account_of
 if TYPE_CHECKING:
     from weft.runtime.member.member import Member
 
-#: a call that runs so long is told, once at each of these
+#: a slow call is logged once at each of these
 LONG_CALL_S = (30.0, 300.0, 3600.0)
 LOOP_STANDS_S = 1.0
 LOOP_ASKED_EVERY_S = 0.5
 OUTPUTS_LATE_S = 5.0
-OUTPUTS_TOLD_EVERY_S = 30.0
+OUTPUTS_LOGGED_EVERY_S = 30.0
 ACCOUNT_EVERY_S = 5.0
 #: so long without a partition, and again after that
 UNASSIGNED_S = (5.0, 30.0, 300.0)
@@ -97,7 +97,7 @@ class LoopWatch:
         #: asked at this time, and not answered yet
         self._asked_at: float | None = None
         self._next_at = 0.0
-        self.told = False
+        self.count = False
 
     def stands_s(self) -> float:
         """For how long it has not answered, in seconds; 0 when it turns."""
@@ -112,7 +112,7 @@ class LoopWatch:
         self._asked_at, self._next_at = now, now + LOOP_ASKED_EVERY_S
         try:
             self._loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # closed: nobody runs handlers any more
+        except RuntimeError:  # closed: no handlers run any more
             self._asked_at = None
 
     def _answer(self) -> None:
@@ -141,11 +141,11 @@ class Watching:
         self._group = group
         self.loop = None if loop is None else LoopWatch(loop)
         self._account_at = time.monotonic() + ACCOUNT_EVERY_S
-        #: calls that were told, and up to which of the times
+        #: calls that were logged, and up to which of the times
         self._long: dict[Work, int] = {}
-        self._outputs_told_at = 0.0
+        self._outputs_logged_at = 0.0
         self._unassigned_at: float | None = time.monotonic()
-        self._unassigned_told = 0
+        self._unassigned_logged = 0
         #: without a partition in a group that is stable: others have them all
         self.in_reserve = False
         self._group_asked_at = 0.0
@@ -186,8 +186,8 @@ class Watching:
         if loop is None:
             return
         stands_s = loop.stands_s()
-        if stands_s >= LOOP_STANDS_S and not loop.told:
-            loop.told = True
+        if stands_s >= LOOP_STANDS_S and not loop.count:
+            loop.count = True
             lines, handler = loop.stack()
             self._member.telling.say(
                 "warning",
@@ -196,15 +196,15 @@ class Watching:
                 next=BLOCKED_FIX if handler else NOT_BLOCKED_FIX,
                 traceback="\n".join(lines),
             )
-        elif stands_s < LOOP_STANDS_S and loop.told:
-            loop.told = False
+        elif stands_s < LOOP_STANDS_S and loop.count:
+            loop.count = False
             self._member.telling.say("info", "the handlers' loop runs again")
         loop.ask()
 
     # -- the broker --------------------------------------------------------------------------------
 
     def _look_at_broker(self, now: float, admin: AsksGroup | None) -> None:
-        """Where nothing was heard of a broker for a while, because there is nothing: ask one."""
+        """Query a broker if none has responded for a while because there was no traffic."""
         telling = self._member.telling
         due = now - telling.broker_seen_at >= BROKER_QUIET_S and now >= self._broker_asked_at
         if due and admin is not None and not self._member.leaving:
@@ -233,9 +233,9 @@ class Watching:
     def _log_the_broker(self) -> None:
         """One line when no broker answers any more, one when one does again."""
         telling = self._member.telling
-        lost_at, told_at = telling.broker_lost_at, self._lost_told_at
-        if lost_at is not None and told_at is None:
-            self._lost_told_at = lost_at
+        lost_at, logged_at = telling.broker_lost_at, self._lost_logged_at
+        if lost_at is not None and logged_at is None:
+            self._lost_logged_at = lost_at
             telling.say(
                 "warning",
                 "no broker answers",
@@ -243,12 +243,12 @@ class Watching:
                 next="nothing is fetched or committed until one does; calls continue, and their "
                 "records are committed then",
             )
-        elif lost_at is None and told_at is not None:
-            self._lost_told_at = None
-            away_s = round(telling.broker_back_at - told_at, 1)
+        elif lost_at is None and logged_at is not None:
+            self._lost_logged_at = None
+            away_s = round(telling.broker_back_at - logged_at, 1)
             telling.say("info", "a broker answers again", away_s=away_s)
-        if (refused := telling.refused) != self._refused_told:
-            self._refused_told = refused
+        if (refused := telling.refused) != self._refused_logged:
+            self._refused_logged = refused
             if refused is not None:
                 telling.say("warning", "the brokers refuse the login", reason=refused)
 
@@ -257,12 +257,12 @@ class Watching:
     def _look_at_assignment(self, now: float, admin: AsksGroup | None) -> None:
         member = self._member
         if member.partitions or member.unread() or member.leaving or member.fatal is not None:
-            self._unassigned_at, self._unassigned_told = None, 0
+            self._unassigned_at, self._unassigned_logged = None, 0
             self.in_reserve = False
             return
         if self._unassigned_at is None:
             self._unassigned_at = now
-        told, for_s = self._unassigned_told, now - self._unassigned_at
+        count, for_s = self._unassigned_logged, now - self._unassigned_at
         telling = member.telling
         away = telling.broker_lost_at is not None
         if for_s < UNASSIGNED_S[0] or now < self._group_asked_at or away:
@@ -270,8 +270,8 @@ class Watching:
         self._group_asked_at = now + GROUP_ASKED_EVERY_S
         state, members, reason = self._group_says(admin)
         self.in_reserve = is_stable(state) and members > 1
-        if told < len(UNASSIGNED_S) and for_s >= UNASSIGNED_S[told]:
-            self._unassigned_told = told + 1
+        if count < len(UNASSIGNED_S) and for_s >= UNASSIGNED_S[count]:
+            self._unassigned_logged = count + 1
             member.telling.say(
                 "warning",
                 "no partition yet",
@@ -314,7 +314,7 @@ class Watching:
             return
         clock = self._member.now()
         self._look_at_calls(clock, parts)
-        if now >= self._outputs_told_at:
+        if now >= self._outputs_logged_at:
             self._look_at_outputs(now, clock, parts)
 
     def _look_at_calls(self, clock: float, parts: list[Part]) -> None:
@@ -325,7 +325,7 @@ class Watching:
             for work in (*part.works, *part.marked)
             if work is not None and work.state == states.RUNNING
         }
-        self._long = {work: told for work, told in self._long.items() if work in running}
+        self._long = {work: count for work, count in self._long.items() if work in running}
         begun = {w.partition.handler for w in running if not w.partition.handler.waits(w)}
         due = []
         for work, for_s in running.items():
@@ -375,7 +375,7 @@ class Watching:
         ]
         if not late:
             return
-        self._outputs_told_at = now + OUTPUTS_TOLD_EVERY_S
+        self._outputs_logged_at = now + OUTPUTS_LOGGED_EVERY_S
         oldest = min(late, key=lambda work: work.since)
         self._member.telling.say(
             "warning",

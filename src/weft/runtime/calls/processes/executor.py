@@ -45,7 +45,7 @@ STARTS_MAX = 3  # workers that die before they open, one after another
 CLOSE_S = 1.0
 STACK_S = 0.3  # a worker answers at once unless what it calls holds its interpreter
 LOOK_S = 0.05  # how often, while something may have to be done about a call that runs
-REPORT_S = 1.0  # how often the engine hears which calls have not begun, while there are any
+REPORT_S = 1.0  # how often the engine is informed of calls that have not started, if any
 
 
 class ProcessExecutor:
@@ -122,7 +122,7 @@ class ProcessExecutor:
             self._door.begun([work], ran_s)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Take back what has not started of these, or of all; tell running batches."""
+        """Return the unstarted records of these, or of all; notify running batches."""
         if partitions is None:
             # Behind the stop, which this follows, or the engine would grant it all again.
             self._door.post(lambda _engine, _now: self._recall_soon())
@@ -172,9 +172,9 @@ class ProcessExecutor:
                 return [f"worker process {one.process.pid}, which opens" for one in opening[:1]]
             if not link.asked:  # what holds its interpreter must not have its pipe filled
                 link.asked = True
-                link.stack_told.clear()
+                link.stack_received.clear()
                 link.send(AskStack())
-        if link.stack_told.wait(STACK_S):
+        if link.stack_received.wait(STACK_S):
             return link.stack
         return [f"worker process {link.process.pid} does not answer: its call runs outside Python"]
 
@@ -248,7 +248,7 @@ class ProcessExecutor:
         """Fill the workers' windows, the emptiest first; what may not be called any more."""
         back: list[Item] = []
         if self._waiting and not self._door.trusted():
-            # We stood still: what is here may be another member's by now.
+            # The process was suspended: another member may own these by now.
             back.extend(self._waiting)
             self._waiting.clear()
         while self._waiting:

@@ -33,7 +33,7 @@ from weft.runtime.calls.processes.worker import HELD_BACK, main
 
 SPAWN = multiprocessing.get_context("spawn")  # forking a process that has threads deadlocks
 
-WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency, delays nobody for long
+WINDOW_S = 0.004  # work that may wait in the pipe: hides its latency without a long delay
 SLOW_S = 5 * WINDOW_S
 WINDOW_MAX = 64
 LATENCY_SHARE = 0.2
@@ -99,7 +99,7 @@ class Link:
         #: it was asked where its call is, and has not answered yet: it is not asked again
         self.asked = False
         self.stack: list[str] = []
-        self.stack_told = threading.Event()
+        self.stack_received = threading.Event()
         self._latency_s = 0.01
         self._on_message = on_message
         self._on_death = on_death
@@ -124,7 +124,7 @@ class Link:
                 loglines.write(message)
             elif isinstance(message, StackIs):
                 self.asked, self.stack = False, message.lines
-                self.stack_told.set()
+                self.stack_received.set()
             else:
                 self._on_message(self, message)
         self._pipe.close()

@@ -20,15 +20,15 @@ from weft.policies import Retry
 from weft.runtime.calls.tracing import SpanIds
 from weft.types import ErrorInfo, Record
 
-#: what the shared number says while no record runs and none's reply is on the way
+#: the shared number while no record runs and no reply is in flight
 IDLE = -1
-#: what the shared time says of a call that has ended, while its reply is on the way
+#: the shared time of a call that has ended, while its reply is in flight
 ENDED = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is told once, when it is spawned."""
+    """The settings of a worker, sent once when it is spawned."""
 
     function: Callable[..., Any]
     lifespan: Callable[..., Any] | None
@@ -78,7 +78,7 @@ class Job(NamedTuple):
 
     records: list[tuple[int, Record]]
     batch: bool
-    #: send returned values up: somebody reads results
+    #: send returned values to the parent: results have a reader
     returned: bool
     #: topic ids a ledger needs, by topic
     topic_ids: dict[str, str]
@@ -95,7 +95,7 @@ class Drop(NamedTuple):
 
 
 class Warn(NamedTuple):
-    """Tell running batches that they are being cancelled."""
+    """Notify running batches that they are being cancelled."""
 
 
 class AskStack(NamedTuple):

@@ -83,7 +83,7 @@ class Worker:
         self._async = is_async(spec.function)
         self._decoding = decoding_of(spec.key, spec.value)
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        #: given and not begun: whoever takes a number out, begins the record or gives it back
+        #: received, not started: the thread that takes a number out starts or returns the record
         self._waiting: set[int] = set()
         #: batches that have not begun, by the number of their first record
         self._batches: dict[int, Job] = {}
@@ -110,7 +110,7 @@ class Worker:
 
     @staticmethod
     def _die(thread: str, error: BaseException) -> None:
-        """Nothing is heard any more: the parent sees a worker that died, and makes another."""
+        """The pipe is closed: the parent sees a dead worker, and starts another."""
         guard.log_death(thread, error)
         os._exit(1)
 
@@ -144,7 +144,7 @@ class Worker:
         return self._loop.run_until_complete(self._task)
 
     def _leave(self) -> NoReturn:
-        """The parent is gone, or wants us gone: nobody would hear a result."""
+        """The parent is gone, or ends this worker: no one would receive a result."""
         if self._tracing is not None:
             flushing = guard.thread("weft-worker-flush", flush)
             flushing.start()
@@ -225,7 +225,7 @@ class Worker:
 
     @staticmethod
     def _too_late(job: Job) -> bool:
-        """It waited here so long that the member may have stood still, and its partitions gone."""
+        """It waited so long that the member may have been suspended and lost partitions."""
         return since_boot() - job.sent_at > STOOD_STILL_S
 
     def _give_back(self, number: int) -> None:
@@ -238,7 +238,7 @@ class Worker:
         self.send(BatchReply(number, replies, whole=False))
 
     def _claimed(self, number: int) -> bool:
-        """Nobody else has it; taking out of a set is atomic."""
+        """No other thread has it; taking out of a set is atomic."""
         try:
             self._waiting.remove(number)
         except KeyError:
@@ -248,7 +248,7 @@ class Worker:
     def _call(self, number: int, record: Record, *, returned: bool) -> Reply:
         began, known = time.time(), self.repeats()
         self.begin(number)
-        context = Context()  # what the call sets (contextvars) is nobody else's
+        context = Context()  # what the call sets (contextvars) stays private
         try:
             decode = self.decode(context)
             given = record if decode is None else decode(record)
@@ -262,7 +262,7 @@ class Worker:
         return reply._replace(began=began, ended=time.time(), repeats=self.repeats() - known)
 
     def begin(self, number: int) -> None:
-        """Tell the parent which record is at hand, at no cost: the numbers are shared memory."""
+        """Show the parent the current record at no cost: the numbers are shared memory."""
         self._began.value = time.monotonic()
         self._running.value = number
 
@@ -270,7 +270,7 @@ class Worker:
         """Send how the call at hand ended. It is at hand until that is out.
 
         Killed in between, it counts as a call that had begun, which it has: with at_most_once
-        nobody may handle it again.
+        no member may handle it again.
         """
         self._began.value = ENDED
         self.send(reply)
@@ -330,7 +330,7 @@ class BatchOfWorker:
         worker.report(reply._replace(repeats=worker.repeats() - before))
 
     def _called(self) -> BatchReply:
-        worker, context = self._worker, Context()  # what the call sets is nobody else's
+        worker, context = self._worker, Context()  # what the call sets stays private
         records, bad = all_decoded(self._records, worker.decode(context))
         if bad:
             return self._undecodable(bad)
