@@ -331,9 +331,9 @@ def message_of(error: BaseException) -> str:
     return str(error)
 
 
-def _quotes(text: str, value: Any) -> bool:
-    """Part of the value stands in the message."""
+def _quotes(message: str, value: Any) -> bool:
+    """Whether the message contains part of the value."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     pieces = [text[at : at + QUOTED_CHARS] for at in range(0, min(len(text), 4_096), QUOTED_CHARS)]
-    short = bool(text.strip()) and text.strip() in text  # a PIN is shorter than any piece
-    return short or any(piece in text for piece in pieces if len(piece) == QUOTED_CHARS)
+    short = bool(text.strip()) and text.strip() in message  # a PIN is shorter than any piece
+    return short or any(piece in message for piece in pieces if len(piece) == QUOTED_CHARS)

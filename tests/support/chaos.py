@@ -32,7 +32,7 @@ from tests.support.verdict import Excuse, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.01
-STOOD_STILL = " stood still "
+STOOD_STILL = " the polling thread was blocked "
 #: a condition is waited for so long at least: a busy machine is no broken promise
 PATIENCE_S = 90.0
 #: From "a commit was built" to "the broker has it", and how late a busy machine may be.

@@ -2,7 +2,7 @@
 
 `begin` and `copies` run inside the door, so they only copy: counts the engine keeps anyway and one
 list of references a partition. What people read is computed from the copies outside, where that
-holds up nobody (`account/snapshot.py`, `account/blockers.py`).
+blocks nothing (`account/snapshot.py`, `account/blockers.py`).
 
 Each record that was received and is not done is in exactly one place. Their sums are checked
 against a walk over every record by `simulators/core/invariants.py`.

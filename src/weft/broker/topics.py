@@ -52,7 +52,7 @@ def wait_for_groups(bootstrap: str) -> None:
 
 
 class _Asked:
-    """Whether the broker says what this group has committed.
+    """Whether the broker answers for this group's commits.
 
     By a consumer: librdkafka 2.16's admin client ends the process (SIGSEGV) on NOT_COORDINATOR.
     """

@@ -1,6 +1,6 @@
 """The rider: what a commit remembers of single records, behind the offset map in the same text.
 
-The map says which offsets are done. The rider says of the first that are not what would otherwise
+The map contains which offsets are done. The rider contains, for the first others, what would else
 be forgotten at a restart: how often each was tried, whether it is parked or held, and until when.
 It travels in a zstd *skippable frame* behind the compressed map, which every zstd reader passes
 over (RFC 8878, section 3.1.2), the Java Parallel Consumer's too, so both are stored in one write.
@@ -57,7 +57,7 @@ class Remembered(NamedTuple):
 
 
 class Rider(NamedTuple):
-    """What a commit's rider says; without entries and with a line in `problem` if unreadable."""
+    """The content of a commit's rider; without entries and with a `problem` if unreadable."""
 
     entries: tuple[Remembered, ...] = ()
     problem: str = ""
@@ -67,7 +67,7 @@ NONE = Rider()
 
 
 def error_hash(kind: str, place: str) -> int:
-    """Four bytes that tell kinds of failures apart: the error's type and where it was raised."""
+    """Four bytes that distinguish kinds of failures: the error's type and where it was raised."""
     return binascii.crc32(f"{kind}@{place}".encode())
 
 
@@ -134,7 +134,7 @@ def _frame_end(data: bytes, begin: int) -> int:
 def decode(frontier: int, frames: bytes, not_done: Iterable[int]) -> Rider:
     """The rider in these skippable frames, as far as it speaks of offsets that are not done.
 
-    Its input is hostile: what makes no sense is no rider, and its `problem` says why. The map
+    Its input is hostile: what makes no sense is no rider, and `problem` has the reason. The map
     beside it holds all the same.
     """
     begin = 0

@@ -85,12 +85,12 @@ def with_rider(
 ) -> tuple[str, int]:
     """The text of a map (`encode_fitting`'s) with a rider behind it, and how many entries that has.
 
-    The entries are ascending, of offsets that the map says are not done, or of the frontier. Where
+    The entries are ascending, of offsets that are not done in the map, or of the frontier. Where
     both do not fit ``limit_chars`` the rider gives way, its highest offsets first, never the map.
     """
     if not entries:
         return text, 0
-    # A map of nothing has no frame to follow: the same is said by one of the frontier alone.
+    # An empty map has no frame to follow: use one of the frontier alone.
     encoding, body, _ = wire.from_text(text or encode(frontier, frontier, (frontier,)))
     encoding = wire.COMPRESSED.get(encoding.name, encoding)
     frame = zstd.compress(body)

@@ -262,7 +262,7 @@ class Commits:
         """The answer to a commit given up on, or of an ended epoch.
 
         librdkafka sends a refused commit again by itself (its handler of OffsetCommit), so it may
-        have come after later ones and have put back an older frontier: what holds is said again.
+        have come after later ones and restored an older frontier: the current one is sent again.
         """
         self._state.count("late_commit_answers")
         former = answer.partition

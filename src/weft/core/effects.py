@@ -75,7 +75,7 @@ class ReadCommitted(NamedTuple):
 
 
 class PauseIntake(NamedTuple):
-    """Fetch no more of these partitions for now; polling goes on."""
+    """Pause the fetch of these partitions; polling continues."""
 
     partitions: list[Partition]
 

@@ -150,7 +150,7 @@ class Endings:
         work.move(states.QUEUED)
 
     def _late(self, work: Work) -> None:
-        """An attempt of an epoch that has ended: counted and dropped; its lane may go on."""
+        """An attempt of an epoch that has ended: counted and dropped; its lane may continue."""
         partition = work.partition
         partition.handler.superseded += 1
         self._state.count("late_completions")
@@ -158,7 +158,7 @@ class Endings:
         self.release_orphan(work)
 
     def release_orphan(self, work: Work) -> None:
-        """The lane that waited for this old attempt goes on in the present epoch."""
+        """The lane that waited for this old attempt continues in the present epoch."""
         if not self._state.let_go(work):
             return
         present = self._state.partitions.get((work.record.topic, work.record.partition))
@@ -298,7 +298,7 @@ class Endings:
         self._handled(work)
 
     def _no_dead_letter(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
-        """The broker does not take it: that is what the record says, and it is parked."""
+        """The broker refuses the dead letter: the record gets this error, and is parked."""
         work.outputs = None
         failure.given_up = None
         failure.keep(error)
@@ -383,7 +383,7 @@ def _grown_s(retry: Retry, times: int) -> float:
 def batch_delay_s(retry: Retry, failure: Failure, good_calls: int, asked_s: float | None) -> float:
     """Seconds until the halves of a batch that failed as one are tried; all of it at one time.
 
-    It grows as the policy says while nothing succeeds, as in an outage. Where another batch of the
+    It grows by the policy while nothing succeeds, as in an outage. Where another batch of the
     handler (`good_calls`: how many did) has succeeded since, one bad record is looked for, and the
     healthy ones beside it should not wait.
     """

@@ -81,7 +81,7 @@ class EngineState:
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
         self.claiming: dict[Partition, None] = {}
-        #: why nothing may start, beside what each partition says
+        #: why nothing may start, besides the causes of each partition
         self.halts: set[str] = set()
         #: the user paused all topics, and those for which the opposite was asked since
         self.all_paused = False
@@ -244,7 +244,7 @@ class Engine:
         return self._epochs.last_commit(partitions)
 
     def proof_commit(self, now: float) -> fx.CommitOffsets | None:
-        """A commit that says nothing new: the broker takes it from members of the group only.
+        """A commit without changes: the broker accepts it from members of the group only.
 
         The caller sends it; None while every partition has a commit on the way.
         """
@@ -452,7 +452,7 @@ class Engine:
         self._turn()
 
     def stop(self, now: float, mode: StopMode) -> None:
-        """Finish what `mode` says and ask for `Drained`; a later, harsher mode wins."""
+        """Finish what `mode` requires and return `Drained`; a later, harsher mode wins."""
         self.state.now = now
         order = ("buffered", "in_flight", "now")
         present = self.state.stop_mode

@@ -123,7 +123,7 @@ class Epochs:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the broker says of a partition when it is assigned."""
+    """The broker's data about a partition when it is assigned."""
 
     #: the group's committed offset; None when there is none
     committed: int | None
@@ -187,7 +187,7 @@ def _lost(found: Found, committed: int, on_lost: OnLost) -> Start | OffsetLost:
     if on_lost == "stop":
         return OffsetLost(
             f"committed offset {committed} is past the end of the log {found.log_end} (a topic "
-            'made again, or a truncated log): set on_offset_lost="earliest" or "latest", or commit '
+            'recreated, or a truncated log): set on_offset_lost="earliest" or "latest", or commit '
             "a valid offset with `weft offsets set`"
         )
     target = found.log_start if on_lost == "earliest" else found.log_end

@@ -1,4 +1,4 @@
-"""When to stop fetching a partition and when to go on: two budgets, with hysteresis.
+"""When to pause and resume the fetch of a partition: two budgets, with hysteresis.
 
 Healthy records and the records of failing lanes are charged apart, so that lanes that fail for
 ever fill their own budget and never stop the intake of the others. Of each budget one half is

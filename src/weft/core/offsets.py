@@ -35,7 +35,7 @@ class Offsets:
     def __init__(
         self, start: int, restored_top: int | None = None, not_done: Sequence[int] = ()
     ) -> None:
-        #: received and not done: offset -> Work; None for one the restored map says is not done
+        #: received and not done: offset -> Work; None for one that is not done in the restored map
         #: and that has not been fetched again yet
         self.incomplete: dict[int, Work | None] = dict.fromkeys(not_done)
         #: those None entries, ascending; pruned as the polls pass them
@@ -46,7 +46,7 @@ class Offsets:
         self.restored_top = self.top
         #: the offset after the last one polled (or known to be a gap)
         self.position = start
-        #: a commit would say something that the last one did not
+        #: a commit would contain something that the last one did not
         self.changed = False
 
     # -- intake ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Offsets:
         self.changed = True
 
     def mark(self, offset: int) -> None:
-        """The same, where the commit that was just stored said so already."""
+        """The same, if the commit that was just stored contained it already."""
         del self.incomplete[offset]
         self.top = max(self.top, offset)
 

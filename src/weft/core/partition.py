@@ -33,7 +33,7 @@ class Partition:
     commit: CommitState
     #: lanes in which an attempt of an earlier epoch still runs
     held: InitVar[Iterable[LaneKey]] = ()
-    #: end of the log, as last heard of; -1 when not known
+    #: last known end of the log; -1 if unknown
     log_end: int = -1
     lanes: Lanes = field(init=False)
     reach: Reach = field(init=False)
@@ -93,7 +93,7 @@ class Partition:
         self.in_flight -= 1
 
     def record_done(self, work: Work) -> None:
-        """The record is done: its offset is, and its lane goes on."""
+        """The record is done: mark its offset, and continue its lane."""
         self.bytes -= work.size
         self.offsets.done(work.record[2])
         work.state = states.DONE
@@ -194,7 +194,7 @@ class Partition:
             self.handler.short_of_room.pop(self, None)
 
     def _under_way(self) -> int:
-        """Records that have started and will be done, which no map says yet."""
+        """Records that have started and will be done, which no map contains yet."""
         if self.handler.spec.delivery == AT_MOST_ONCE:
             return 0  # the map has them since their mark
         return self.in_flight + self.sending

@@ -1,4 +1,4 @@
-"""What one commit says about a partition, and which claims have room in it.
+"""The content of one commit for a partition, and which claims have room in it.
 
 Snapshot, then commit: frontier, top and holes of a partition are taken together, the map is
 encoded from that one snapshot, and frontier and map are committed together. Taking them one
@@ -29,7 +29,7 @@ class Plans:
     def plan(
         self, partition: Partition, claims: Sequence[Work] | None = None
     ) -> fx.PlanItem | None:
-        """Everything one commit says about a partition, from one snapshot.
+        """The whole content of one commit for a partition, from one snapshot.
 
         Where the map has no room for all `claims` (by default all there are) the delivery says what
         is committed instead; None when that is nothing.

@@ -61,7 +61,7 @@ def always_fits(limit_chars: int) -> int:
 
 
 def runs_fit(limit_chars: int) -> int:
-    """Runs of offsets not done that a map of at most `limit_chars` characters can tell."""
+    """Runs of offsets not done that a map of at most `limit_chars` characters can represent."""
     body_bytes = limit_chars // 4 * 3
     return max(0, (body_bytes - 1) // BYTES_PER_RUN)  # magic byte
 
@@ -137,7 +137,7 @@ class Window(dict[int, Work | None]):
         return room - left
 
     def runs_without(self, claims: Collection[int]) -> int:
-        """Runs, if these of them were done: as a commit will say."""
+        """Runs if these of them were done, as in a commit."""
         before = sum(offset - 1 in self for offset in claims)
         after = sum(offset + 1 in self and offset + 1 < self.end for offset in claims)
         both = sum(offset + 1 in claims for offset in claims)
@@ -172,7 +172,7 @@ class Reach:
 
     @property
     def taken(self) -> int:
-        """Characters of a map that tells the window as runs; 0 where nothing is counted."""
+        """Characters of a map with the window as runs; 0 if nothing is counted."""
         window = self.window
         return 0 if window is None else -(-(window.runs * BYTES_PER_RUN + 1) // 3) * 4
 
@@ -249,7 +249,7 @@ class Reach:
                 self._count(wanted + 1, under_way)
 
     def _runs_to(self, wanted: int) -> int:
-        """Runs of what is not done up to here; more than there may be, where a map cannot tell."""
+        """Runs of what is not done up to here; possibly too many, where a map is not exact."""
         most, runs, before = self._under_pressure, 0, -2
         for named, offset in enumerate(self._offsets.incomplete):
             if offset > wanted:
@@ -269,7 +269,7 @@ class Reach:
     def _near_again(self, window: Window) -> bool:
         """Starts are counted for nothing: all that is done or started is near the frontier."""
         if self._offsets.top >= window.end:
-            return True  # or the window is not all that may be done: it is made again
+            return True  # or the window is not all that may be done: it is rebuilt
         if window.removed < LOOK_EVERY or self.frontier in window:
             return False
         window.removed, self.frontier = 0, self._offsets.frontier

@@ -34,7 +34,7 @@ class Work:
         "state",
     )  # fmt: skip
 
-    #: when its latest attempt was handed over, on the engine's clock; not set before the first
+    #: when its latest attempt was passed on, on the engine's clock; not set before the first
     since: float
 
     def __init__(self, record: Record, partition: Partition, size: int) -> None:

@@ -1,7 +1,7 @@
 """`KafkaSource`: the Spark data source with format name `weft`.
 
 This module travels by value and imports nothing of Weft's before it is asked for something: a
-Spark that has no Weft, such as a Connect server, must be able to say so.
+Spark that has no Weft, such as a Connect server, must be able to report that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KafkaSource(DataSource):
         return "weft"
 
     def schema(self) -> StructType:
-        """The columns; also the first place where wrong options are told."""
+        """The columns; also the first place that reports wrong options."""
         columns: StructType = _openings().schema_of(self.options)
         return columns
 

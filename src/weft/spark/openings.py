@@ -23,7 +23,7 @@ from weft.spark.source.stream import RefusedStream, StreamReader
 
 
 def schema_of(raw: Mapping[str, str]) -> StructType:
-    """The columns; also the first place where wrong options are told."""
+    """The columns; also the first place that reports wrong options."""
     with one_line_errors():
         options = source_options(raw)
         check_consumer(fetch_settings(options, BATCH_GROUP_PREFIX))

@@ -175,7 +175,7 @@ class MemoryCluster:
             return Delivery(
                 None,
                 ErrorInfo(
-                    problem, f"output to {message.topic}: the in-memory broker says {problem}"
+                    problem, f"output to {message.topic}: the in-memory broker returned {problem}"
                 ),
             )
         number = self._partition_of(message)

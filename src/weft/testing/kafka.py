@@ -15,7 +15,7 @@ class MemoryKafka(MemoryCluster):
     """A Kafka in this process, for apps with `kafka={"bootstrap.servers": broker.bootstrap}`.
 
     It has topics, groups that rebalance, commits with metadata, gaps and transactions, and it can
-    be told to fail. `clock` is the time its apps run on; `auto_create` makes topics that are
+    be made to fail. `clock` is the time its apps run on; `auto_create` makes topics that are
     written to. It is a context manager. Any thread.
     """
 

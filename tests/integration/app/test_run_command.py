@@ -20,7 +20,7 @@ app = weft.App(group={group!r}, kafka={{"bootstrap.servers": {bootstrap!r}}})
 
 #: said where it had no time for us
 OF_THE_MACHINE = (
-    "stood still", "no partition yet", "the handlers' loop is blocked",
+    "the polling thread was blocked", "no partition yet", "the handlers' loop is blocked",
     "the handlers' loop runs again",
 )  # fmt: skip
 

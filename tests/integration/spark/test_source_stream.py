@@ -199,7 +199,7 @@ def test_a_topic_made_again(kafka_broker, topic, produce, pipeline, records):
     kafka_broker.delete_topic(name)
     kafka_broker.create_topic(name)
     produce(name, numbers(100, 100 + records))
-    with pytest.raises(Exception, match=f"topic {name} was deleted and made again"):
+    with pytest.raises(Exception, match=f"topic {name} was deleted and recreated"):
         pipeline.run(name, fetchOffset__retryIntervalMs="10")
     pipeline.run(name, failOnDataLoss="false", fetchOffset__retryIntervalMs="10")
     assert sorted(pipeline.values(), key=int) == numbers(0, 4) + numbers(100, 100 + records)

@@ -19,12 +19,12 @@ from weft.kafka.verdicts import (
     commit_verdict,
     delivery_verdict,
     documentation,
+    error_text,
     family_of,
     of_content,
     poll_verdict,
     reason,
     table,
-    told,
     transaction_verdict,
 )
 
@@ -251,7 +251,7 @@ def test_an_abort_is_laid_to_what_is_in_it_only_where_it_may_lie_there(
 
 def test_what_ends_a_run_is_told_with_its_cure() -> None:
     """What passes by itself is not: librdkafka's words are enough."""
-    refused = told(KafkaError(CODES["TOPIC_AUTHORIZATION_FAILED"]))
+    refused = error_text(KafkaError(CODES["TOPIC_AUTHORIZATION_FAILED"]))
     assert refused == f"{KafkaError(29).str()}: {reason(29)}"
     assert "grant READ" in refused
-    assert told(KafkaError(CODES["_TRANSPORT"])) == KafkaError(CODES["_TRANSPORT"]).str()
+    assert error_text(KafkaError(CODES["_TRANSPORT"])) == KafkaError(CODES["_TRANSPORT"]).str()

@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.member.outputs import TOLD_MAX, Refusals
+from weft.runtime.member.outputs import REPORTED_MAX, Refusals
 from weft.runtime.run import preflight
 from weft.testing import MemoryKafka
 from weft.testing.connection import MemoryAdmin, MemoryConnection
@@ -123,12 +123,12 @@ def test_a_topic_that_only_the_handler_names_is_said_once(kafka, caplog):
 def test_refusals_are_told_so_many_times_and_no_more(caplog):
     """A topic taken from each record cannot fill the log."""
     refusals = Refusals()
-    for number in range(TOLD_MAX + 10):
+    for number in range(REPORTED_MAX + 10):
         refusals.report(ErrorInfo("UNKNOWN_TOPIC_OR_PART", f"output to t{number}: unknown"))
         refusals.report(ErrorInfo("_UNKNOWN_TOPIC", f"output to t{number}: so it is"))
     refusals.report(ErrorInfo("_MSG_TIMED_OUT", "output to t: late"))
     refusals.report(None)
-    assert len(told(caplog, "output refused")) == TOLD_MAX
+    assert len(told(caplog, "output refused")) == REPORTED_MAX
 
 
 def test_a_dead_letter_topic_is_made_like_its_source(kafka, monkeypatch):

@@ -174,7 +174,7 @@ def test_failed_attempts_that_are_remembered_are_bounded(spans, monkeypatch):
     for offset in range(3):
         with pytest.raises(ValueError, match="no"):
             one.around(fails)(record(offset))
-    assert [one.tell(record(offset)) is not None for offset in range(3)] == [False, True, True]
+    assert [one.seen(record(offset)) is not None for offset in range(3)] == [False, True, True]
 
 
 def test_headers_that_are_no_trace_are_none(spans, app):

@@ -34,7 +34,7 @@ class Delivery(Protocol):
         """The same for a batch, which has one slot."""
 
     def given_back(self, work: Work) -> None:
-        """It was handed over and never began; it will be queued again."""
+        """It was passed to the executor and never started; it will be queued again."""
 
     def send(self, work: Work, outputs: Any) -> None:
         """The handler returned outputs."""
@@ -145,7 +145,7 @@ class AtLeastOnce:
         return item
 
     def closing(self, partitions: Iterable[Partition]) -> None:
-        """What was handed over may begin until the epoch closes; the runtime asks."""
+        """Records passed to the executor may start until the epoch closes; the runtime asks."""
 
 
 class Each(AtLeastOnce):

@@ -1,12 +1,12 @@
 """Exactly once: outputs and offsets go into one transaction, and are seen together or not at all.
 
-A record that is handled is PENDING: a claim with its outputs. Its lane goes on at once; a
+A record that is handled is PENDING: a claim with its outputs. Its lane continues immediately; a
 transaction takes the claims since the last one, in the order in which they were handled: a lane's
 outputs keep theirs. Records that share outputs (a batch) go together or wait together.
 
 What the broker refuses by name fails its record's attempt (`Endings.outputs_refused`); the others
 are produced again without it. What holds a transaction up without being named is searched for
-(`Culprits`). `Portions` says how much goes into one transaction.
+(`Culprits`). `Portions` decides how much goes into one transaction.
 """
 
 from __future__ import annotations

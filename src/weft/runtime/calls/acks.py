@@ -35,10 +35,10 @@ class Acks:
                 "is not acknowledged"
             )
 
-    def ack(self, index: int, tell: Callable[[], None]) -> bool:
-        """The record is done; calls `tell` unless it was done before, or the call is over.
+    def ack(self, index: int, report: Callable[[], None]) -> bool:
+        """The record is done; calls `report` unless it was done before, or the call is over.
 
-        After the call has ended, a record belongs to other code. Nothing that `tell` reports comes
+        After the call has ended, a record belongs to other code. Nothing that it reports comes
         behind that end.
         """
         with self._lock:
@@ -46,7 +46,7 @@ class Acks:
                 return False
             self._acked[index] = True
             self._nacks.pop(index, None)
-            tell()
+            report()
             return True
 
     def nack(self, index: int, error: BaseException | str | None) -> None:

@@ -158,7 +158,7 @@ class Tracing:
         )
         self._failed.keep(record, span)
 
-    def tell(self, record: Record) -> SpanIds | None:
+    def seen(self, record: Record) -> SpanIds | None:
         """The attempt that has failed here: the next one may be in another process."""
         span: SpanContext | None = self._failed.take(record)
         return None if span is None else (span.trace_id, span.span_id, int(span.trace_flags))

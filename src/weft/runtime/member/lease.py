@@ -41,7 +41,12 @@ class Lease:
         door, now = self._seat.door, since_boot()
         if now - door.round_at > STOOD_STILL_S:
             door.call(_look)  # no thread was faster: the door must see it before the mark moves
-            event(_log, "warning", "stood still", seconds=round(now - door.round_at, 3))
+            event(
+                _log,
+                "warning",
+                "the polling thread was blocked",
+                seconds=round(now - door.round_at, 3),
+            )
         door.round_at = now
         if door.in_doubt:
             self._ask(now)

@@ -221,7 +221,7 @@ class FirstStart:
         self._reset = given.get(canonical(RESET))
         self._stakes = sorted({s for handler in handlers if (s := _at_stake(handler))})
 
-    def tell(self, found: Mapping[TopicPartition, Found]) -> None:
+    def report(self, found: Mapping[TopicPartition, Found]) -> None:
         """Log the assigned partitions that have no commit yet."""
         fresh = sorted(where for where, one in found.items() if one.committed is None)
         if not fresh:

@@ -217,7 +217,7 @@ class Run:
             on_revoke=options.on_revoke,
             on_error=options.on_error,
             on_finished=self._results.put,
-            on_found=FirstStart(options.group, options.kafka, self._handlers).tell,
+            on_found=FirstStart(options.group, options.kafka, self._handlers).report,
             topic_ids=self._topic_ids,
             clock=self._connection.clock,
         )

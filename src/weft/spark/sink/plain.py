@@ -39,7 +39,7 @@ class Sending:
     def __init__(self, options: SinkOptions, **more: Any) -> None:
         self._servers = options.kafka["bootstrap.servers"]
         self._first_error = ""
-        self._last_said = ""
+        self._last_error = ""
         #: no row can be written with it any more
         self.broken = False
         config = {
@@ -98,12 +98,12 @@ class Sending:
             self._first_error = f"topic {message.topic()}: {error.str()}"
 
     def _on_error(self, error: KafkaError) -> None:
-        self._last_said = error.str()
+        self._last_error = error.str()
         self.broken = self.broken or error.fatal()
 
     def _failed(self, why: str) -> SinkError:
-        said = f"; last: {self._last_said}" if self._last_said not in why else ""
-        text = " ".join(f"{why}{said}".split())
+        last = f"; last: {self._last_error}" if self._last_error not in why else ""
+        text = " ".join(f"{why}{last}".split())
         return SinkError(f"rows could not be written to Kafka at {self._servers}: {text}")
 
 
@@ -154,14 +154,14 @@ def check_brokers(options: SinkOptions) -> None:
 
     Not by `list_topics`, which waits 50 ms for each connection.
     """
-    said: list[str] = []
-    admin = admin_client(options.kafka, lambda error: said.append(error.str()))
+    errors: list[str] = []
+    admin = admin_client(options.kafka, lambda error: errors.append(error.str()))
     timeout_s = request_timeout_s(options.kafka)
     try:
         admin.describe_cluster(request_timeout=timeout_s).result(timeout_s + LATE_S)
     except (KafkaException, TimeoutError) as error:
-        admin.poll(0)  # serves the callback that fills `said`
-        why = error_text(error) + (f"; last: {said[-1]}" if said else "")
+        admin.poll(0)  # serves the callback that fills `errors`
+        why = error_text(error) + (f"; last: {errors[-1]}" if errors else "")
         raise SinkError(
             f"Kafka at {options.kafka['bootstrap.servers']} did not answer: {why}:"
             " check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"

@@ -24,7 +24,7 @@ import numpy as np
 
 from weft.spark.source.errors import SourceError
 
-#: A task looks at the marker as often as its number says before it plans, at most so often;
+#: A task reads the marker as many times as its number before it plans, up to this limit;
 #: where another one has claimed the marker, so many times more.
 TURNS_MAX = 20
 #: Sessions that are remembered as superseded.
@@ -40,7 +40,7 @@ Place = tuple[str, int]
 
 
 class SinkError(SourceError):
-    """Rows could not be written; the message names the topic and what Kafka said."""
+    """Rows could not be written; the message names the topic and Kafka's error."""
 
 
 class Sums(NamedTuple):

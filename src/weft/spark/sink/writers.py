@@ -92,7 +92,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             context = _context()
             query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
             if query is None or batch is None:
-                raise SinkError("Spark does not say which query and batch this task belongs to")
+                raise SinkError("Spark does not report the query and batch of this task")
             session = context.getLocalProperty(RUN_ID) or self._session
             task = Task(context.partitionId(), int(batch), session[:SESSION_CHARS])
             name = f"{self._options.id_prefix}-{query}"

@@ -43,9 +43,9 @@ from weft.types import TopicPartition
 #: How long one question to the brokers may take, unless the user set `request.timeout.ms`
 #: (librdkafka: `socket.timeout.ms`).
 REQUEST_TIMEOUT_S = 20.0
-#: How much later than its own time-out an admin client may say so.
+#: how much later than its time-out an admin client may report it
 LATE_S = 5.0
-#: A query that waits for its brokers says so this often.
+#: interval of log lines of a query that waits for its brokers
 TELL_EVERY_S = 60.0
 #: librdkafka's level for errors: an admin client warns about every property of consumers.
 LOG_ERRORS = "3"
@@ -124,7 +124,7 @@ class Cluster:
         return accepted(Consumer, {"log_level": LOG_ERRORS, **with_client_log(config)}, self._kafka)
 
     def retry_pause(self) -> None:
-        """Wait as long as `fetchOffset.retryIntervalMs` says."""
+        """Wait for `fetchOffset.retryIntervalMs`."""
         time.sleep(self._retry_s)
 
     def _layout(self) -> Layout:
@@ -236,7 +236,7 @@ class Cluster:
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> SourceError:
-        """The error as one line: what librdkafka says, and what its connections said last."""
+        """The error as one line: librdkafka's error, and the latest of its connections."""
         self._admin.poll(0)  # Serves the callback that fills `_last_error`.
         reason = error_text(error)
         if self._last_error and self._last_error not in reason:
@@ -251,7 +251,7 @@ class Cluster:
 
 
 def offset_of(offset: int) -> int:
-    """The offset; TimeoutError for what the client says of a leader that did not answer in time."""
+    """The offset; TimeoutError if the leader did not respond in time."""
     if offset == OFFSET_INVALID:
         raise TimeoutError("the partition's leader did not answer")
     return offset
@@ -293,7 +293,7 @@ def property_refused(reason: str, kafka: Properties) -> str:
 
 
 def unreachable(error: Exception) -> bool:
-    """Whether nobody answered at all."""
+    """Whether no broker answered at all."""
     if isinstance(error, TimeoutError):
         return True
     return bool(error.args[0].code() in UNREACHABLE)
@@ -302,7 +302,7 @@ def unreachable(error: Exception) -> bool:
 def is_final(error: Exception) -> bool:
     """Whether waiting cannot help a query that runs: rights, a login, a question refused as such.
 
-    A query that runs outlives every other answer, also one that nobody thought of.
+    A running query survives every other error, including unforeseen ones.
     """
     if isinstance(error, TimeoutError):
         return False
@@ -311,7 +311,7 @@ def is_final(error: Exception) -> bool:
 
 
 def may_come_back(error: Exception) -> bool:
-    """Whether waiting may help: nobody answered, or brokers that have just started did."""
+    """Whether waiting may help: no broker answered, or they have just started."""
     return unreachable(error) or bool(error.args[0].code() in NOT_READY)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-# ruff: noqa: SLF001  # public constants; the underscore says "from the client, not the broker"
+# ruff: noqa: SLF001  # public constants; the underscore means "from the client, not the broker"
 TIMED_OUT: int = KafkaError._TIMED_OUT
 TRANSPORT: int = KafkaError._TRANSPORT
 ALL_BROKERS_DOWN: int = KafkaError._ALL_BROKERS_DOWN
@@ -15,12 +15,12 @@ UNKNOWN_TOPIC: int = KafkaError._UNKNOWN_TOPIC
 UNKNOWN_TOPIC_OR_PART: int = KafkaError.UNKNOWN_TOPIC_OR_PART
 OFFSET_OUT_OF_RANGE: int = KafkaError.OFFSET_OUT_OF_RANGE
 
-#: The connection is gone; librdkafka goes on trying by itself.
+#: The connection is lost; librdkafka continues retrying by itself.
 DISCONNECTED = frozenset({TRANSPORT, ALL_BROKERS_DOWN})
-#: Nobody answered, after librdkafka tried all the time: another attempt only adds to the wait.
+#: No broker answered all librdkafka's retries: another attempt only adds to the wait.
 UNREACHABLE = DISCONNECTED | {TIMED_OUT}
-#: A broker that stood still was fenced meanwhile: its partitions have a new epoch now. librdkafka's
-#: admin client (2.16) asks with the old one until it hears of all topics again.
+#: A suspended broker was fenced meanwhile: its partitions have a new epoch now. librdkafka's
+#: admin client (2.16) uses the old one until it receives all topics again.
 OLD_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 #: The brokers are there again and not quite ready. `_NOENT` is what a question to the leaders ends
 #: with where the brokers name none, or name none in time.

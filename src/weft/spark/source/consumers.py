@@ -36,17 +36,17 @@ class Held:
         self.used = False
         self.idle_since = 0.0
 
-    def heard(self, error: KafkaError) -> None:
-        """Hand on what librdkafka says about its connections."""
+    def report(self, error: KafkaError) -> None:
+        """Forward librdkafka's errors about its connections."""
         self.on_error(error)
 
 
 def _unheard(_: KafkaError) -> None:
-    """Nobody reads with it."""
+    """No reader uses it."""
 
 
 class Consumers:
-    """Those that nobody uses now, the one that waits longest first."""
+    """Unused ones, the longest unused first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class Consumers:
         self._sweeping = False
 
     def take(self, key: Key) -> Held | None:
-        """One that was kept under this key, if there is any; it is nobody else's meanwhile."""
+        """One that was kept under this key, if there is any; no other reader gets it meanwhile."""
         with self._lock:
             found = next((held for held in self._idle if held.key == key), None)
             if found is not None:

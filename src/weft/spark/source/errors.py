@@ -21,7 +21,7 @@ class SourceError(WeftError):
 
 
 class DataLoss(SourceError):
-    """Records that the query has not read are gone. `failOnDataLoss=false` goes on without them."""
+    """Unread records are gone. `failOnDataLoss=false` continues without them."""
 
 
 @contextmanager

@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "isolation.level": "read_uncommitted",
     "allow.auto.create.topics": False,
 }
-#: Set whatever the user says: no offsets are committed, no group is joined, and an offset that
+#: Always set: no offsets are committed, no group is joined, and an offset that
 #: is out of range is an event and never a silent jump.
 OWNED: dict[str, Any] = {
     "enable.auto.commit": False,
@@ -100,7 +100,7 @@ def _made(key: Key, config: Mapping[str, Any], settings: FetchSettings) -> Held:
     held = Held(key)
     # No group is joined, but brokers with access control look at the name.
     group_id = f"{settings.group_prefix}-{uuid.uuid4()}-executor"
-    config = {"group.id": group_id, **config, "error_cb": held.heard}
+    config = {"group.id": group_id, **config, "error_cb": held.report}
     held.consumer = accepted(Consumer, with_client_log(config), settings.kafka)
     return held
 
@@ -140,7 +140,7 @@ class RangeFetch:
         #: The next offset to come; the range is finished when it is at `span.end`.
         self._next = span.start
         self._deadline = 0.0
-        #: What librdkafka said last about its connections.
+        #: librdkafka's latest error about its connections
         self._last_error = ""
 
     def start(self, consumer: Consumer, another: Callable[[], Consumer] | None = None) -> None:
@@ -149,7 +149,7 @@ class RangeFetch:
         self._assign(self._span.start)
 
     def on_client_error(self, error: KafkaError) -> None:
-        """Keep what librdkafka says about its connections; it goes on trying by itself."""
+        """Keep librdkafka's errors about its connections; it continues retrying by itself."""
         self._last_error = f" (last: {' '.join(error.str().split())})"
 
     def next_batch(self) -> list[Message]:
@@ -216,7 +216,7 @@ class RangeFetch:
         if code == PARTITION_EOF:
             self._on_log_end(message.offset() or 0)
         elif self._another is not None:
-            # It may be of what was: a topic made again, partitions that came since, an old leader.
+            # It may be outdated: a recreated topic, new partitions, an old leader.
             self._is_stale = True
         elif code in OUT_OF_RANGE:
             self._on_out_of_range()
@@ -230,7 +230,7 @@ class RangeFetch:
         """The fetcher stands at the end of the log: everything below was delivered or is a gap.
 
         A follower (`client.rack`) may know less than the leader, so an end inside the range is
-        believed only when the leader says the same.
+        believed only if the leader confirms it.
         """
         if offset < self._span.end and self._watermarks()[1] < self._span.end:
             self._report(f"the log of {self._span} was cut: it ends at {offset} now")

@@ -2,7 +2,7 @@
 
     {"gps": {"0": 42, "1": 7}, "$first": {"gps": {"0": 10, "1": 0}}, "$topicIds": {"gps": "JJFR…"}}
 
-The topics stand at the top as in the offsets of Spark's own connector, so whoever reads the
+The topics are at the top as in the offsets of Spark's own connector, so a reader of the
 progress computes the lag the same way. `$` cannot be in a topic's name.
 
 - `$first` is where each partition was read from first. Spark gives a Python source no place to
@@ -10,7 +10,7 @@ progress computes the lag the same way. `$` cannot be in a topic's name.
   an answer that has moved on meanwhile would lose records. Every end offset therefore carries
   the start, and the plan of the first batch believes the log and not the second answer. An
   offset without `$first` is a starting offset.
-- `$topicIds` tells a topic that was deleted and made again from the one the query was reading.
+- `$topicIds` distinguishes a recreated topic from the one the query was reading.
 """
 
 from __future__ import annotations

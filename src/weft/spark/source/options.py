@@ -188,7 +188,7 @@ def unknown_option(name: str) -> ConfigError:
         return ConfigError("unknown option bootstrap.servers: write kafka.bootstrap.servers")
     if name == "maxbytespertrigger":
         return ConfigError(
-            "option maxBytesPerTrigger cannot be kept: brokers tell no sizes before records are"
+            "option maxBytesPerTrigger is impossible: brokers report no sizes before records are"
             " read: use maxOffsetsPerTrigger"
         )
     near = difflib.get_close_matches(name, SPELLED, n=1)

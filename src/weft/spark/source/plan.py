@@ -1,7 +1,7 @@
 """What is read next: pure functions from offsets to offsets, and from offsets to ranges.
 
-`report` is told of every loss of records; with `failOnDataLoss` it raises DataLoss, without it
-writes a warning, and the plan goes on with what there is.
+`report` is called for every loss of records; with `failOnDataLoss` it raises DataLoss, without it
+writes a warning, and the plan continues with the remaining records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.spark.source.offsets import StreamOffset
 from weft.spark.source.ranges import OffsetRange
 from weft.types import TopicPartition
 
-#: Kinds of bounds whose offsets somebody has noted at some time.
+#: kinds of bounds with explicit offsets
 WRITTEN_DOWN = frozenset({"offsets", "group"})
 
 log = logging.getLogger("weft.spark.source")
@@ -31,7 +31,9 @@ def reporter(*, fail_on_data_loss: bool) -> Report:
 
     def report(what: str) -> None:
         if fail_on_data_loss:
-            raise DataLoss(f"{what}: set failOnDataLoss=false to go on with what there is")
+            raise DataLoss(
+                f"{what}: set failOnDataLoss=false to continue with the remaining records"
+            )
         log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
 
     return report
@@ -78,7 +80,7 @@ def at_times(
 ) -> dict[TopicPartition, int]:
     """The first offsets at or after times.
 
-    A start after the last record is an error unless the strategy says latest; an end after it
+    A start after the last record is an error unless the strategy is latest; an end after it
     is the end of the log.
     """
     found = cluster.at_times(times)
@@ -137,7 +139,7 @@ def go_on(
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Where each partition of `latest` is read from next, and where each was read from first.
 
-    Partitions that came since `start`, and those of a topic that was made again, begin at the
+    Partitions that came since `start`, and those of a recreated topic, start at the
     start of their log; that beginning is kept in the second map and so in the write-ahead log.
     """
     remade = remade_topics(start, latest, report)
@@ -157,10 +159,10 @@ def go_on(
 
 
 def remade_topics(start: StreamOffset, latest: StreamOffset, report: Report) -> set[str]:
-    """Topics whose id is another one now: deleted and made again."""
+    """Recreated topics: their id has changed."""
     remade = {topic for topic, _ in start.positions if not start.same_topic(latest, topic)}
     for topic in sorted(remade):
-        report(f"topic {topic} was deleted and made again; what was not read of it is gone")
+        report(f"topic {topic} was deleted and recreated; its unread records are lost")
     return remade
 
 
@@ -181,7 +183,7 @@ def report_missing(
 
 
 def batch_start(tp: TopicPartition, start: StreamOffset, end: StreamOffset) -> int | None:
-    """Where one partition's part of the batch (start, end) begins; None if nothing tells.
+    """Where one partition's part of the batch (start, end) starts; None if unknown.
 
     A `start` without first offsets is Spark's second question for the starting offset: the
     first offsets in `end`, which are in the write-ahead log, are what was decided.
@@ -207,7 +209,7 @@ def batch_ranges(
             begin = lows[tp] if begin is None else begin
             ranges += still_there(tp, begin, stop, lows[tp], report)
         elif begin is None or begin < stop:
-            report(f"{named(tp)} is gone or was made again before offset {stop} was read")
+            report(f"{named(tp)} was deleted or recreated before offset {stop} was read")
     return ranges
 
 

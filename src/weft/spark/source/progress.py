@@ -1,6 +1,6 @@
 """How far a query is, as a consumer group's offsets, where every tool for Kafka sees it.
 
-The checkpoint decides where a query goes on; these offsets are there to be looked at, and for
+The checkpoint decides where a query continues; these offsets are for display, and for
 another query that starts with `startingGroup`.
 """
 
@@ -72,7 +72,7 @@ class GroupProgress:
                 f"commitGroup={self._group}: the group has living members, whose offsets they are:"
                 " give the query a group of its own"
             )
-        self._last = None  # said again with the next batch
+        self._last = None  # committed again with the next batch
         log.warning("offsets of group %s were not committed: %s", self._group, error.str())
 
 

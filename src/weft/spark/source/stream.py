@@ -2,7 +2,7 @@
 
 Spark runs the driver's half of this in one process for the life of a query run, calling
 `initialOffset`, `latestOffset`, `partitions`; `read` runs in the tasks, on a copy that was
-pickled once, and knows only what its partition says.
+pickled once, and knows only its partition.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stands in for a reader whose options are wrong, and says so when it is first asked.
+    """Replaces a reader whose options are wrong, and raises the error at its first call.
 
     PySpark 4.3 hides what `streamReader` itself raises behind an UnboundLocalError of its own.
     """

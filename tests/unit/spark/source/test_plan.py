@@ -100,7 +100,7 @@ def test_a_topic_made_again_is_read_from_its_start():
     again = StreamOffset({A0: 20}, None, {"a": "id-2"})
     begin, first = go_on(start, again, earliest_of(a0=1), losses)
     assert (begin, first) == ({A0: 1}, {A0: 1})
-    assert losses == ["topic a was deleted and made again; what was not read of it is gone"]
+    assert losses == ["topic a was deleted and recreated; its unread records are lost"]
     assert batch_start(A0, start, StreamOffset({A0: 20}, first, again.topic_ids)) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_batch_of_a_topic_that_is_gone():
     for here in (layout(), layout(A0, ids={"a": "id-2"})):
         losses = Losses()
         assert batch_ranges(start, end, here, earliest_of(), losses) == []
-        assert losses == ["a-0 is gone or was made again before offset 9 was read"]
+        assert losses == ["a-0 was deleted or recreated before offset 9 was read"]
 
 
 def test_an_empty_part_of_a_batch_needs_no_topic():

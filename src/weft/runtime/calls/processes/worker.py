@@ -302,7 +302,7 @@ class Worker:
         """A failed attempt, judged here where the exception is still an object."""
         final = is_final(error, self.spec.retry)
         delay_s = None if final else asked_delay(record.attempt, error, self.spec.retry)
-        span = None if self._tracing is None else self._tracing.tell(record)
+        span = None if self._tracing is None else self._tracing.seen(record)
         return Reply(number, "failed", None, error_info(error), final, delay_s, span=span)
 
 
