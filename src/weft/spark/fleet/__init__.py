@@ -6,14 +6,14 @@ session.py    the Spark session, made or taken; connect.py: one of Spark Connect
 shipping.py   the app and its sources, on their way to the executors
 jobs.py       one Spark job a member, submitted again when Spark gives up on it
 server.py     the driver's end of the control channel; wire.py: its lines, handshake and signatures
-roster.py     what members say and are told; slots.py: what is known of each; places.py: how far
+roster.py     received and sent messages; slots.py: what is known of each; places.py: how far
 drained.py    is the group at the ends yet
 lookout.py    who is away, and whose executor goes
 membership.py names and session of members in their group; ghosts.py: those of dead runs
 task.py       what Spark runs on an executor; link.py is its end of the channel
 hosting.py    the member inside the task: the same runtime as in one process; member_run.py: its run
 member_task.py  a member's place in the fleet, as it travels there; pickles.py: Spark's cloudpickle
-relay.py      what members tell that the user hears on the driver; results.py: results; handle.py:
+relay.py      members' reports to the user on the driver; results.py: results; handle.py:
               the way back, what a handler asks of its app
 outside.py    the driver's socket and HTTP, for all members; aggregate.py: their snapshots as one
 limits.py     every limit, in one place

@@ -114,7 +114,7 @@ def worst(shots: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def state_of(state: str, members: Sequence[str]) -> str:
-    """One word for the fleet: its own, or while it runs what most says of its members."""
+    """One state for the fleet: its own, or while it runs the most informative of its members."""
     if state != "running" or not members:
         return state
     for word in ("running", "paused", "waiting"):

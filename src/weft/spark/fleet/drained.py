@@ -21,7 +21,7 @@ class GroupDrain:
     """The ends as they were at the start, and which of them the group has not reached.
 
     A partition is finished with when the group has committed its end, or when the member that
-    holds it says so: of what is parked nothing is ever committed.
+    holds it reports that: parked records are never committed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GroupDrain:
         return [[*where, end] for where, end in self._left.items()]
 
     def over(self, finished: Iterable[TopicPartition]) -> bool:
-        """Whether nothing is left beside what members say they are finished with."""
+        """Whether only records that members report as finished remain."""
         elsewhere = set(self._left) - set(finished)
         if elsewhere and time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._asked_at = time.monotonic()

@@ -67,7 +67,7 @@ class Ghosts:
         self._over.set()
 
     def push_out_own(self) -> list[str]:
-        """After this run has ended: whoever of it is still in the group; who could not be."""
+        """After this run has ended: remove its members that are still in the group."""
         try:
             with self.admin() as admin:
                 ours = [
@@ -114,7 +114,7 @@ class Ghosts:
             _log.debug("the group cannot be described now: %s", error)
 
     def _look_once(self, admin: KafkaAdmin) -> bool:
-        """Push out whose time is over; whether there is anybody to look at again."""
+        """Remove members whose time is over; whether any remain to be checked."""
         others = [
             one
             for one in admin.static_members(self.group, _ANSWER_S)

@@ -53,7 +53,7 @@ class MemberHandle:
         self._link.send({"type": "ask", "what": "resume", "topic": topic})
 
     def snapshot(self) -> dict[str, Any]:
-        """What goes on in this member."""
+        """The current state of this member."""
         return self._run.snapshot()
 
     def open_results(self) -> ResultStream:

@@ -90,7 +90,7 @@ class Host:
         by_value(pickles.dumps)  # worker processes cannot import the app either
 
     def run(self) -> dict[str, Any]:
-        """Until the end; what to tell the driver last."""
+        """Run until the end; returns the last message to the driver."""
         with self._signals(), self._log.installed(self._welcome["log_level"]):
             self._link.listen(self._on_message)
             bye = self._supervise()
@@ -177,7 +177,7 @@ class Host:
             self._report_progress(run)
 
     def _look_for_orphanage(self, run: MemberRun) -> None:
-        """Nobody leads us any more: finish soon, commit, leave."""
+        """The driver is gone: finish soon, commit, leave."""
         if self._link.gone.is_set():
             why = "the driver is gone"
         elif os.getppid() != self._parent:
@@ -216,7 +216,7 @@ class Host:
             if where in held and passed(held[where], end)
         ]
 
-    # -- what the driver says ----------------------------------------------------------------------
+    # -- the driver's messages ---------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
         kind = message["type"]
@@ -269,7 +269,7 @@ class Host:
         self._link.send({"type": "snapshot", "id": number, "shot": shot, "latencies": latencies})
 
     def _answer(self, question: Message) -> None:
-        """What somebody asks of single records or a partition, on the driver."""
+        """Answer a query about single records or a partition, from the driver."""
         run = self._run
         told: Any = None
         if question["ask"] == "ended":
@@ -318,7 +318,7 @@ def _parked(run: MemberRun) -> int:
 
 
 def _led(app: MemberApp, link: Link, welcome: Message, client: str) -> AppOptions:
-    """The app's options as a member's; its callbacks tell the driver, which calls the user's."""
+    """The app's options in a member; its callbacks report to the driver, which calls the user's."""
 
     def teller(name: str) -> Any:
         def tell(items: list[Any]) -> None:
@@ -338,7 +338,7 @@ def _plain(value: Any) -> Any:
 
 
 class _ToDriver(logging.Handler):
-    """Weft's log lines of this process, told by the driver."""
+    """Weft's log lines of this process, written by the driver."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -362,13 +362,13 @@ class _ToDriver(logging.Handler):
         )
 
     def flush(self) -> None:
-        """Tell what waits."""
+        """Send the waiting lines."""
         while self._lines and self._link.send(self._lines[0]):
             self._lines.popleft()
 
     @contextmanager
     def installed(self, level: int) -> Iterator[None]:
-        """Weft's logger tells the driver instead of the executor's own log."""
+        """Weft's logger sends to the driver instead of the executor's own log."""
         before = _log.level, _log.propagate
         _log.setLevel(level)
         _log.propagate = False

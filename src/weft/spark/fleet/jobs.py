@@ -24,7 +24,7 @@ class MemberJobs:
         describe: Callable[[MemberTask], str],
         next_task: Callable[[MemberTask, BaseException | None], MemberTask | None],
     ) -> None:
-        """`next_task` is told how a job ended and says what to submit now, if anything."""
+        """`next_task` gets the end of a job and returns what to submit now, if anything."""
         self._session, self._group = session, group
         self._describe, self._next_task = describe, next_task
         self._threads: list[threading.Thread] = []

@@ -33,17 +33,17 @@ SNAPSHOT_WAIT_S = 1.0
 #: so often a member may die within the window before the run ends with its story
 DEATHS_MAX = 10
 DEATHS_WINDOW_S = 120.0
-#: a member that is away for so long is told of in the log
+#: a member that is away for this long is logged
 AWAY_S = 5.0
 AGAIN_S, AGAIN_MAX_S = 0.5, 5.0
 #: a killed member is pushed out of its group unless it is back after so long: in a rebalance that
-#: waits for it, and in a group at rest, where nobody but its own partitions waits
+#: waits for it, and in a group at rest, where only its own partitions wait
 IN_THE_WAY_S, RETURN_S = 0.4, 2.0
 
 #: a member whose driver does not answer tries its address for so long, and then has so long to
 #: finish what runs: with its last commit it is out of the group 10 s after the driver's death
 DRIVER_GONE_S = 5.0
-#: a port that refuses has nobody behind it: no network hides a driver like that for long
+#: connection refused means that the driver is gone: no network hides a driver like that for long
 DRIVER_REFUSES_S = 1.5
 ORPHAN_DRAIN_S = 3.0
 #: an old attempt of a task has so long to leave before its successor begins
@@ -59,5 +59,5 @@ SOURCE_BYTES_MAX = 64 * 2**20
 #: failures of one task before Spark gives its job up (the fleet then submits it again); in a
 #: local master it must be written into the URL
 TASK_FAILURES_MAX = 1_000
-#: after so many before a member has dialled in, why they fail is told instead of tried again
+#: after so many before a member has dialled in, the failure is reported instead of retried
 FAILURES_TELL = 3

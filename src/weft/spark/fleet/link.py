@@ -27,20 +27,20 @@ class Link:
         self._closed = False
 
     def open(self, facts: Mapping[str, Any]) -> Message:
-        """Dial in; the driver's welcome. Raises WireError when nobody answers."""
+        """Connect; returns the driver's welcome. Raises WireError without an answer."""
         self._facts = facts
         wire, welcome = self._dial_for(_FIRST_DIAL_S, refused_s=_FIRST_DIAL_S)
         self._wire = wire
         return welcome
 
     def listen(self, on_message: Callable[[Message], None]) -> None:
-        """Serve what the driver says, on a thread of its own."""
+        """Serve the driver's messages, on a separate thread."""
         threading.Thread(
             target=self._listen, args=(on_message,), name="weft-link", daemon=True
         ).start()
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Tell the driver; False when it could not be told now."""
+        """Send to the driver; False if that is impossible now."""
         wire = self._wire
         if wire is None:
             return False
@@ -51,7 +51,7 @@ class Link:
         return True
 
     def end(self, message: Mapping[str, Any]) -> None:
-        """Say the last thing, and wait until the driver has it."""
+        """Send the last message, and wait until the driver has it."""
         self._closed = True
         wire = self._wire
         if wire is None or not self.send(message):
@@ -109,7 +109,7 @@ class Link:
                 if time.monotonic() - began >= patience_s or self._closed:
                     host, port = self._address
                     raise WireError(f"no driver at {host}:{port}: {error}") from error
-            # A pause between two tries, ended early by nothing: there is nobody to wake us.
+            # A pause between two tries, ended early by nothing: nothing wakes this thread.
             time.sleep(_DIAL_EVERY_S)
 
     def _dial(self) -> tuple[Wire, Message]:

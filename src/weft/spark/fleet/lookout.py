@@ -20,16 +20,16 @@ _MOVE_LOOK_S = 0.5
 
 
 class AwayWatch:
-    """A line in the log for each member that stays away: its partitions may stand still."""
+    """Log each member that stays away: its partitions may be blocked."""
 
     def __init__(self, slots: Sequence[Slot], session_ms: int | None) -> None:
-        """`session_ms`: how long the group waits for a silent member; None: the broker says."""
+        """`session_ms`: how long the group waits for a silent member; None: the broker decides."""
         self._slots, self._session_ms = slots, session_ms
-        #: member -> since when it was away when we told of it
+        #: member -> since when it was away when it was logged
         self._told: dict[int, float] = {}
 
     def look(self) -> None:
-        """Tell of who has been away for long."""
+        """Log members that have been away for long."""
         now = time.monotonic()
         for slot in self._slots:
             since = slot.silent_since
@@ -43,7 +43,7 @@ class AwayWatch:
         session = "the broker's session time-out"
         if self._session_ms is not None:
             session = f"the session time-out of {self._session_ms / 1000:g} s"
-        # Who has said goodbye, or was pushed out, is not in the group any more.
+        # A member that has left, or was removed, is not in the group any more.
         whose = f"Its partitions go to the others after {session}"
         if slot.leaving or slot.vacant:
             whose = "The others have its partitions"
@@ -74,7 +74,7 @@ class Lookout:
         self._moved_at = 0.0
 
     def look(self) -> None:
-        """Now and then, while nobody has asked for the end."""
+        """Now and then, until a stop is requested."""
         self._away.look()
         if self._lost is not None:
             self._lost.look()

@@ -83,7 +83,7 @@ class Lost:
             _log.debug("the group cannot be described now: %s", error)
 
     def _waits(self, slot: Slot, since: float) -> bool:
-        """It has not come back, and the run goes on."""
+        """It has not returned, and the run continues."""
         return slot.silent_since == since and self._roster.orders.stop is None
 
     def _proved(self, slot: Slot, since: float) -> str | None:

@@ -36,7 +36,7 @@ class MemberRun(Run):
 
         `checked`: an earlier life on an executor has found the cluster in order.
         `table`: the way to the table that results go into.
-        `on_found` is told what is committed for partitions as they are assigned.
+        `on_found` gets the committed offsets of partitions as they are assigned.
         """
         self._on_found = on_found
         self.instance_id = instance_id

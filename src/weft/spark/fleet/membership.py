@@ -1,7 +1,7 @@
 """How a fleet's members stand in their group: their names there, and how long they may be silent.
 
 A static id is `{group}-{run}-{member}`, and `{group}-{run}-{member}.{seat}` once a dead one of that
-member was pushed out: nobody takes the place of one that is being pushed out. The client id says
+member was removed: no member reuses an id that is being removed. The client id names
 where the run's driver listens, so that a later run can find out whether that driver still lives.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 #: A member that is lost without a spare slot stops its partitions for so long. A killed one is
 #: back within seconds, and Kafka's own 45 s would be silence.
 SESSION_MS = 12_000
-#: How soon a member hears of a rebalance, and a restarted run gets its partitions.
+#: How soon a member learns of a rebalance, and a restarted run gets its partitions.
 HEARTBEAT_MS = 1_000
-#: Members keep what does not move while the group rebalances: whoever is lost meanwhile holds up
+#: Members keep what does not move while the group rebalances: a member lost meanwhile blocks
 #: its own partitions and those on the move, not everybody's.
 STRATEGY = "cooperative-sticky"
 
@@ -73,7 +73,7 @@ def has_ended(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # somebody else's is one, too
+    except PermissionError:  # another user's process exists, too
         return False
     try:  # one that its parent has not waited for yet has ended all the same
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -82,12 +82,12 @@ def has_ended(pid: int) -> bool:
 
 
 def client_id(run: str, index: int, host: str, port: int) -> str:
-    """What the broker is told of a member, beside its static id."""
+    """The client id of a member, besides its static id."""
     return f"weft-{run}-{index}@{socket.gethostname()}/{host}:{port}"
 
 
 def driver_of(client: str) -> DriverPlace | None:
-    """What a `client_id` says; None for one that the user chose."""
+    """The content of a `client_id`; None for one that the user chose."""
     found = _CLIENT.fullmatch(client)
     return None if found is None else DriverPlace(found[1], found[2], found[3], int(found[4]))
 
@@ -95,7 +95,7 @@ def driver_of(client: str) -> DriverPlace | None:
 def member_kafka(kafka: Mapping[str, Any], client: str) -> dict[str, Any]:
     """The user's properties with a fleet's defaults.
 
-    With `group.protocol=consumer` the broker says how long a member may be silent.
+    With `group.protocol=consumer` the broker decides how long a member may be silent.
     """
     given: dict[str, Any] = {"client.id": client, **kafka}
     if str(kafka.get("group.protocol", "classic")).lower() == "consumer":

@@ -1,8 +1,8 @@
-"""How far a member is in each partition, so that what a killed one did not tell is counted.
+"""Positions of members in each partition, to count what a killed one did not report.
 
-Members tell their counts a few times a second. What a life finished after its last word is in the
+Members report counts a few times per second. What a member finished after the last one is in the
 group's commit, with which its successor begins: the offsets between the two are what it did not
-tell, or, where it told what it had not committed, what is handled and counted again.
+report, or, if it reported uncommitted records, what is handled and counted again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def place_of(partition: Partition) -> int:
 
 
 def places_at_start(found: Mapping[TopicPartition, Found], on_lost: OnLost) -> list[list[Any]]:
-    """[topic, partition, place] as the group's commits say it."""
+    """[topic, partition, place] from the group's commits."""
     starts = {where: resolve(one, on_lost) for where, one in found.items()}
     return [
         [*where, max(start.offset, _top(start.restored_top) + 1) - len(start.restored_not_done)]

@@ -1,4 +1,4 @@
-"""What members tell that the user hears on the driver: results and callbacks."""
+"""Members' reports to the user on the driver: results and callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.types import Committed, Result
 
 _log = logging.getLogger("weft")
 
-#: callbacks that members tell of; on_result reads the results
+#: callbacks that members report; on_result reads the results
 TOLD = ("on_commit", "on_assign", "on_revoke")
 
 
@@ -29,7 +29,7 @@ class Relay:
         want: Callable[[bool], None],
         seen: Callable[[Result], Result] | None,
     ) -> None:
-        """`want` tells the members whether somebody reads results; `seen`: see `as_handled`."""
+        """`want` informs the members whether results have a reader; `seen`: see `as_handled`."""
         self._seen = seen
         self._options, self._stream, self._want = options, stream, want
         self.callbacks = Callbacks()
@@ -57,10 +57,10 @@ class Relay:
         """A stream of the results from now on."""
         with self._lock:
             if self._stream is not None and not self._stream.closed:
-                raise ConfigError("app.results() has one reader, and somebody has it already")
+                raise ConfigError("app.results() is already being read; only one reader is allowed")
             stream = self._stream = ResultStream()
             over = self._over
-        if over:  # the run ended between the question and this: the reader is told so
+        if over:  # the run ended between the question and this: end the reader
             stream.end()
         else:
             self._attach(stream)

@@ -1,6 +1,6 @@
 """Results on their way from the members to the reader on the driver.
 
-They travel only while somebody reads. A member has a bounded number under way; what the driver
+They are sent only if there is a reader. A member has a bounded number under way; what the driver
 took, it acknowledges, and holds that back while its reader is behind: so a slow reader slows the
 intake of every member, as in one process.
 """

@@ -1,4 +1,4 @@
-"""The driver's side of every member: who is there, what they say, what they are told."""
+"""The driver's side of every member: connections, received and sent messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("weft")
 
 @dataclass(slots=True)
 class Orders:
-    """What every member is told when it joins, as it is now."""
+    """The settings that every member gets when it connects, as they are now."""
 
     static: bool
     ends: list[list[Any]]
@@ -52,19 +52,19 @@ class Orders:
 
 @dataclass(slots=True)
 class Ears:
-    """Who is told what members say."""
+    """The receivers of members' messages."""
 
     #: (exit code, reason, error as strings): the run must end
     fatal: Callable[[int, str, list[str] | None], None]
     ask: Callable[[Message], None]
     results: Callable[[list[Result], Callable[[], None]], None]
     event: Callable[[str, list[Any]], None]
-    #: what a member says of the table, and how to answer
+    #: a member's message about the table, and how to answer
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
 
 
 class Roster:
-    """The server's audience. Its condition guards every slot and is told of every change."""
+    """The server's receiver. Its condition guards every slot and is notified of every change."""
 
     def __init__(self, members: int, orders: Orders, ears: Ears) -> None:
         self.slots = [Slot(index) for index in range(members)]
@@ -79,7 +79,7 @@ class Roster:
         self._lives: WeakKeyDictionary[Wire, Incarnation] = WeakKeyDictionary()
         #: highest number of results taken, by life
         self._taken: dict[Incarnation, int] = {}
-        #: where lives that are over were by their own last word, until somebody begins there
+        #: last reported positions of ended members, until another member starts there
         self._left_off: dict[TopicPartition, tuple[Slot, int]] = {}
 
     # -- the server's calls ------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Roster:
         self._left_off |= {where: (slot, at) for where, at in slot.fold().items()}
 
     def _begun(self, slot: Slot, message: Message) -> None:
-        """It begins where the group's commits are: what its predecessor did not tell shows."""
+        """It starts at the group's commits: they show what its predecessor did not report."""
         assignment = next(self._assignments)
         for where, at in places.read(message["partitions"]).items():
             slot.since[where] = assignment
@@ -139,7 +139,7 @@ class Roster:
         self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
 
     def told(self, index: int, wire: Wire, message: Message) -> None:
-        """Sort out what a member says."""
+        """Dispatch a member's message."""
         slot = self.slots[index]
         kind = message["type"]
         current = slot.wire is wire
@@ -173,7 +173,7 @@ class Roster:
             host, pid = slot.incarnation[:2]
         self.died(slot, f"its process {pid} on {host} ended without a word (killed, or crashed)")
 
-    # -- what members say --------------------------------------------------------------------------
+    # -- received messages -------------------------------------------------------------------------
 
     def _current(self, slot: Slot, kind: str, message: Message) -> None:
         with self.changed:
@@ -239,7 +239,7 @@ class Roster:
         def taken() -> None:
             _tell(wire, {"type": "taken", "sequence": sequence})
 
-        # Values are pickles: what nobody asked for is not loaded, and neither is a twin.
+        # Values are pickles: unrequested ones and duplicates are not loaded.
         wanted = fresh and self.orders.results
         self._ears.results(self._readable(slot, message["data"]) if wanted else [], taken)
 
@@ -267,14 +267,14 @@ class Roster:
         with self.changed:
             there = [one for one in self.slots if one.wire and one.executor in executors]
             for slot in there:
-                slot.executor = None  # told once
+                slot.executor = None  # reported once
         for slot in there:
             event(_log, "info", "member moves", member=slot.index, reason="its executor goes")
             wire = slot.wire
             if wire is not None:
                 _tell(wire, {"type": "leave", "why": "moved"})
 
-    # -- what members are told ---------------------------------------------------------------------
+    # -- sent messages -----------------------------------------------------------------------------
 
     def tell_all(self, message: Mapping[str, Any]) -> int:
         """Send it to everybody on the line; to how many that was."""
@@ -303,7 +303,7 @@ class Roster:
             }
 
     def members(self) -> list[dict[str, Any]]:
-        """Each member's own snapshot; `silent_s` where nobody is on its line."""
+        """Each member's own snapshot; `silent_s` if it is disconnected."""
         shots = self.shots()
         now = time.monotonic()
         with self.changed:

@@ -180,7 +180,7 @@ class FleetRun:
             raise (ConfigError if code == 2 else FatalError)(reason)
 
     def _no_hope(self) -> bool:
-        """Tasks fail before they can say a word, and would for hundreds of times."""
+        """Tasks fail before they can report, and would hundreds of times."""
         now = time.monotonic()
         if self._session is None or self._roster.seen() or now < self._hope_until:
             return False
@@ -233,7 +233,7 @@ class FleetRun:
             slot.generation = task.generation + 1
         return replace(task, generation=slot.generation)
 
-    # -- what members say --------------------------------------------------------------------------
+    # -- received messages -------------------------------------------------------------------------
 
     def _fatal_from(self, code: int, reason: str, error: list[str] | None) -> None:
         if self._ending.break_off(code, reason, error):
@@ -320,7 +320,7 @@ class FleetRun:
         self._over.set()
 
     def _see_all_off(self) -> None:
-        """Who was killed has not left the group: nobody waits a session for them."""
+        """Remove killed members from the group, so that no one waits a session for them."""
         for name in [] if self._ghosts is None else self._ghosts.push_out_own():
             event(_log, "warning", "a member is still in the group", member=name)
 

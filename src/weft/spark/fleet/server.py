@@ -18,13 +18,13 @@ _log = logging.getLogger("weft")
 
 
 class Audience(Protocol):
-    """Who hears what members say. Called on one thread a member."""
+    """The receiver of members' messages. Called on one thread per member."""
 
     def joined(self, hello: Message, wire: Wire) -> int | None:
-        """Somebody proved to be a member: welcome it; its index, None to hang up."""
+        """A member has authenticated: welcome it; its index, None to hang up."""
 
     def told(self, index: int, wire: Wire, message: Message) -> None:
-        """A member says something."""
+        """A message of a member."""
 
     def left(self, index: int, wire: Wire) -> None:
         """A member's line has ended."""
@@ -76,7 +76,7 @@ class Server:
     """Listens until closed."""
 
     def __init__(self, bind: str, port: int, secret: bytes, run: str, audience: Audience) -> None:
-        """`run` is told to everybody who dials: it says whose port this is, and proves nothing."""
+        """`run` is sent to every client: it names the owner of the port, and proves nothing."""
         try:
             self._listener = socket.create_server((bind, port), backlog=128)
         except OSError as error:
@@ -135,7 +135,7 @@ class Server:
                 self._wires.discard(wire)
 
     def _admitted(self, wire: Wire) -> Message | None:
-        """The hello of a member. Anybody may dial and say anything: of that nothing gets out."""
+        """The hello of a member. Any client may connect and send anything: none of it gets out."""
         try:
             return admit(wire, self._secret, self._run)
         except Exception as error:

@@ -67,7 +67,7 @@ class FleetSession(Protocol):
         """A thread from which members can be held."""
 
     def hold(self, task: MemberTask, group: str, description: str) -> None:
-        """Run a member; returns when it has left. Raises what Spark says when it could not."""
+        """Run a member; returns when it has left. Raises Spark's error if it could not."""
 
     def going(self, executors: Collection[str]) -> list[str]:
         """Those of these executors that are being decommissioned."""
@@ -76,7 +76,7 @@ class FleetSession(Protocol):
         """Spark has given this executor up; False where it cannot be asked."""
 
     def trouble(self, group: str) -> str | None:
-        """Why tasks fail again and again, where Spark tells before it gives up."""
+        """Why tasks fail repeatedly, if Spark reports it before it gives up."""
 
     def cancel(self, group: str) -> None:
         """Kill the members that have not left."""
@@ -92,7 +92,7 @@ class ClassicSession:
         self.spark = spark
         self.context: SparkContext = spark.sparkContext
         wanted = str(self.context.getConf().get("spark.decommission.enabled")).lower() == "true"
-        #: None: Spark decommissions nobody, or cannot be asked
+        #: None: Spark decommissions no executor, or cannot be asked
         self._decommissions = True if wanted else None
         self.own = own
 
@@ -161,7 +161,7 @@ class ClassicSession:
         return None
 
     def _failure_of(self, stage: int) -> str | None:
-        """What its first failed tasks say. PySpark has no call for it, its Java has."""
+        """The errors of its first failed tasks. PySpark has no call for it, its Java has."""
         try:
             tasks = self.context._jsc.sc().statusStore().taskList(stage, 0, FAILURES_TELL)  # noqa: SLF001  # see above
             messages = [tasks.apply(n).errorMessage() for n in range(tasks.size())]
@@ -192,7 +192,7 @@ class ClassicSession:
         try:
             self.spark.stop()
         except Exception:
-            # Its Java has been killed: the run must end all the same, and can tell how.
+            # Its Java has been killed: the run must still end, and can report how.
             _log.debug("the Spark session could not be stopped", exc_info=True)
 
 
@@ -207,7 +207,7 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
 
     talk = logging.getLogger("py4j")
     if talk.level == logging.NOTSET:
-        talk.setLevel(logging.WARNING)  # it tells of every connection it closes
+        talk.setLevel(logging.WARNING)  # it logs every connection it closes
 
     if settings.spark is not None and is_connect(settings.spark):
         return _connect_session(settings.spark, own=False)
@@ -293,7 +293,7 @@ def _new_session(settings: FleetSettings, name: str) -> FleetSession:
     conf = {key: value for key, value in settings.conf.items() if key.startswith("spark.")}
     builder = SparkSession.builder.appName(f"weft {name}")
     defaults = {
-        # The driver tells what matters of a member's death, in one line.
+        # The driver logs a member's death in one line.
         "spark.log.level": "OFF",
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": str(TASK_FAILURES_MAX),
@@ -311,7 +311,7 @@ def _new_session(settings: FleetSettings, name: str) -> FleetSession:
     except Exception as error:
         raise ConfigError(f"no Spark session: {one_line(error)}") from error
     try:
-        # Also what spark-defaults.conf says.
+        # Also properties of spark-defaults.conf.
         refuse_what_kills(killers(session.context.getConf().get))
     except ConfigError:
         session.close()
@@ -320,7 +320,7 @@ def _new_session(settings: FleetSettings, name: str) -> FleetSession:
 
 
 def one_line(error: BaseException | str) -> str:
-    """What Spark says of a failure, without its stacks: the innermost cause that has words."""
+    """Spark's error without its stacks: the innermost cause with a message."""
     text = str(error)
     if "PYTHON_VERSION_MISMATCH" in text:
         return _other_python(text)
@@ -329,7 +329,7 @@ def one_line(error: BaseException | str) -> str:
             # `Job aborted due to …: Lost task 0.0 … (executor driver): org.x.Y: what happened`
             return " ".join(line.split("): ", 1)[-1].split())[:600]
     words = [line.strip() for line in text.splitlines() if line.strip()]
-    # A line that only names an exception says nothing; what it says stands below.
+    # A line that only names an exception is useless; its message is below.
     telling = [line for line in words if not line.endswith("Exception:")]
     return (*telling, *words, type(error).__name__)[0][:600]
 

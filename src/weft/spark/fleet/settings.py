@@ -166,7 +166,7 @@ def refuse_what_kills(conf: Mapping[str, str | None]) -> None:
 
 
 def killers(get: Callable[[str], str | None]) -> dict[str, str | None]:
-    """What a session says of these properties, wherever they were set."""
+    """A session's values of these properties, wherever they were set."""
     return {name: get(name) for name in _KILLERS}
 
 
@@ -188,7 +188,7 @@ def _check_only_ours(settings: FleetSettings, whose: str) -> None:
 
 
 def _check_slots(master: str, members: int) -> None:
-    """Local masters say how many tasks they run at once."""
+    """Local masters name the number of concurrent tasks."""
     slots = local_slots(master)
     if slots is not None and slots < members:
         raise ConfigError(
@@ -209,7 +209,7 @@ def local_slots(master: str) -> int | None:
 def effective_master(master: str | None, members: int) -> str:
     """The master's URL as Spark gets it.
 
-    A local one only retries tasks when a second number says how often: without it the first kill
+    A local one only retries tasks if a second number allows it: without it the first kill
     would end everything.
     """
     if master is None:

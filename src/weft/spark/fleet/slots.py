@@ -30,15 +30,15 @@ class Slot:
     kernel: str | None = None
     #: how many dead holders of this place were pushed out of the group
     seat: int = 0
-    #: the last one was pushed out, and nobody has come since
+    #: the last one was removed, and no successor has connected
     vacant: bool = False
-    #: None while nobody is on the line
+    #: None without a connection
     wire: Wire | None = None
-    #: it has said hello once
+    #: it has connected once
     seen: bool = False
     #: it has joined the group once
     up: bool = False
-    #: this life has said goodbye
+    #: this run of the member has left
     leaving: bool = False
     #: it has left for good
     ended: bool = False
@@ -49,9 +49,9 @@ class Slot:
     #: partitions it holds whose end is reached -> whether by the frontier, or else all but parked
     finished: dict[TopicPartition, bool] = field(default_factory=dict)
     parked: int = 0
-    #: how far it said it was in each partition it holds (places.py), with its last counts
+    #: its reported position in each partition it holds (places.py), with its last counts
     places: dict[TopicPartition, int] = field(default_factory=dict)
-    #: of these, where somebody else has begun since
+    #: of these, those where another member has started since
     taken: dict[TopicPartition, int] = field(default_factory=dict)
     #: partitions it has, as far as known -> which of the fleet's assignments that was, in the order
     #: in which the driver received them
@@ -60,19 +60,19 @@ class Slot:
     heard_at: float = 0.0
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS_MAX))
     story: str = ""
-    #: since when nobody has been on the line
+    #: since when it has been disconnected
     silent_since: float | None = None
     shot: Message | None = None
     shot_id: int = 0
 
     @property
     def name(self) -> str:
-        """What it calls itself; its number before it has said so."""
+        """Its name; its number before it has reported one."""
         told = {} if self.shot is None else self.shot["shot"].get("app", {})
         return str(told.get("member", self.index))
 
     def begin(self, incarnation: Incarnation, wire: Wire) -> bool:
-        """Somebody is on the line; whether it is another life than before. Fold first."""
+        """A member has connected; whether it is another run than before. Fold first."""
         other = incarnation != self.incarnation
         if other:
             self.lives += 1
@@ -87,7 +87,7 @@ class Slot:
     def fold(self) -> dict[TopicPartition, int]:
         """A life has ended: what it counted is past, what it held is held no more.
 
-        The places where nobody has begun since.
+        The places where no other member has started since.
         """
         self.past.update(self.counts)
         self.past["done"] += self._untold()
@@ -110,12 +110,12 @@ class Slot:
     def _untold(self) -> int:
         """What it finished after its last word, as far as others know.
 
-        Below 0: what it told and had not committed, which is handled and counted again.
+        Below 0: records reported but not committed, which are handled and counted again.
         """
         return sum(at - self.places[where] for where, at in self.taken.items())
 
     def silent_s(self, now: float) -> float:
-        """How long nobody has been on its line, at this time of the monotonic clock."""
+        """How long it has been disconnected, at this time of the monotonic clock."""
         return 0.0 if self.silent_since is None else round(now - self.silent_since, 1)
 
     def progress(self, message: Message, assignment: int) -> None:

@@ -1,6 +1,6 @@
 """What Spark runs on an executor: find the driver, load the app, host one member.
 
-Imports little: an executor that lacks Weft's dependencies must still be able to say so.
+Imports little: an executor without Weft's dependencies must still be able to report that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
 def executor_id() -> str | None:
     """Which of Spark's executors this process is of; None where that cannot be seen.
 
-    Spark does not tell Python. It stands in the command line of the Java that is our daemon's
+    Spark does not pass it to Python. It is in the command line of the Java that is our daemon's
     parent, which Linux shows.
     """
     try:
@@ -76,7 +76,7 @@ def _live(task: MemberTask, link: Link, welcome: dict[str, Any]) -> Iterator[str
 
     try:
         bye = Host(task, link, welcome, app).run()
-    except WireError as error:  # the driver is gone, and nobody is left to tell
+    except WireError as error:  # the driver is gone: no one to report to
         bye = {"why": str(error)}
     link.end({"type": "bye", **bye})
     yield str(bye.get("why"))

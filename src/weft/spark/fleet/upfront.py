@@ -44,7 +44,7 @@ class Upfront:
         self._admin: AdminPort | None = None
 
     def session_ms(self) -> int | None:
-        """How long the group waits for a silent member; None where the broker says it."""
+        """How long the group waits for a silent member; None if the broker decides."""
         value = member_kafka(self._options.kafka, "").get("session.timeout.ms")
         return None if value is None else int(value)
 

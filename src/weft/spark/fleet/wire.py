@@ -1,10 +1,10 @@
 """The control channel's lines, and how both ends prove that they belong to the same run.
 
 JSON objects, one a line. The driver challenges, and the member answers with an HMAC over both
-sides' nonces, its place in the fleet and what it says of itself: the secret is made for the run and
+sides' nonces, its place in the fleet and its description: the secret is made for the run and
 travels inside the task. From then on every line of either side begins with an HMAC over its number
-and its text, under a key of this connection and this direction: what somebody on the path adds,
-leaves out, alters or says again ends the connection. Nothing is read beyond a cap.
+and its text, under a key of this connection and this direction: anything that a third party adds,
+drops, alters or repeats ends the connection. Nothing is read beyond a cap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNANSWERED_MS = 15_000
 
 
 class WireError(Exception):
-    """The other end is gone, or says what it may not say."""
+    """The other end is gone, or sent an invalid line."""
 
 
 class Seal:
@@ -43,7 +43,7 @@ class Seal:
     def opened(self, line: bytes) -> bytes:
         """The line without it; raises WireError unless it is the next one of the other end."""
         if not hmac.compare_digest(line[:_SIGNATURE_BYTES], self._signature(line[_SEALED_BYTES:])):
-            raise WireError("a line that the other end has not said")
+            raise WireError("a line that the other end has not sent")
         return line[_SEALED_BYTES:]
 
     def _signature(self, line: bytes) -> bytes:
@@ -94,7 +94,7 @@ class Wire:
         try:
             line = self._line(size_max + sealed + 1, deadline)
         except TimeoutError:
-            raise WireError("nothing was said in time") from None
+            raise WireError("no message in time") from None
         except (OSError, ValueError):
             return None
         if len(line) > size_max + sealed:
@@ -124,7 +124,7 @@ class Wire:
         self._socket.settimeout(seconds)
 
     def finish(self) -> None:
-        """Say that nothing more comes; what was sent still arrives."""
+        """Announce the end; what was sent still arrives."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -170,7 +170,7 @@ def _keep_alive(peer: socket.socket) -> None:
 
 
 def proof(secret: bytes, theirs: str, hello: Mapping[str, Any]) -> bytes:
-    """What only a holder of the secret can say of a hello; `theirs` is the driver's nonce."""
+    """The proof of a hello, made with the secret; `theirs` is the driver's nonce."""
     said = {name: value for name, value in hello.items() if name != "proof"}
     text = json.dumps(["weft-fleet", theirs, said], sort_keys=True)
     return hmac.digest(secret, text.encode(), "sha256")
@@ -184,7 +184,7 @@ def nonce() -> str:
 def admit(wire: Wire, secret: bytes, run: str) -> Message:
     """The driver's side: challenge a stranger; its hello, once it has proved who it is.
 
-    The whole of it has HANDSHAKE_S. What is said after it is signed.
+    The whole of it has HANDSHAKE_S. Later lines are signed.
     """
     challenge, deadline = nonce(), time.monotonic() + HANDSHAKE_S
     wire.timeout(HANDSHAKE_S)
@@ -207,7 +207,7 @@ def _same(expected: str, given: object) -> bool:
 
 
 def _connection_key(secret: bytes, shared: bytes) -> bytes:
-    """From the proof, which covers both nonces; whoever listened cannot make it."""
+    """From the proof, which covers both nonces; a listener cannot make it."""
     return hmac.digest(secret, b"lines " + shared, "sha256")
 
 
