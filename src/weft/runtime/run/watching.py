@@ -152,8 +152,8 @@ class Watching:
         self._transactions = OpenTransactions(member)
         self._broker_asked_at = 0.0
         #: what was logged of the brokers: away since then, refused for that reason
-        self._lost_told_at: float | None = None
-        self._refused_told: str | None = None
+        self._lost_logged_at: float | None = None
+        self._refused_logged: str | None = None
         #: no call has ended and nothing was logged since the look before
         self.quiet = False
 
