@@ -15,7 +15,7 @@ from weft.core import states
 from weft.core.engine import Engine, EngineState
 from weft.core.handler import Handler
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import InternalError
 from weft.core.work import STORY_EVENTS_MAX, LaneKey, Work
 
@@ -122,7 +122,7 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
 
 
 def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
-    exact = partition.handler.spec.delivery == EXACTLY_ONCE
+    exact = partition.handler.exact
     lanes: Counter[LaneKey] = Counter()
     waiting = {id(work) for work in (*partition.lanes.ready, *partition.lanes.far.values())}
     waiting |= {id(work) for work in partition.lanes.held.values()}

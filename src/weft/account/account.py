@@ -20,7 +20,7 @@ from weft.core import states
 from weft.core.engine import Engine
 from weft.core.handler import Handler
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import LaneKey, Work
 
 
@@ -261,7 +261,7 @@ def _part(copy: tuple[Any, ...]) -> Part:
     running, sending, retrying, parked = counts
     delivery = plain[3].spec.delivery
     marks = claims if delivery == AT_MOST_ONCE else 0
-    pending = claims if delivery == EXACTLY_ONCE else 0
+    pending = claims if plain[3].exact else 0
     heads = sum(head is not None for head in held.values())
     elsewhere = claims + running - len(marked) + sending + retrying + parked
     waiting = not_done - not_fetched - elsewhere

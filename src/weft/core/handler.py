@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE
 from weft.core.states import RUNNING
 from weft.types import Record
 
@@ -42,7 +42,7 @@ class Handler:
         #: a record is done as soon as its call returns and has nothing to send
         self.plain = spec.delivery == AT_LEAST_ONCE and not spec.commit_each
         #: outputs and offsets go into transactions
-        self.exact = spec.delivery == EXACTLY_ONCE
+        self.exact = spec.exact
         #: its calls take batches
         self.batched = spec.batch is not None
         #: starts are limited by the second

@@ -252,6 +252,11 @@ class Partition:
         return self.offsets.position
 
     @property
+    def busy(self) -> bool:
+        """Something of it is received, or restored, and not done."""
+        return bool(self.offsets.incomplete)
+
+    @property
     def healthy(self) -> int:
         """Records held that are not done, without those in lanes with a failing record."""
         return self.offsets.buffered - self.lanes.blocked_records

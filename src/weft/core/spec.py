@@ -36,6 +36,11 @@ class HandlerSpec:
     rate_limit_per_s: float = ALL_STARTS_PER_S
     batch: Batch | None = None
 
+    @property
+    def exact(self) -> bool:
+        """Outputs and offsets go into transactions."""
+        return self.delivery == EXACTLY_ONCE
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core.events import Ended, GivenBack, Returned
 from weft.core.partition import Partition
-from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.decoding import all_decoded
@@ -372,7 +372,7 @@ class BatchTasks:
         call.leaving.add(work)
         # exactly_once: what is handled again shows nowhere, what a call sends for records that
         # have gone to another member would.
-        if self._plan.spec.delivery == EXACTLY_ONCE or not call.stays():
+        if self._plan.spec.exact or not call.stays():
             call.dropped = True
             self._end(call)
 

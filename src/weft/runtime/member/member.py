@@ -261,7 +261,7 @@ class Member:
     def _note_quiet(self, polled: Polled) -> None:
         """Count polls that brought nothing while there was nothing to do, either."""
         looked_for = self._rebalance.waiting or self._out_of_range.held()
-        held = any(one.offsets.incomplete for one in self.partitions.values())
+        held = any(one.busy for one in self.partitions.values())
         busy = polled.batches or looked_for or held or not self.partitions
         self._quiet_polls = 0 if busy else self._quiet_polls + 1
 
