@@ -41,9 +41,15 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from weft.spark.requirements import check_spark_packages, use_this_python
+    from weft.spark.requirements import check_spark, check_spark_packages, use_this_python
 
     check_spark_packages()
+    if name == "KafkaSource":
+        check_spark(
+            (4, 0),
+            "KafkaSource",
+            "data sources in Python came with it; process and fleets do without",
+        )
     use_this_python()
     return getattr(importlib.import_module(home), name)
 

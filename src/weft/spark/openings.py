@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructType
 
 from weft.errors import ConfigError
+from weft.spark.requirements import check_spark
 from weft.spark.sink.plain import check_brokers, check_topic
 from weft.spark.sink.writers import BatchWriter, StreamWriter, checked_options, refuse_overwrite
 from weft.spark.source.arrow import spark_schema
@@ -21,11 +22,21 @@ from weft.spark.source.options import (
 )
 from weft.spark.source.stream import RefusedStream, StreamReader
 
+#: What bounds a micro-batch, and what there is before PySpark 4.2.
+BOUNDS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+UNBOUNDED = (
+    "before it Spark does not let a Python source bound its batches; without the option a batch is"
+    " all there is, which maxRecordsPerPartition cuts into tasks"
+)
+
 
 def schema_of(raw: Mapping[str, str]) -> StructType:
     """The columns; also the first place that reports wrong options."""
     with one_line_errors():
         options = source_options(raw)
+        for name in BOUNDS:
+            if name in options.given:
+                check_spark((4, 2), f"option {name}", UNBOUNDED)
         check_consumer(fetch_settings(options, BATCH_GROUP_PREFIX))
         return spark_schema(options.columns)
 
@@ -63,7 +74,7 @@ def stream_writer(raw: Mapping[str, str], schema: StructType) -> StreamWriter:
     with one_line_errors():
         options = checked_options(raw, schema)
         check_topic(options)
-        return StreamWriter(options)
+        return StreamWriter(options, schema)
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from weft.errors import ConfigError
 
 #: Package -> (lowest version that works, first version that does not, None where none is known).
-#: PySpark 4.2 brought admission control to Python sources; PySpark does not support pandas 3.
+#: Some of Weft wants a newer Spark than that: `check_spark`. PySpark does not support pandas 3.
 REQUIRED: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
-    "pyspark": ((4, 2), (5, 0)),
+    "pyspark": ((3, 5), (5, 0)),
     "pyarrow": ((18, 0), None),
     "pandas": ((2, 2), (3, 0)),
 }
@@ -29,6 +29,16 @@ def check_spark_packages() -> None:
         if not in_range(version, low, above):
             wanted = f">={dotted(low)}" + (f",<{dotted(above)}" if above else "")
             raise ConfigError(f"weft.spark needs {package}{wanted}, found {version}: {CURE}")
+
+
+def check_spark(low: tuple[int, int], what: str, why: str) -> None:
+    """Raise ConfigError where this PySpark is older than what is asked for needs."""
+    version = installed_version("pyspark") or "none"
+    if major_minor(version) < low:
+        raise ConfigError(
+            f"{what} needs PySpark {dotted(low)} or newer, found {version}: {why}:"
+            f" pip install 'pyspark>={dotted(low)},<5', on the cluster too"
+        )
 
 
 def use_this_python() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from weft.errors import ConfigError
@@ -25,6 +24,19 @@ from weft.spark.sink.transactions import finish_batch, write_transaction
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import settle_in
 
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as _StreamBase
+
+    GIVES_ARROW = True
+except ImportError:  # before PySpark 4.1 a streaming writer gets rows
+    from pyspark.sql.datasource import (  # type: ignore[assignment]  # the base of the other
+        DataSourceStreamWriter as _StreamBase,
+    )
+
+    GIVES_ARROW = False
+
+#: So many of those rows are one batch.
+BATCH_ROWS = 10_000
 #: Spark's names for what a task of a stream belongs to: the query, its batch, and its run.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 RUN_ID = "spark.jobGroup.id"
@@ -75,17 +87,21 @@ class BatchWriter(DataSourceArrowWriter):
             return Written(write_transaction(iterator, self._options, query, task).rows)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_StreamBase):
     """One micro-batch of a query; Spark makes a new one for each."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
+        #: what rows are made batches with; None where Spark gives batches
+        self._schema = None if GIVES_ARROW else to_arrow_schema(schema)
         #: where Spark does not name the run: each batch is one
         self._session = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> Written:
         """Write the rows of one task."""
         settle_in()
+        if self._schema is not None:
+            iterator = batches_of(iterator, self._schema)
         with one_line_errors():
             if not self._options.transactional:
                 return Written(write_rows(iterator, self._options))
@@ -106,6 +122,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             with one_line_errors():
                 tasks = [message.done for message in done if message.done is not None]
                 finish_batch(self._options, done[0].query, batchId, tasks)
+
+
+def batches_of(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Spark's rows as Arrow batches."""
+    while some := list(islice(rows, BATCH_ROWS)):
+        columns = zip(*some, strict=True)
+        arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _context() -> TaskContext:

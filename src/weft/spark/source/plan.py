@@ -154,7 +154,7 @@ def go_on(
         if offset > 0 and tp[0] not in remade:
             report(f"the new partition {named(tp)} starts at {offset}, its first records are gone")
     before = start.first if start.first is not None else start.positions
-    first = {tp: before.get(tp, offset) for tp, offset in known.items()}
+    first = {tp: before[tp] for tp in known if tp in before}
     return {**known, **begun}, {**first, **begun}
 
 

@@ -14,13 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from weft.errors import ConfigError
 from weft.spark.source.batch import read_range
@@ -33,6 +26,17 @@ from weft.spark.source.options import SourceOptions
 from weft.spark.source.plan import batch_ranges, go_on, inside_logs, reporter, resolve
 from weft.spark.source.progress import GroupProgress
 from weft.spark.source.ranges import split_ranges
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # before PySpark 4.2: no admission control, each batch is all there is
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]  # a mixin without methods
 
 #: Spark asks again 10 ms after an answer without news; waiting here instead spares the brokers
 #: most of those requests and delays a record by no more than this.
@@ -48,6 +52,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster: Cluster | None = None
         self._initial: StreamOffset | None = None
         self._latest: StreamOffset | None = None
+        #: the end of the batch that Spark was given last, or planned
+        self._answered: StreamOffset | None = None
         #: where the batch ends that was let through last
         self._ended: PartitionMap = {}
         self._available_now = False
@@ -62,6 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_cluster": None,
             "_initial": None,
             "_latest": None,
+            "_answered": None,
             "_group": None,
         }
 
@@ -84,10 +91,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read to the ends that the logs have at the next question, and no further."""
         self._available_now = True
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Where the next batch ends; equal to `start` when nothing has come."""
+    def latestOffset(  # noqa: N802  # Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Where the next batch ends; equal to `start` when nothing has come.
+
+        Before PySpark 4.2 Spark gives neither: what was answered last is where the batch starts.
+        """
         with one_line_errors():
-            return self._next_end(self._own(start), limit).to_json()
+            known = self._answered or self._initial if start is None else self._own(start)
+            self._answered = self._somewhere() if known is None else self._next_end(known, limit)
+            return self._answered.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         """Where the logs end: `latestOffset` in the query's progress."""
@@ -99,13 +113,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges of one batch; the same for a batch that is repeated after a crash."""
         with one_line_errors():
             options, cluster = self._options, self._connected()
-            ranges = batch_ranges(
-                stream_offset(start),
-                self._own(end),
-                cluster.layout(),
-                cluster.earliest,
-                reporter(fail_on_data_loss=options.fail_on_data_loss),
-            )
+            begin, stop = stream_offset(start), self._own(end)
+            report = reporter(fail_on_data_loss=options.fail_on_data_loss)
+            if stop.first == {}:  # `_somewhere`: only now the start is known, and what is lost
+                go_on(self._own(start), stop, cluster.earliest, report)
+            self._answered = stop  # of a batch that is repeated too
+            ranges = batch_ranges(begin, stop, cluster.layout(), cluster.earliest, report)
             return list[InputPartition](
                 split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
             )
@@ -151,7 +164,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         (kept,) = inside_logs([(bound, offsets)], cluster, report)
         return StreamOffset(kept, topic_ids=layout.topic_ids)
 
-    def _next_end(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
+    def _somewhere(self) -> StreamOffset:
+        """The ends of the logs, for a restart on a PySpark that does not say where it was."""
+        latest = self._log_ends(StreamOffset({}))
+        self._ended = latest.positions
+        return StreamOffset(latest.positions, {}, latest.topic_ids)
+
+    def _next_end(self, start: StreamOffset, limit: ReadLimit | None) -> StreamOffset:
         self._tell_group(start)
         latest = self._log_ends(start)
         if latest.positions == start.positions and start.first is not None:
@@ -176,9 +195,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # With this trigger the process may be killed right after the last question.
         self._group.reached(done.positions, wait=self._available_now)
 
-    def _admitted(self, begin: PartitionMap, end: PartitionMap, limit: ReadLimit) -> PartitionMap:
+    def _admitted(
+        self, begin: PartitionMap, end: PartitionMap, limit: ReadLimit | None
+    ) -> PartitionMap:
         """How far this batch may go, by `minOffsetsPerTrigger` and `maxOffsetsPerTrigger`."""
-        if isinstance(limit, ReadAllAvailable):
+        if limit is None or isinstance(limit, ReadAllAvailable):
             return end
         if self._held_back(begin, end):
             return {tp: begin.get(tp, offset) for tp, offset in end.items()}
@@ -251,7 +272,9 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raise the error."""
         raise self._refused()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
+    def latestOffset(  # noqa: N802  # Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
         """Raise the error."""
         raise self._refused()
 
