@@ -71,6 +71,12 @@ class Work:
         failure.count(now, error)
         return failure
 
+    def resume(self, attempts: int, texts: SharedTexts) -> None:
+        """So many attempts failed before it came in; it has not started here."""
+        failure = self.failure = Failure(texts)
+        failure.attempts = attempts
+        self.try_again(failure)
+
     def try_again(self, failure: Failure) -> None:
         """The handler is given the attempt before and its error."""
         attempt, error = failure.attempts + 1, failure.handed_on()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from pathlib import Path
 
 import pytest
 from pyspark import TaskContext
@@ -251,3 +252,37 @@ def test_a_handler_that_cannot_be_pickled(records):
 
     with pytest.raises(ConfigError, match="handler uses 'lock', a lock: open what belongs to"):
         process(records(1), handler)
+
+
+def test_a_batch_that_failed_goes_on_behind_what_it_finished(records, tmp_path, monkeypatch):
+    """`progress=`: the second job calls the handler for the rest; all rows are in its result."""
+    (calls := tmp_path / "calls").mkdir()
+    tell = teller(calls)
+    broken = str(tmp_path / "broken")
+    Path(broken).touch()
+
+    async def handler(record):
+        if record.offset == 350 and os.path.exists(broken):  # noqa: ASYNC240, PTH110  # in Spark's worker
+            raise ValueError("broken")
+        tell(record.offset)
+        return record.value
+
+    def job(df, **more):
+        return process(
+            df, handler, progress=str(tmp_path / "done"), retry=weft.Retry(attempts=1),
+            on_exhausted=weft.Stop(), concurrency=5, **more,
+        )  # fmt: skip
+
+    df = records(400).repartition(3)
+    with pytest.raises(Exception, match="broken"):
+        job(df, slots=2, carry=["value"]).collect()
+    Path(broken).unlink()
+    before = len(told(calls))
+    rows = in_order(job(df, carry=["value"]))
+    assert [row.offset for row in rows] == list(range(400))
+    assert all(row.outputs[0].value == row.value for row in rows)
+    assert 400 <= len(told(calls)) <= 400 + before
+    assert in_order(job(df, carry=["value"])) == rows
+    assert 400 <= len(told(calls)) <= 400 + before
+    with pytest.raises(ConfigError, match="a job with slots=2, and this one has 3"):
+        job(df, slots=3, carry=["value"])

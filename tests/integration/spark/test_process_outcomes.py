@@ -60,6 +60,33 @@ def failing(folder, bad=lambda offset: False):
     return handler
 
 
+def test_other_columns_are_carried_as_they_are(records, tmp_path):
+    """`carry="*"`: each record's own, whatever their types and names, beside failed rows too."""
+    (calls := tmp_path / "calls").mkdir()
+    odd = "`the ``city`"
+    df = records(50).selectExpr(
+        "*", f"map('n', offset) as {odd}",
+        "named_struct('at', timestamp, 'cost', offset / 4D) as ride",
+    )  # fmt: skip
+    results = process(df, failing(calls, lambda n: n == 7), retry=RETRY, carry="*", slots=2)
+    wanted = ["value", "timestamp", "headers", "the `city", "ride"]
+    assert results.columns[8:] == wanted
+    assert [results.schema[name].dataType.simpleString() for name in wanted] == [
+        df.schema[name].dataType.simpleString() for name in wanted
+    ]
+    before = {row.offset: row for row in df.collect()}
+    rows = results.collect()
+    assert len(rows) == 50
+    for row in rows:
+        assert [row[name] for name in wanted] == [before[row.offset][name] for name in wanted]
+    some = process(df, failing(calls), carry=["ride"])
+    assert some.columns[8:] == ["ride"]
+    with pytest.raises(ConfigError, match="DataFrame has no column rides: it has topic"):
+        process(df, failing(calls), carry=["rides"])
+    with pytest.raises(ConfigError, match="the rows have a column status of their own"):
+        process(df.withColumn("status", F.lit(1)), failing(calls), carry="*")
+
+
 def test_good_rows_and_dead_letters_from_one_stream_call_the_handler_once(
     spark, topic, produce, read_stream, tmp_path
 ):

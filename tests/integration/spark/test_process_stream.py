@@ -67,3 +67,24 @@ def test_a_failing_record_does_not_end_the_query(read_stream, topic, produce, ru
     rows = run_once(results())
     assert [row.status for row in rows] == ["done", "failed", "done"]
     assert (rows[1].attempts, rows[1].error) == (2, "ValueError: bad")
+
+
+def test_unfinished_rows_go_to_the_next_batch(read_stream, topic, produce, run_once, tmp_path):
+    """`deadline_s`: a record that waits for its retry holds its key, and not the micro-batch."""
+    name = topic()
+    produce(name, ["wait", "behind"], key=b"a")
+    produce(name, ["other"], key=b"b")
+
+    def handler(record):
+        if record.value == "wait" and record.attempt == 1:
+            raise weft.RetryAfter(600)
+
+    def results():
+        df = read_stream(name, startingOffsets="earliest")
+        left = str(tmp_path / "left")
+        return process(df, handler, value="str", slots=2, deadline_s=2, progress=left)
+
+    assert [row.offset for row in run_once(results())] == [2]
+    produce(name, ["more"], key=b"b")
+    rows = run_once(results())
+    assert [(row.offset, row.attempts) for row in rows] == [(0, 2), (1, 1), (2, 1), (3, 1)]

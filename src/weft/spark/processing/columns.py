@@ -19,10 +19,12 @@ from pyspark.sql.types import (
 )
 
 from weft.errors import ConfigError
+from weft.spark.processing.intake import OTHER
 from weft.spark.processing.models import columns_of_model, is_model
-from weft.spark.processing.settings import name_of
+from weft.spark.processing.settings import TaskSettings, name_of
+from weft.spark.processing.stretches import HASH
 from weft.spark.processing.took import TOOK, TOOK_SCHEMA
-from weft.spark.processing.typed import ddl, typed_value
+from weft.spark.processing.typed import ddl, quoted, typed_value
 
 #: Needed column -> (types it may have, what to call them, what the task gets).
 NEEDED: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
@@ -45,7 +47,9 @@ SPARK_SCHEMA = (
     " error string, outputs array<struct<topic: string, key: binary, value: binary,"
     f" headers: {_HEADERS}>>"
 )
-#: What `carry=` adds behind the value.
+#: Columns that the rows take from the record.
+RECORD_ROW = frozenset({"topic", "partition", "offset", "key"})
+#: What `carry="failed"` and `"all"` add behind the value.
 CARRIED_SCHEMA = (
     f", timestamp timestamp, headers {_HEADERS}, story array<struct<at: timestamp, what: string>>"
 )
@@ -102,10 +106,42 @@ def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
     return counted.where(F.col("calls").isNull()).drop(*(field.name for field in TOOK))
 
 
-def result_schema(carry: str | None, value: DataType, *, timed: bool) -> str:
-    """The columns of a task's rows, as Spark writes a schema; `value`: of the value carried."""
-    carried = "" if carry is None else f", value {ddl(value)}{CARRIED_SCHEMA}"
-    return SPARK_SCHEMA + carried + (TOOK_SCHEMA if timed else "")
+def result_schema(settings: TaskSettings, records: StructType) -> str:
+    """The columns of a task's rows, as Spark writes a schema; `records`: of its input."""
+    schema = SPARK_SCHEMA
+    if settings.carry is not None:
+        schema += f", value {ddl(records['value'].dataType)}{CARRIED_SCHEMA}"
+    for name, called in settings.others.items():
+        if name == HASH:  # it stays in the task
+            continue
+        schema += f", {quoted(called)} {ddl(records[name].dataType)}"
+    return schema + (TOOK_SCHEMA if settings.timed else "")
+
+
+#: What every row has, and so cannot be carried under its name.
+OWN = frozenset(field.name for field in ARROW_SCHEMA)
+
+
+def other_columns(df: DataFrame, carry: object, where: str) -> dict[str, str]:
+    """Columns that all rows carry: what the task calls them -> their names in the DataFrame."""
+    if carry == "*":
+        names = [name for name in df.columns if name not in RECORD_ROW]
+    elif isinstance(carry, list | tuple):
+        names = list(carry)
+    else:
+        return {}
+    for name in names:
+        if name in OWN:
+            raise ConfigError(
+                f"{where}: carry: the rows have a column {name} of their own: rename the"
+                " DataFrame's, or leave it out of carry=[…]"
+            )
+        if df.columns.count(name) != 1 or names.count(name) != 1:
+            what = "two columns" if name in df.columns else "no column"
+            raise ConfigError(
+                f"{where}: carry: the DataFrame has {what} {name}: it has {', '.join(df.columns)}"
+            )
+    return {f"{OTHER}{number}": name for number, name in enumerate(names)}
 
 
 def checked_schema(handler: Any, schema: object) -> StructType | str:
@@ -180,6 +216,14 @@ def _are_headers(kind: DataType) -> bool:
         ("key", StringType()),
         ("value", BinaryType()),
     ]
+
+
+def hash_column(records: DataFrame) -> Column:
+    """What tells a record from another one in its place."""
+    value = F.col("value")
+    if "map<" in records.schema["value"].dataType.simpleString():  # Spark hashes no maps
+        value = F.to_json(value)
+    return F.xxhash64(F.col("key"), value)
 
 
 def lane_columns(ordering: str) -> list[Column]:

@@ -20,6 +20,8 @@ from weft.types import Headers, Record
 CHUNK_ROWS_MAX = 10_000
 CHUNK_BYTES_MAX = 4 * 2**20
 NO_TIMESTAMP_MS = -1
+#: How columns are called that a task gets beside those of its records.
+OTHER = "__weft_"
 
 
 class Group(NamedTuple):
@@ -30,7 +32,9 @@ class Group(NamedTuple):
     records: list[Record]
     sizes: list[int]
     #: no offset stands twice
-    strict: bool = True
+    strict: bool
+    #: where they come from, with whatever other columns there are
+    rows: pa.RecordBatch
 
 
 def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -43,16 +47,19 @@ def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def sorted_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """All rows in offset order; holds them all, as a streaming DataFrame leaves no other way."""
-    held = list(batches)
-    if not held:
+    table = whole(batches)
+    if table is None:
         return
-    # Whole columns: taking rows out of one that is in pieces would put it together each time.
-    table = pa.Table.from_batches(held).combine_chunks()
-    held.clear()
     rows = rows_each(table.num_rows, table.nbytes)
     order = pc.sort_indices(table.column("offset"))
     for start in range(0, table.num_rows, rows):
         yield from table.take(order.slice(start, rows)).combine_chunks().to_batches()
+
+
+def whole(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+    """All rows, in whole columns: taking some out of one in pieces would join it each time."""
+    held = list(batches)
+    return pa.Table.from_batches(held).combine_chunks() if held else None
 
 
 def rows_each(rows: int, size_bytes: int) -> int:
@@ -96,9 +103,17 @@ def _group(rows: pa.RecordBatch) -> Group:
         repeat(None),
         repeat(None),
     )
-    sizes = np.add(_lengths(keys), _lengths(values)).tolist()
+    sizes = (np.add(_lengths(keys), _lengths(values)) + _others(rows)).tolist()
     strict = bool((offsets[1:] > offsets[:-1]).all())
-    return Group(topic, number, list(map(tuple.__new__, repeat(Record), columns)), sizes, strict)
+    records = list(map(tuple.__new__, repeat(Record), columns))
+    return Group(topic, number, records, sizes, strict, rows)
+
+
+def _others(rows: pa.RecordBatch) -> int:
+    """About how many bytes of a row are in columns that no record has."""
+    others = [c for c, name in zip(rows.columns, rows.schema.names, strict=True)
+              if name.startswith(OTHER)]  # fmt: skip
+    return sum(int(column.nbytes) for column in others) // max(1, rows.num_rows)
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from weft.core import effects as fx
 from weft.core.engine import Engine
@@ -21,25 +20,21 @@ from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE
 from weft.core.work import Work
-from weft.decoding import is_async
 from weft.errors import FatalError
 from weft.kafka.ports import OutMessage
+from weft.options import HandlerOptions
 from weft.policies import Commit
-from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.prefetch import Prefetcher
-from weft.runtime.calls.threads import ThreadExecutor
+from weft.runtime.calls.executors import Executors
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
 from weft.runtime.member.dead_letters import dead_letter
 from weft.spark.processing.intake import Group
+from weft.spark.processing.leftovers import Key
 from weft.spark.processing.rows import Outputs, message_bytes
 from weft.spark.processing.slow import SlowCalls
 from weft.spark.processing.typed import as_json
-from weft.types import ErrorInfo
-
-if TYPE_CHECKING:
-    from weft.runtime.handling import Executor
+from weft.types import ErrorInfo, Record
 
 _log = logging.getLogger("weft.spark")
 
@@ -66,6 +61,27 @@ class TaskEngine(Engine):
     def calls_ended(self, now: float, done: Sequence[Work], ended: Sequence[Ended] = ()) -> None:
         """As in the core; what returned nothing is finished with."""
         super().calls_ended(now, done, ended)
+        self._taken_in(done, ended)
+
+    def batch_progressed(self, now: float, done: Sequence[Work], ended: Sequence[Ended]) -> None:
+        """As in the core; the same for what a batch handler has acknowledged."""
+        super().batch_progressed(now, done, ended)
+        self._taken_in(done, ended)
+
+    def batch_ended(
+        self,
+        now: float,
+        handler: int,
+        done: Sequence[Work],
+        ended: Sequence[Ended],
+        *,
+        whole: bool = False,
+    ) -> None:
+        """As in the core; the same for a batch."""
+        super().batch_ended(now, handler, done, ended, whole=whole)
+        self._taken_in(done, ended)
+
+    def _taken_in(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
         self.finished.extend(done)
         if ended:
             self.finished.extend([e.work for e in ended if e.work.state == DONE])
@@ -84,7 +100,11 @@ class Lanes:
     """Calls the handler for records and collects what became of them."""
 
     def __init__(
-        self, plan: HandlerPlan, loop: asyncio.AbstractEventLoop | None, group: str = ""
+        self,
+        options: HandlerOptions,
+        plan: HandlerPlan,
+        loop: asyncio.AbstractEventLoop | None,
+        group: str = "",
     ) -> None:
         """`loop`: where async functions run; None where there are none. `group`: of the app."""
         self._name, self._group = plan.spec.name, group
@@ -93,7 +113,8 @@ class Lanes:
         self._slow = SlowCalls()
         self._engine = TaskEngine(plan.spec)
         self._door = Door(self._engine, self._perform)
-        self._executor = _executor(plan, self._door, loop)
+        executors = Executors(self._door, lambda reason: None, loop, group, lifespan=None)
+        self._executor = executors.of(options, plan)
         self._partitions: dict[tuple[str, int], Partition] = {}
         #: what finished records produced, until they are taken
         self._outputs: dict[Work, Outputs] = {}
@@ -108,11 +129,32 @@ class Lanes:
 
     # -- the task's thread -------------------------------------------------------------------------
 
-    def feed(self, groups: Sequence[Group]) -> None:
-        """Hand records to the core."""
+    def feed(self, groups: Sequence[Group], attempts: Mapping[Key, int] | None = None) -> None:
+        """Hand records to the core; `attempts`: calls that have failed before."""
         batches = [(self._partition(g), g.records, g.sizes) for g in groups if g.records]
         self.outstanding += sum(len(records) for _, records, _ in batches)
-        self._door.post(lambda engine, now: engine.polled(now, batches))
+        if attempts:
+            self._door.post(lambda engine, now: _polled(engine, now, batches, attempts))
+        else:
+            self._door.post(lambda engine, now: engine.polled(now, batches))
+
+    def stop_starting(self) -> None:
+        """Let what runs come to its end, and nothing else begin."""
+        self._door.call(lambda engine, now: engine.halt(now, "deadline", on=True))
+
+    def running(self) -> int:
+        """How many records are in calls."""
+        return self._door.call(lambda *_: sum(p.in_flight for p in self._partitions.values()))
+
+    def unfinished(self) -> dict[Key, int]:
+        """Records that were fed and are not finished, with their failed attempts."""
+        return self._door.call(
+            lambda *_: {
+                (partition.topic, partition.number, offset): 0 if work is None else work.attempts
+                for partition in self._partitions.values()
+                for offset, work in partition.offsets.incomplete.items()
+            }
+        )
 
     def waiting_bytes(self) -> int:
         """Sizes of the records that are not done."""
@@ -175,8 +217,9 @@ class Lanes:
         answers: list[OutputsAnswer] = []
         for effect in effects:
             match effect:
-                case fx.Start(_, works):
-                    self._executor.start(works)
+                case fx.Start(_, works, together):
+                    start = self._executor.start_batch if together else self._executor.start
+                    start(works)
                 case fx.Send(work, outputs):
                     answers.append(self._kept(work, outputs))
                 case fx.SendDeadLetter(work, topic, error):
@@ -227,15 +270,19 @@ class Lanes:
         return self._door.wakes_at - now
 
 
-def _executor(plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop | None) -> Executor:
-    executor: Executor
-    if is_async(plan.function):
-        assert loop is not None, "an async handler needs the loop that was opened for it"
-        executor = AsyncExecutor(plan, door, loop)
-    else:
-        executor = ThreadExecutor(plan, door, loop)
-    if plan.prefetch is None:
-        return executor
-    prefetcher = Prefetcher(plan, door, loop)
-    prefetcher.inner = executor
-    return prefetcher
+def _polled(
+    engine: Engine,
+    now: float,
+    batches: list[tuple[Partition, list[Record], list[int]]],
+    attempts: Mapping[Key, int],
+) -> None:
+    """As `polled`, with what is known of records from another micro-batch before any starts."""
+    engine.halt(now, "feed", on=True)
+    engine.polled(now, batches)
+    for partition, records, _ in batches:
+        for record in records:
+            failed = attempts.get((record.topic, record.partition, record.offset))
+            work = partition.offsets.incomplete.get(record.offset)
+            if failed and work is not None:
+                work.resume(failed, engine.state.texts)
+    engine.halt(now, "feed", on=False)

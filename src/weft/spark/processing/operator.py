@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -12,12 +12,15 @@ from pyspark.sql.types import StructType
 
 from weft.app import app_of
 from weft.errors import ConfigError
+from weft.options import HandlerOptions
 from weft.policies import OnExhausted, Retry
 from weft.spark.processing.columns import (
     checked_schema,
+    hash_column,
     input_columns,
     lane_columns,
     observed_rows,
+    other_columns,
     result_schema,
     results_column,
 )
@@ -28,11 +31,14 @@ from weft.spark.processing.settings import (
     TaskSettings,
     checked_carry,
     checked_metrics,
+    checked_progress,
     checked_slots,
     handler_options,
     lifespan_of,
     name_of,
 )
+from weft.spark.processing.stretches import HASH, pinned
+from weft.spark.processing.typed import quoted
 
 #: As many cores are seen through Spark Connect.
 CORES_MAX = 100_000
@@ -53,7 +59,9 @@ def process(
     value: Any = UNSET,
     slots: int | None = None,
     lifespan: Callable[..., Any] | None = None,
-    carry: str | None = None,
+    carry: str | Sequence[str] | None = None,
+    progress: str | None = None,
+    deadline_s: float | None = None,
     schema: Any = None,
     metrics: str | Observation | None = None,
 ) -> DataFrame:
@@ -62,12 +70,18 @@ def process(
     `df`: batch or streaming, with the columns topic, partition, offset, key, value (and timestamp
     and headers where they are there). With `value=Model` (pydantic) the value may be a struct
     column, or the model's fields may be columns of their own: then nothing is JSON.
-    The options are those of `@app.consume`; what is left out is as decorated, else as there by
-    default. `concurrency` is that of one slot.
+    Options are as in `@app.consume`, and left out as decorated. `concurrency` is of one slot.
     `slots`: tasks over which the lanes are spread; None is one for each core Spark has.
-
     `carry`: "failed" or "all" adds value, timestamp, headers and story to those rows, for a table
-    of dead letters that `replay` can read.
+    of dead letters that `replay` can read; "*", or a list of names, adds the DataFrame's other
+    columns to all rows, as they are.
+
+    `progress`: a folder (a path or URI that this process and all executors reach) where tasks keep
+    what they have finished: the same job with the same folder goes on where another one ended, and
+    gives all rows. Of a stream: where rows wait that were not finished by the deadline.
+
+    `deadline_s`: of a stream: so long after a task of a micro-batch has begun no call begins in it;
+    what is not finished then waits for the next one, in order. Calls that run are waited for.
 
     `schema`: adds results, an array of the outputs' values of a record that is done, read as JSON
     with these fields (a DDL text, a StructType or a pydantic model); a value that does not fit ends
@@ -76,41 +90,64 @@ def process(
     `metrics`: observes done, failed, attempts, p50_ms and p99_ms (of the calls, sampled) under this
     name, which a streaming query shows in its progress as observedMetrics; an Observation gives
     them after a batch.
-
-    The result: topic, partition, offset, key, status ("done" or "failed"), attempts, error and
-    outputs.
+    The result: topic, partition, offset, key, status ("done", "failed"), attempts, error, outputs.
     It is lazy like every DataFrame: two actions on it call the handler twice.
     Raises ConfigError, before any job starts, for what can be seen here.
     """
     given = {
-        "ordering": ordering,
-        "concurrency": concurrency,
-        "retry": retry,
-        "timeout_s": timeout_s,
-        "on_exhausted": on_exhausted,
-        "value": value,
-    }
+        "ordering": ordering, "concurrency": concurrency, "retry": retry,
+        "timeout_s": timeout_s, "on_exhausted": on_exhausted, "value": value,
+    }  # fmt: skip
     options = handler_options(handler, given)
+    streaming = getattr(df, "isStreaming", False)
     checked_slots(handler, slots)
     checked_carry(handler, carry)
+    checked_progress(handler, progress, deadline_s, streaming=streaming)
     fields = None if schema is None else checked_schema(handler, schema)
-    columns = input_columns(df, options.value, f"process({name_of(handler)})")
-    records = df.select(*columns)
-    checked_metrics(handler, metrics, streaming=df.isStreaming)
+    records, others = _records(df, options, carry, f"process({name_of(handler)})")
+    checked_metrics(handler, metrics, streaming=streaming)
+    if progress is not None and not streaming:
+        others[HASH] = HASH
+        records = records.withColumn(HASH, hash_column(records))
     settings = TaskSettings(
         options,
         lifespan_of(handler, lifespan),
         app_of(handler),
-        sort=df.isStreaming,
-        carry=carry,
+        sort=streaming,
+        carry=carry if carry in ("failed", "all") else None,
+        others=others,
+        progress=progress,
+        deadline_s=deadline_s,
         timed=metrics is not None,
         typed=isinstance(records.schema["value"].dataType, StructType),
     )
     check_workers(df.sparkSession)
-    rows = _handled(records, settings, slots or default_slots(df.sparkSession))
+    rows = _handled(records, settings, _slots(records, settings, slots))
     if metrics is not None:
         rows = observed_rows(rows, metrics)
     return rows if fields is None else rows.withColumn("results", results_column(fields))
+
+
+def _records(
+    df: DataFrame, options: HandlerOptions, carry: object, where: str
+) -> tuple[DataFrame, dict[str, str]]:
+    """What tasks get; and how it calls other columns that rows carry -> their names."""
+    columns = input_columns(df, options.value, where)
+    others = other_columns(df, carry, where)
+    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
+    return df.select(*columns), others
+
+
+def _slots(records: DataFrame, settings: TaskSettings, asked: int | None) -> int:
+    """How many tasks; a job that is repeated has as many as at first."""
+    spark = records.sparkSession
+    if settings.progress is None:
+        return asked or default_slots(spark)
+    job = {
+        "ordering": settings.options.ordering,
+        "columns": result_schema(settings, records.schema),
+    }
+    return pinned(settings.progress, asked, lambda: default_slots(spark), job)
 
 
 def _handled(records: DataFrame, settings: TaskSettings, slots: int) -> DataFrame:
@@ -120,8 +157,7 @@ def _handled(records: DataFrame, settings: TaskSettings, slots: int) -> DataFram
     lanes = records.repartition(slots, *lane_columns(options.ordering))
     if not settings.sort:
         lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
-    value = records.schema["value"].dataType
-    return lanes.mapInArrow(run, result_schema(settings.carry, value, timed=settings.timed))
+    return lanes.mapInArrow(run, result_schema(settings, records.schema))
 
 
 def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -39,7 +39,7 @@ def message_bytes(outputs: Outputs) -> int:
 
 def carried(
     batches: Iterable[tuple[pa.RecordBatch, Sequence[Work]]], carry: str, value: pa.DataType
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[tuple[pa.RecordBatch, Sequence[Work]]]:
     """The batches with the columns that `carry=` adds; `value`: the type of the records' values."""
     schema = pa.schema([*ARROW_SCHEMA, pa.field("value", value), *CARRIED])
     now_s, now = time.time(), time.monotonic()
@@ -59,7 +59,7 @@ def carried(
             pa.array([None if r is None else r[6] for r in records], HEADERS),
             pa.array(told, STORY),
         ]
-        yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+        yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema), works
 
 
 def _has_failed(work: Work) -> bool:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from weft.app import App, app_of
 from weft.errors import ConfigError
-from weft.numeric import is_whole
+from weft.numeric import is_positive, is_whole
 from weft.options import RETRY, HandlerOptions, checked
 from weft.policies import DeadLetter, OnExhausted, Skip, Stop
 from weft.runtime.calls.loops import takes_argument
+from weft.spark.processing.leftovers import shared_folder
 
 SLOTS_MAX = 100_000
 #: The topic of outputs that name none: null in the row.
 NO_TOPIC = ""
-CARRY = (None, "failed", "all")
+CARRY = (None, "failed", "all", "*")
 
 
 class Unset(enum.Enum):
@@ -45,6 +46,12 @@ class TaskSettings:
     sort: bool
     #: whose rows carry the record's value, timestamp, headers and story: "failed" or "all"
     carry: str | None = None
+    #: other columns that rows carry: what the task's input calls them -> what its rows do
+    others: Mapping[str, str] = field(default_factory=dict)
+    #: a folder for what is finished; None keeps nothing
+    progress: str | None = None
+    #: of a micro-batch: what is not finished then waits for the next one, in `progress`
+    deadline_s: float | None = None
     #: rows that count calls by their duration come last
     timed: bool = False
     #: values come as fields, not as bytes
@@ -99,11 +106,6 @@ def _refuse(where: str, options: HandlerOptions) -> None:
             f"{where}: a handler with a ledger cannot be used: its ids belong to a consumer group; "
             'run it as a fleet, app.run(engine="spark")'
         )
-    if options.batch is not None:
-        raise ConfigError(
-            f"{where}: a batch handler cannot be used: process calls a handler for each record; "
-            "give a handler without batch="
-        )
     if options.delivery == "at_most_once":
         raise ConfigError(
             f'{where}: delivery="at_most_once" cannot be kept: Spark runs a failed task again, '
@@ -136,12 +138,41 @@ def lifespan_of(handler: Any, lifespan: Any) -> Callable[..., Any] | None:
 
 
 def checked_carry(handler: Any, carry: object) -> None:
-    """ConfigError unless `carry` is one of the three."""
-    if carry not in CARRY:
+    """ConfigError unless `carry` is one of the words or a list of columns."""
+    named = isinstance(carry, list | tuple) and all(isinstance(one, str) for one in carry)
+    if not named and carry not in CARRY:
         raise ConfigError(
-            f'process({name_of(handler)}): carry={carry!r}: give None, "failed" or "all": which '
-            "rows carry the record's value, timestamp, headers and story"
+            f'process({name_of(handler)}): carry={carry!r}: give None, "failed" or "all" (which '
+            'rows carry the record\'s value, timestamp, headers and story), "*" or a list of '
+            "columns that all rows carry"
         )
+
+
+def checked_progress(
+    handler: Any, progress: object, deadline_s: object, *, streaming: bool
+) -> None:
+    """ConfigError unless it is a folder, in a batch alone, in a stream with a deadline."""
+    where = f"process({name_of(handler)})"
+    if progress is not None and not (isinstance(progress, str) and progress.strip()):
+        raise ConfigError(
+            f"{where}: progress={progress!r:.80}: give a folder that all executors reach, as a path"
+            " or a URI"
+        )
+    if deadline_s is None:
+        if progress is not None and streaming:
+            raise ConfigError(
+                f"{where}: progress={progress!r}: a stream goes on by its checkpoint: leave it out,"
+                " or give deadline_s= too"
+            )
+        return
+    if not is_positive(deadline_s) or not isinstance(progress, str):
+        raise ConfigError(
+            f"{where}: deadline_s={deadline_s!r:.80}: give seconds above 0, and progress=, a shared"
+            " folder in which unfinished rows wait for the next micro-batch"
+        )
+    if not streaming:
+        raise ConfigError(f"{where}: deadline_s is for streams: a batch has no next one")
+    shared_folder(progress)
 
 
 def checked_metrics(handler: Any, metrics: object, *, streaming: bool) -> None:

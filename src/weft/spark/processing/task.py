@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from time import monotonic as clock
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from weft.app import App, app_of
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 from weft.core.work import Work
 from weft.decoding import decoding_of, is_async
+from weft.errors import FatalError
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import Latency
 from weft.runtime.run import gc_pace
-from weft.spark.processing.intake import Intake, chunks, groups, sorted_chunks
+from weft.spark.processing.held import Held
+from weft.spark.processing.intake import Group, Intake, chunks, groups, sorted_chunks, whole
 from weft.spark.processing.lanes import Lanes
+from weft.spark.processing.leftovers import Leftovers, TaskOfBatch
 from weft.spark.processing.payload import unpacked
 from weft.spark.processing.rows import carried, message_bytes, row_batches
 from weft.spark.processing.settings import TaskSettings
-from weft.spark.processing.took import BOUNDS, with_call_times
+from weft.spark.processing.stretches import Stretches
+from weft.spark.processing.took import BOUNDS, with_call_times, with_no_call_times
 from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import settle_in
@@ -34,6 +41,9 @@ ROWS_AT_ONCE = 10_000
 ROWS_EVERY_S = 0.2
 CLOSE_S = 20.0
 
+#: Spark's names for what a task of a stream belongs to.
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+
 Rows = Iterator[tuple[pa.RecordBatch, Sequence[Work]]]
 
 
@@ -43,11 +53,49 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     with one_line_errors():
         settings = unpacked(payload)
         with _opened(settings) as lanes:
+            kept, left = None, None
+            if settings.deadline_s is not None:
+                assert settings.progress is not None, "they are given together"
+                left = Leftovers(settings.progress, task_of_batch())
+                batches = left.with_earlier(batches)
             value, batches = _value_type(batches)
-            found = _rows(settings, lanes, batches)
-            carry = settings.carry
-            rows = carried(found, carry, value) if carry else (batch for batch, _ in found)
+            if settings.progress is not None and left is None:
+                kept = Stretches(settings.progress, _task_number())
+                done = kept.load()
+                yield from with_no_call_times(done) if settings.timed else done
+                batches = kept.fresh(batches)
+            held = Held(list(settings.others), list(settings.others.values()))
+            if left is not None:
+                found = _rows_in_time(settings, lanes, held, batches, left)
+            else:
+                found = _rows(settings, lanes, held, batches)
+            if settings.carry:
+                found = carried(found, settings.carry, value)
+            if settings.others:
+                found = held.added(found)
+            rows: Iterator[pa.RecordBatch] = (batch for batch, _ in found)
+            if kept is not None:
+                rows = kept.kept(rows)
             yield from with_call_times(rows, lanes.latency) if settings.timed else rows
+
+
+def _task_number() -> int:
+    """Which part of the data this is: the same lanes for the same number of slots."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def task_of_batch() -> TaskOfBatch:
+    """Where this task is; FatalError where Spark does not say."""
+    context = TaskContext.get()
+    query = None if context is None else context.getLocalProperty(QUERY_ID)
+    batch = None if context is None else context.getLocalProperty(BATCH_ID)
+    if context is None or query is None or batch is None:
+        raise FatalError(
+            "process: deadline_s: Spark does not say which micro-batch this is (it does not to a"
+            " foreachBatch over Spark Connect): leave deadline_s out"
+        )
+    return TaskOfBatch(query, int(batch), context.partitionId())
 
 
 def _value_type(batches: Iterator[pa.RecordBatch]) -> tuple[pa.DataType, Iterator[pa.RecordBatch]]:
@@ -73,7 +121,7 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
             loop = HandlerLoop()
             _enter(loop, settings, app)
         group = "" if app is None else app.options.group
-        lanes = Lanes(plan, loop.loop if loop is not None else None, group)
+        lanes = Lanes(settings.options, plan, loop.loop if loop is not None else None, group)
         try:
             yield lanes
         finally:
@@ -104,6 +152,7 @@ def plan_of(settings: TaskSettings) -> HandlerPlan:
         on_exhausted=options.on_exhausted,
         timeout_s=options.timeout_s,
         rate_limit_per_s=ALL_STARTS_PER_S if rate is None else rate,
+        batch=options.batch,
     )
     value = fields_decoder(options.value) if settings.typed else options.value
     decoding = decoding_of(options.key, value)
@@ -113,25 +162,68 @@ def plan_of(settings: TaskSettings) -> HandlerPlan:
     return plan
 
 
-def _rows(settings: TaskSettings, lanes: Lanes, batches: Iterator[pa.RecordBatch]) -> Rows:
+def _rows(
+    settings: TaskSettings, lanes: Lanes, held: Held, batches: Iterator[pa.RecordBatch]
+) -> Rows:
     intake = Intake()
     for chunk in sorted_chunks(batches) if settings.sort else chunks(batches):
         while _is_full(lanes):
             yield from _finished(lanes)
-        lanes.feed([intake.new_rows(group) for group in groups(chunk)])
+        lanes.feed(_taken_in(chunk, settings, intake, held))
         if lanes.finished_count >= ROWS_AT_ONCE:
             yield from _finished(lanes)
     while lanes.outstanding:
         yield from _finished(lanes)
 
 
+def _rows_in_time(
+    settings: TaskSettings,
+    lanes: Lanes,
+    held: Held,
+    batches: Iterator[pa.RecordBatch],
+    left: Leftovers,
+) -> Rows:
+    """The rows that are finished at the deadline; where the batch is repeated, the same ones."""
+    assert settings.deadline_s is not None, "else `_rows` does"
+    intake, ends = Intake(), clock() + settings.deadline_s
+    table = whole(batches)
+    if left.decided is not None:
+        ends = float("inf")
+    waiting = deque(() if table is None else sorted_chunks(table.to_batches()))
+    while (waiting or lanes.outstanding) and clock() < ends:
+        if waiting and not _is_full(lanes):
+            lanes.feed(_taken_in(waiting.popleft(), settings, intake, held), left.attempts)
+        if not waiting or _is_full(lanes) or lanes.finished_count >= ROWS_AT_ONCE:
+            yield from _finished(lanes)
+    lanes.stop_starting()
+    while running := lanes.running():
+        yield from _finished(lanes, running)
+    yield from _finished(lanes, 0)
+    if left.decided is None:
+        unfinished = lanes.unfinished()
+        for chunk in waiting:
+            unfinished.update(left.not_fed(chunk))
+        left.decide(table, unfinished)
+
+
+def _taken_in(
+    chunk: pa.RecordBatch, settings: TaskSettings, intake: Intake, held: Held
+) -> list[Group]:
+    together = [intake.new_rows(group) for group in groups(chunk)]
+    if settings.others:
+        for group in together:
+            held.keep((group.topic, group.partition), group.rows)
+    return together
+
+
 def _is_full(lanes: Lanes) -> bool:
     return lanes.outstanding >= WAITING_RECORDS_MAX or lanes.waiting_bytes() >= WAITING_BYTES_MAX
 
 
-def _finished(lanes: Lanes) -> Rows:
-    """Wait a little for finished records, and make them rows."""
-    lanes.wait(ROWS_AT_ONCE, ROWS_EVERY_S)
+def _finished(lanes: Lanes, count: int = ROWS_AT_ONCE) -> Rows:
+    """Wait a little for so many finished records, and make those that there are rows."""
+    if count:
+        lanes.wait(count, ROWS_EVERY_S)
     works, outputs = lanes.take_finished()
     yield from row_batches(works, outputs)
     if outputs:

@@ -78,7 +78,7 @@ def _from_columns(schema: StructType, model: Any, where: str) -> Column:
             ' df.withColumn("value", struct(…))'
         )
     names = _fitting(model, schema, "", where)
-    return F.struct(*(F.col(_quoted(name)).alias(name) for name in names)).alias("value")
+    return F.struct(*(F.col(quoted(name)).alias(name) for name in names)).alias("value")
 
 
 def _fitting(model: Any, found: StructType, prefix: str, where: str) -> list[str]:
@@ -126,7 +126,7 @@ def ddl(kind: DataType) -> str:
     """A type as a schema's text has it, whatever its fields are called."""
     match kind:
         case StructType():
-            fields = (f"{_quoted(field.name)}: {ddl(field.dataType)}" for field in kind.fields)
+            fields = (f"{quoted(field.name)}: {ddl(field.dataType)}" for field in kind.fields)
             return f"struct<{', '.join(fields)}>"
         case ArrayType():
             return f"array<{ddl(kind.elementType)}>"
@@ -135,7 +135,8 @@ def ddl(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name in a text that Spark reads."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -63,17 +63,13 @@ def test_a_declared_stop_and_dead_letter_stay(policy):
     assert handler_options(plain, {"on_exhausted": policy}).on_exhausted == policy
 
 
-@pytest.mark.parametrize("carry", ["no", True, "Failed"])
-def test_carry_is_one_of_three(carry):
-    """None, failed or all; anything else is told."""
-    for known in (None, "failed", "all"):
+@pytest.mark.parametrize("carry", ["no", True, "Failed", ["a", 1]])
+def test_carry_is_a_word_or_columns(carry):
+    """None, failed, all, a star or a list of names; anything else is told."""
+    for known in (None, "failed", "all", "*", ["a"], []):
         checked_carry(plain, known)
     with pytest.raises(ConfigError, match=r'process\(plain\): carry=.*"failed" or "all"'):
         checked_carry(plain, carry)
-
-
-def batch_handler(batch):
-    return None
 
 
 def ledger_handler(record, tx):
@@ -84,7 +80,6 @@ def ledger_handler(record, tx):
     ("handler", "given", "told"),
     [
         (declared(executor="processes", concurrency=2), {}, 'executor="processes"'),
-        (declared(batch_handler, batch=weft.Batch()), {}, "a batch handler cannot be used"),
         (declared(ledger_handler, ledger=weft.SqlLedger("sqlite:///x.db")), {}, "ledger"),
         (declared(delivery="at_most_once"), {}, "at_most_once"),
         (plain, {"on_exhausted": weft.Park()}, "on_exhausted=Park()"),

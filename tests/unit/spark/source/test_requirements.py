@@ -11,7 +11,7 @@ import pytest
 
 from weft.errors import ConfigError
 from weft.spark import requirements
-from weft.spark.requirements import check_spark_packages, in_range
+from weft.spark.requirements import check_spark, check_spark_packages, in_range
 
 GOOD = {"pyspark": "4.3.0", "pyarrow": "26.0.1", "pandas": "2.3.3"}
 
@@ -20,7 +20,7 @@ GOOD = {"pyspark": "4.3.0", "pyarrow": "26.0.1", "pandas": "2.3.3"}
     ("package", "version", "says"),
     [
         ("pyspark", None, "pyspark, which is not installed"),
-        ("pyspark", "4.1.2", "pyspark>=4.2,<5.0, found 4.1.2"),
+        ("pyspark", "3.4.4", "pyspark>=3.5,<5.0, found 3.4.4"),
         ("pyspark", "5.0.0", "found 5.0.0"),
         ("pandas", "3.0.0", "pandas>=2.2,<3.0, found 3.0.0"),
         ("pandas", "2.1.9", "found 2.1.9"),
@@ -33,6 +33,19 @@ def test_a_wrong_version_is_one_line_with_the_cure(monkeypatch, package, version
     monkeypatch.setattr(requirements, "installed_version", found.get)
     with pytest.raises(ConfigError, match=f"{says}.*pip install 'weft"):
         check_spark_packages()
+
+
+@pytest.mark.parametrize(("version", "good"), [("4.1.4", False), ("4.2.0", True), ("4.3.0", True)])
+def test_what_wants_a_newer_spark_says_so(monkeypatch, version, good):
+    """What needs it, what is there, why, and the way to it, in one line."""
+    monkeypatch.setattr(requirements, "installed_version", lambda name: version)
+    if good:
+        check_spark((4, 2), "it", "so it is")
+        return
+    with pytest.raises(
+        ConfigError, match=r"it needs PySpark 4\.2 or newer, found 4\.1\.4: so it is: pip"
+    ):
+        check_spark((4, 2), "it", "so it is")
 
 
 def test_the_versions_here_are_accepted():

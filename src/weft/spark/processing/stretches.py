@@ -1,0 +1,233 @@
+"""Finished rows of a task, kept in a folder: a job that is repeated goes on behind them.
+
+    FOLDER/process.json          what the job was: slots, ordering, the columns of its rows
+    FOLDER/00003/….parquet       stretches of rows that task 3 has finished
+
+A task's share is the same each time, because `slots` and `ordering` are those of the folder's
+first run. A row is done when a stretch has its topic, partition and offset; a hash of key and
+value beside it tells a record from another one that was given its place.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyarrow import fs
+
+from weft.errors import ConfigError
+from weft.runtime.logs import event
+
+_log = logging.getLogger("weft.spark")
+
+#: A stretch is written when it has so many rows or bytes, or is so old: what a kill repeats.
+STRETCH_ROWS = 10_000
+STRETCH_BYTES = 8 * 2**20
+STRETCH_S = 5.0
+#: The column that tells records from each other.
+HASH = "__weft_hash"
+JOB = "process.json"
+VERSION = 1
+
+Place = tuple[str, int]
+
+
+class Folder:
+    """A folder on any file system that Arrow knows."""
+
+    def __init__(self, uri: str) -> None:
+        """Raises ConfigError for what is no path and no URI that Arrow knows."""
+        self.uri = uri
+        try:
+            made = fs.FileSystem.from_uri(uri if "://" in uri else Path(uri).absolute().as_uri())
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            raise ConfigError(
+                f"process: progress={uri!r}: {error}: give a folder that all executors reach, as a"
+                " path or a URI (file://, s3://, gs://, hdfs://)"
+            ) from None
+        self._files, self._root = made[0], made[1].rstrip("/")
+
+    def read(self, name: str) -> bytes | None:
+        """What a file holds; None where it is not there."""
+        try:
+            with self._files.open_input_stream(f"{self._root}/{name}") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file so that it is there whole or not at all."""
+        path = f"{self._root}/{name}"
+        self._files.create_dir(path.rpartition("/")[0], recursive=True)
+        # An object is there when it is closed; a file is, under another name.
+        whole = self._files.type_name in ("s3", "gcs", "abfs")
+        written = path if whole else f"{path}.{uuid.uuid4().hex}.part"
+        with self._files.open_output_stream(written) as file:
+            file.write(data)
+        if not whole:
+            self._files.move(written, path)
+
+    def names(self, folder: str, end: str) -> list[str]:
+        """The files in a folder, in order."""
+        found = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
+        names = [info.base_name for info in self._files.get_file_info(found)]
+        return sorted(f"{folder}/{name}" for name in names if name.endswith(end))
+
+
+def pinned(uri: str, slots: int | None, usual: Callable[[], int], job: Mapping[str, Any]) -> int:
+    """How many slots the folder's job has, on the driver; the folder is made where it is new.
+
+    Raises ConfigError where its job was another one, or had another number than these `slots`.
+    """
+    folder = Folder(uri)
+    try:
+        found = folder.read(JOB)
+        if found is None:
+            made = {"version": VERSION, "slots": slots or usual(), **job}
+            folder.write(JOB, json.dumps(made, indent=1).encode())
+            return int(made["slots"])
+        known: dict[str, Any] = json.loads(found)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"process: progress={uri!r} cannot be used: {error}: give a folder that this process"
+            " and all executors can read and write"
+        ) from None
+    wanted = {"version": VERSION, "slots": slots or known.get("slots"), **job}
+    for name, value in wanted.items():
+        if known.get(name) != value:
+            raise ConfigError(
+                f"process: progress={uri!r} belongs to a job with {name}={known.get(name)!r:.300},"
+                f" and this one has {value!r:.300}: give the same, or another folder"
+            )
+    return int(known["slots"])
+
+
+class Stretches:
+    """What one task of a job has finished, and finishes now."""
+
+    def __init__(self, uri: str, task: int) -> None:
+        self._folder, self._task = Folder(uri), f"{task:05}"
+        self._names = self._folder.names(self._task, ".parquet")
+        #: of each partition, by offset: what is done, the hashes, and in which stretch it is
+        self._done: dict[Place, tuple[Any, Any, Any]] = {}
+        self._rows: list[pa.RecordBatch] = []
+        self._size, self._since = 0, time.monotonic()
+
+    def load(self) -> Iterator[pa.RecordBatch]:
+        """The rows that are done, each once; only then `fresh` knows them."""
+        self._known()
+        for number, name in enumerate(self._names):
+            for batch in self._read(name):
+                first = np.zeros(batch.num_rows, np.bool_)
+                for place, rows in by_place(batch):
+                    done, _, stretches = self._done[place]
+                    offsets = batch.column("offset").to_numpy()[rows]
+                    first[rows] = stretches[np.searchsorted(done, offsets)] == number
+                kept = batch if first.all() else batch.filter(pa.array(first))
+                yield kept.drop_columns([HASH])
+
+    def _known(self) -> None:
+        """Look which records are done: of one that is in two stretches the first counts."""
+        found: dict[Place, list[tuple[Any, Any, Any]]] = {}
+        for number, name in enumerate(self._names):
+            for batch in self._read(name, ["topic", "partition", "offset", HASH]):
+                offsets, marks = batch.column("offset").to_numpy(), batch.column(HASH).to_numpy()
+                for place, rows in by_place(batch):
+                    stretch = np.full(len(rows), number)
+                    found.setdefault(place, []).append((offsets[rows], marks[rows], stretch))
+        for place, parts in found.items():
+            offsets, marks, stretches = (np.concatenate(part) for part in zip(*parts, strict=True))
+            _, first = np.unique(offsets, return_index=True)
+            self._done[place] = offsets[first], marks[first], stretches[first]
+
+    def fresh(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches without what is done; ConfigError where a record is another one now."""
+        for batch in batches:
+            if not self._done:
+                yield batch
+                continue
+            done = self._is_done(batch)
+            if not done.any():
+                yield batch
+            elif not done.all():
+                yield batch.filter(pa.array(~done))
+
+    def kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of finished records on their way to Spark, written down in stretches."""
+        for batch in batches:
+            self._rows.append(batch)
+            self._size += batch.nbytes
+            rows = sum(one.num_rows for one in self._rows)
+            late = time.monotonic() - self._since >= STRETCH_S
+            if rows >= STRETCH_ROWS or self._size >= STRETCH_BYTES or late:
+                self.flush()
+            yield batch.drop_columns([HASH])
+        self.flush()
+
+    def flush(self) -> None:
+        """Write down what is not yet."""
+        self._since, self._size, rows = time.monotonic(), 0, self._rows
+        self._rows = []
+        if not rows:
+            return
+        data = io.BytesIO()
+        pq.write_table(pa.Table.from_batches(rows), data, compression="zstd")
+        # In the order of their making: of a record that is in two, the first one counts.
+        name = f"{self._task}/{time.time_ns():020}-{uuid.uuid4().hex[:8]}.parquet"
+        self._folder.write(name, data.getvalue())
+
+    def _read(self, name: str, columns: list[str] | None = None) -> list[pa.RecordBatch]:
+        data = self._folder.read(name)
+        try:
+            table = pq.read_table(io.BytesIO(data or b""), columns=columns)
+        except pa.ArrowInvalid:  # a machine that lost its power may leave an empty file
+            event(_log, "warning", "stretch unreadable", file=name, cure="its rows are done again")
+            return []
+        return list(table.combine_chunks().to_batches())
+
+    def _is_done(self, batch: pa.RecordBatch) -> Any:
+        """For each row whether it is known; ConfigError for a record that is another one now."""
+        found = np.zeros(batch.num_rows, np.bool_)
+        offsets, marks = batch.column("offset").to_numpy(), batch.column(HASH).to_numpy()
+        for place, rows in by_place(batch):
+            if place not in self._done:
+                continue
+            done, known, _ = self._done[place]
+            at = np.minimum(np.searchsorted(done, offsets[rows]), len(done) - 1)
+            hits = done[at] == offsets[rows]
+            other = hits & (known[at] != marks[rows])
+            if other.any():
+                topic, number = place
+                raise ConfigError(
+                    f"process: progress={self._folder.uri!r} has the result of another record for"
+                    f" {topic}[{number}]@{offsets[rows][other][0]}: the input has changed since:"
+                    " give the same rows the same offsets, or another folder"
+                )
+            found[rows] = hits
+        return found
+
+
+def by_place(batch: pa.RecordBatch) -> Iterator[tuple[Place, NDArray[np.int64]]]:
+    """The rows of each partition in a batch, in their order."""
+    if not batch.num_rows:
+        return
+    topics = batch.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy().astype(np.int64) << 32
+    codes |= batch.column("partition").to_numpy().astype(np.uint32)
+    order = np.argsort(codes, kind="stable")
+    starts = [0, *(np.flatnonzero(np.diff(codes[order])) + 1).tolist(), len(order)]
+    for start, end in pairwise(starts):
+        row = int(order[start])
+        place = (topics[row].as_py(), batch.column("partition")[row].as_py())
+        yield place, order[start:end]
