@@ -113,7 +113,7 @@ def _others(rows: pa.RecordBatch) -> int:
     """About how many bytes of a row are in columns that no record has."""
     others = [c for c, name in zip(rows.columns, rows.schema.names, strict=True)
               if name.startswith(OTHER)]  # fmt: skip
-    return sum(int(column.nbytes) for column in others) // max(1, rows.num_rows)
+    return int(sum(column.nbytes for column in others) // max(1, rows.num_rows))
 
 
 def _values(column: pa.Array) -> list[Any]:

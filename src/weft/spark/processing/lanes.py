@@ -46,6 +46,9 @@ NO_BOUNDS = Limits(
 OUTPUT_BYTES_HELD_MAX = 32 * 2**20
 TICK_MAX_S = 3_600.0
 
+#: Records by partition, with their sizes.
+Intake = Sequence[tuple[Partition, list[Record], list[int]]]
+
 
 class TaskEngine(Engine):
     """The core; keeps what is finished with for the task's thread."""
@@ -57,6 +60,18 @@ class TaskEngine(Engine):
         #: set when so many are finished
         self.wanted = 1
         self.enough = threading.Event()
+
+    def polled_again(self, now: float, batches: Intake, attempts: Mapping[Key, int]) -> None:
+        """As `polled`, with the attempts of another micro-batch before any record starts."""
+        self.halt(now, "feed", on=True)
+        self.polled(now, batches)
+        for partition, _, _ in batches:
+            for work in partition.works():
+                record = work.record
+                failed = attempts.get((record.topic, record.partition, record.offset))
+                if failed and work.failure is None:
+                    work.resume(failed, self.state.texts)
+        self.halt(now, "feed", on=False)
 
     def calls_ended(self, now: float, done: Sequence[Work], ended: Sequence[Ended] = ()) -> None:
         """As in the core; what returned nothing is finished with."""
@@ -134,7 +149,7 @@ class Lanes:
         batches = [(self._partition(g), g.records, g.sizes) for g in groups if g.records]
         self.outstanding += sum(len(records) for _, records, _ in batches)
         if attempts:
-            self._door.post(lambda engine, now: _polled(engine, now, batches, attempts))
+            self._door.post(lambda _, now: self._engine.polled_again(now, batches, attempts))
         else:
             self._door.post(lambda engine, now: engine.polled(now, batches))
 
@@ -150,9 +165,9 @@ class Lanes:
         """Records that were fed and are not finished, with their failed attempts."""
         return self._door.call(
             lambda *_: {
-                (partition.topic, partition.number, offset): 0 if work is None else work.attempts
+                (work.record.topic, work.record.partition, work.record.offset): work.attempts
                 for partition in self._partitions.values()
-                for offset, work in partition.offsets.incomplete.items()
+                for work in partition.works()
             }
         )
 
@@ -268,21 +283,3 @@ class Lanes:
         engine.tick(now)
         self._door.wakes_at = engine.next_deadline()
         return self._door.wakes_at - now
-
-
-def _polled(
-    engine: Engine,
-    now: float,
-    batches: list[tuple[Partition, list[Record], list[int]]],
-    attempts: Mapping[Key, int],
-) -> None:
-    """As `polled`, with what is known of records from another micro-batch before any starts."""
-    engine.halt(now, "feed", on=True)
-    engine.polled(now, batches)
-    for partition, records, _ in batches:
-        for record in records:
-            failed = attempts.get((record.topic, record.partition, record.offset))
-            work = partition.offsets.incomplete.get(record.offset)
-            if failed and work is not None:
-                work.resume(failed, engine.state.texts)
-    engine.halt(now, "feed", on=False)
