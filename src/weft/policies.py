@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from weft.errors import ConfigError
 from weft.numeric import is_between, is_positive, is_seconds, is_whole
+from weft.types import Record
 
 Delay = float | Callable[[int, BaseException], float]
 
@@ -88,11 +89,18 @@ class Park:
 class DeadLetter:
     """Send the exhausted record to `topic` ("{topic}.dlq" is allowed), then continue.
 
-    `on_missing`: "error" refuses to start when the topic does not exist; "create" makes it.
+    `on_missing`: "error" refuses to start when the topic does not exist; "create" makes it, with
+    `partitions` partitions (None: as many as the source).
+    `copy_value=False`: the letter has no value. `transform`: a quick function that gets the record,
+    its value as bytes, and returns it with the value and headers that the letter may show; what
+    raises leaves out both. Either way `weft dlq replay` takes the record from its source.
     """
 
     topic: str
     on_missing: Literal["error", "create"] = "error"
+    transform: Callable[[Record[Any]], Record[Any]] | None = None
+    copy_value: bool = True
+    partitions: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_name(self.topic):
@@ -105,6 +113,19 @@ class DeadLetter:
         if self.on_missing not in ("error", "create"):
             raise ConfigError(
                 f'DeadLetter(on_missing={self.on_missing!r}): give "error" or "create"'
+            )
+        given: object = self.transform
+        if given is not None and (not callable(given) or not self.copy_value):
+            raise ConfigError(
+                f"DeadLetter(transform={given!r:.80}): give a function of a record that returns "
+                "one, without copy_value=False"
+            )
+        if not _is_bool(self.copy_value):
+            raise ConfigError(f"DeadLetter(copy_value={self.copy_value!r}): give True or False")
+        count = self.partitions
+        if count is not None and (not is_whole(count, 1) or self.on_missing != "create"):
+            raise ConfigError(
+                f'DeadLetter(partitions={count!r}): give 1 or more, with on_missing="create"'
             )
 
     def topic_for(self, source: str) -> str:

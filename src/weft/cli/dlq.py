@@ -15,9 +15,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from weft.cli import cluster
-from weft.cli.dlq_box import Where, cut, opened, parse_where, place_of, shown
+from weft.cli.dlq_box import Where, counted, cut, opened, parse_where, place_of, shown
 from weft.cli.dlq_replay import replay
-from weft.cli.topics import counted
 from weft.dlq.letters import Letter, Place
 from weft.dlq.replay import Box
 from weft.errors import ConfigError
@@ -88,7 +87,7 @@ def ls(
         if values and one.at in held:
             table.add_row("", "", "", Text(shown(held[one.at].value, VALUE_CHARS_MAX)))
     Console().print(table)
-    typer.echo(f"{counted(len(found), 'letter')} of {len(box.letters):,} in {topic}")
+    typer.echo(f"{counted(len(found))} of {len(box.letters):,} in {topic}")
 
 
 @app.command()
@@ -163,7 +162,7 @@ def stats(
         table.add_row(Text(cut(str(row[by]), VALUE_CHARS_MAX)), *numbers, *times)
     Console().print(table)
     left = sum(row["not_back"] for row in rows)
-    typer.echo(f"{counted(len(found), 'letter')} in {topic}, {left:,} not brought back")
+    typer.echo(f"{counted(len(found))} in {topic}, {left:,} not brought back")
 
 
 def _counts(box: Box, letters: Sequence[Letter], by: By) -> list[dict[str, Any]]:

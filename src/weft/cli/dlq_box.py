@@ -96,6 +96,11 @@ def bar(*, wanted: bool = True) -> Iterator[Told]:
         yield told
 
 
+def counted(number: int) -> str:
+    """`1 letter`, `40,000 letters`."""
+    return f"{number:,} letter{'s' * (number != 1)}"
+
+
 def shown(data: bytes | None, chars_max: int) -> str:
     """Bytes for a terminal: nothing of them reaches it as a control character."""
     if data is None:

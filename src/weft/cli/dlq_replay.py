@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli import cluster
-from weft.cli.dlq_box import Where, bar, connected, cut, parse_where
+from weft.cli.dlq_box import Where, bar, connected, counted, cut, parse_where
 from weft.cli.load import load_module
-from weft.cli.topics import check_topic, counted
+from weft.cli.topics import check_topic
 from weft.dlq.letters import text_of
 from weft.dlq.plan import STALE, Plan, Rules, Stale
 from weft.dlq.refails import Careful
@@ -207,7 +207,7 @@ class _Call:
             typer.echo(json.dumps({**facts, "left_out": left, "sent": outcome.sent, **more}))
             return
         where = ", ".join(run.targets(plan)) or "no topic"
-        typer.echo(f"{counted(outcome.sent, 'letter')} sent to {where}")
+        typer.echo(f"{counted(outcome.sent)} sent to {where}")
         for reason, count in outcome.left_out.items():
             typer.echo(f"  {count:,} left out: {cut(reason, LINE_CHARS_MAX)}")
         if self.outcome_s is not None:
@@ -227,15 +227,13 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 def _tell(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
     """What would go where, and what would not and why."""
-    typer.echo(
-        f"{wanted.topic}: {counted(plan.letters, 'letter')}, {plan.brought:,} brought back already"
-    )
+    typer.echo(f"{wanted.topic}: {counted(plan.letters)}, {plan.brought:,} brought back already")
     for reason, count in plan.left_out.items():
         typer.echo(f"  {count:,} left out: {reason}")
     types = plan.types().most_common()
     named = ", ".join(f"{cut(kind, 60)} {count:,}" for kind, count in types[:TYPES_SHOWN])
     more = f" and {len(types) - TYPES_SHOWN} more types" if len(types) > TYPES_SHOWN else ""
-    typer.echo(f"{counted(len(plan.going), 'letter')} to send" + (f": {named}{more}" * bool(types)))
+    typer.echo(f"{counted(len(plan.going))} to send" + (f": {named}{more}" * bool(types)))
     for topic, names in readers.items():
         typer.echo(f"  to {topic}, which {', '.join(names) or 'no group'} reads")
     if plan.stale:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from weft.core.work import Work
+from weft.dlq.letters import letter_of as understood
+from weft.policies import DeadLetter
 from weft.runtime.member.dead_letters import Letters
 from weft.types import ErrorInfo, Record
 
@@ -62,3 +70,60 @@ def test_a_partition_that_is_missing_is_asked_for_once():
     assert other == fourth._replace(partition=None)
     assert letters.instead(records[1], other, NO_PARTITION) is None
     assert [letter_of(record, letters).partition for record in records] == [1, None, None]
+
+
+def shown(policy: DeadLetter, record: Record) -> Any:
+    """The letter of a record under this policy."""
+    handler = SimpleNamespace(spec=SimpleNamespace(on_exhausted=policy))
+    partition: Any = SimpleNamespace(handler=handler)
+    return Letters("g").of(Work(record, partition, 1), "t.dlq", ERROR)
+
+
+SECRET = Record("t", 0, 7, 0, b"k", b"secret", (("h", b"secret"),))
+
+
+def test_a_letter_without_a_copy_has_no_value():
+    """It is marked, so that a replay takes the source's; headers and key stay."""
+    letter = shown(DeadLetter("t.dlq", copy_value=False), SECRET)
+    assert (letter.key, letter.value, letter.headers[0]) == (b"k", None, ("h", b"secret"))
+    assert dict(letter.headers)["__dlq.errors.value.omitted"] == b"copy_value=False"
+    tombstone = shown(DeadLetter("t.dlq", copy_value=False), SECRET._replace(value=None))
+    assert "__dlq.errors.value.omitted" not in dict(tombstone.headers)
+
+
+def test_a_transform_decides_what_a_letter_shows():
+    """Value and headers as it returns them; a letter that is not all of its record is marked."""
+    redact = DeadLetter("t.dlq", transform=lambda r: r._replace(value=b"***", headers=()))
+    letter = shown(redact, SECRET)
+    told = dict(letter.headers)
+    assert (letter.value, told["__dlq.errors.value.omitted"]) == (b"***", b"transformed")
+    assert b"secret" not in (letter.value, *told.values())
+    assert told["__dlq.errors.offset"] == b"7"
+    assert understood(replayed(letter, 8)).is_cut
+    same = shown(DeadLetter("t.dlq", transform=lambda r: r), SECRET)
+    assert (same.value, "__dlq.errors.value.omitted" in dict(same.headers)) == (b"secret", False)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [lambda _: 1 / 0, lambda _: None, lambda r: r._replace(value={"a": 1}), lambda _: sys.exit(3)],
+    ids=["raises", "no record", "no bytes", "exits"],
+)
+def test_a_transform_that_fails_shows_nothing(transform, caplog):
+    """The letter goes all the same, without value and headers, and the log says why."""
+    letter = shown(DeadLetter("t.dlq", transform=transform), SECRET)
+    told = dict(letter.headers)
+    assert letter.value is None
+    assert b"secret" not in told.values()
+    assert told["__dlq.errors.value.omitted"] == b"transform failed"
+    assert "transform=...) failed" in caplog.text
+
+
+def test_where_a_replayed_record_was_first_survives_a_transform():
+    """Its place in the order of its key is Weft's own header."""
+    place = ("__dlq.errors.replay.offset", b"3")
+    redact = DeadLetter("t.dlq", transform=lambda r: r._replace(value=b"", headers=()))
+    letter = shown(redact, SECRET._replace(headers=(place, ("__dlq.errors.replay.letter", b"d"))))
+    told = dict(letter.headers)
+    assert (told["__dlq.errors.replay.offset"], told["__dlq.errors.replay.count"]) == (b"3", b"1")
+    assert "__dlq.errors.replay.letter" not in told

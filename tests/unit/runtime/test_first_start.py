@@ -96,6 +96,10 @@ def test_dead_letter_topics_are_made_where_that_was_asked_for(kafka):
     app.consume("orders", on_exhausted=weft.DeadLetter("dead", on_missing="create"))(print)
     app.run(until="drained")
     assert kafka.records("dead") == []
+    wide = app_on(kafka)
+    wide.consume("orders", on_exhausted=weft.DeadLetter("wide", "create", partitions=7))(print)
+    wide.run(until="drained")
+    assert kafka.broker.partition_counts["wide"] == 7
     other = app_on(kafka)
     other.consume("none", on_exhausted=weft.DeadLetter("none2", on_missing="create"))(print)
     with pytest.raises(weft.ConfigError, match="'none' does not exist"):

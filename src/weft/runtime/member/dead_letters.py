@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from weft.core.work import Work
 from weft.kafka.ports import OutMessage
+from weft.policies import DeadLetter
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Record
 
@@ -28,6 +30,10 @@ LOG_EVERY_S = 10.0
 OURS = "__dlq.errors."
 NO_VALUE = (f"{OURS}value.omitted", b"too large")
 NO_HEADERS = (f"{OURS}headers.omitted", b"too large")
+LEFT_OUT = (f"{OURS}value.omitted", b"copy_value=False")
+CHANGED = (f"{OURS}value.omitted", b"transformed")
+UNSHOWN = (f"{OURS}value.omitted", b"transform failed")
+NO_HEADERS_SHOWN = (f"{OURS}headers.omitted", b"transform failed")
 CUT_KEY = f"{OURS}key.size"
 #: how often the record had been a dead letter before this one
 REPLAYS = f"{OURS}replay.count"
@@ -52,6 +58,10 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
     """The original record, with headers named as in KIP-1191 (Kafka 4.4's broker-side ones)."""
     record: Record = work.record
     theirs, replays = _before(record.headers) if record.headers else ((), 0)
+    policy = getattr(getattr(work.partition, "handler", None), "spec", None)
+    policy = getattr(policy, "on_exhausted", None)
+    if isinstance(policy, DeadLetter) and (policy.transform or not policy.copy_value):
+        record, theirs = _shown(policy, record._replace(headers=theirs))
     headers: Headers = (
         *theirs,
         ("__dlq.errors.topic", record.topic.encode()),
@@ -69,6 +79,32 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
     return OutMessage(
         topic, record.value, record.key, headers, record.partition, record.timestamp_ms
     )
+
+
+def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Headers]:
+    """What the letter may show of the record, and its headers; marked where that is not all."""
+    kept = tuple(one for one in record.headers if one[0].startswith(OURS))
+    if policy.transform is None:
+        marked = (*record.headers, LEFT_OUT) if record.value is not None else record.headers
+        return record._replace(value=None), marked
+    try:
+        made = policy.transform(record)
+        value, headers = made.value, tuple(made.headers)
+        if not (value is None or isinstance(value, bytes)):
+            raise TypeError(f"the value it returned is of type {type(value).__name__}, not bytes")
+    except BaseException as error:  # a user's function may raise anything: nothing of it is shown
+        event(
+            _log,
+            "error",
+            "DeadLetter(transform=...) failed, the letter goes without value and headers",
+            record=f"{record.topic}[{record.partition}]@{record.offset}",
+            error=f"{type(error).__name__}: {error}",
+        )
+        return record._replace(value=None), (*kept, UNSHOWN, NO_HEADERS_SHOWN)
+    own = tuple(one for one in headers if not one[0].startswith(OURS))
+    if (value, own) == (record.value, tuple(one for one in record.headers if one not in kept)):
+        return record, record.headers
+    return record._replace(value=value, key=made.key), (*own, *kept, CHANGED)
 
 
 def _before(headers: Headers) -> tuple[Headers, int]:

@@ -104,7 +104,9 @@ def _looked(
     if left := {topic: what for topic, what in missing.items() if topic not in made}:
         raise ConfigError(_missing(left, connection.described()))
     for topic in missing:
-        counts = [found[source].partitions for source in create[topic] if source in found]
+        asked = [handlers[routes.handler_of(one)].on_exhausted for one in create[topic]]
+        counts = [one.partitions for one in asked if isinstance(one, DeadLetter) and one.partitions]
+        counts = counts or [found[one].partitions for one in create[topic] if one in found]
         admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
     if options.reports is not None and not admin.describe([options.reports], ask_s):
         admin.create_topic(options.reports, 1, config=TOPIC_CONFIG)
