@@ -12,6 +12,7 @@ from weft.errors import ConfigError
 from weft.runtime.calls.processes.executor import ProcessExecutor
 from weft.runtime.member.seat import Callbacks
 from weft.runtime.member.topic_ids import TopicIds
+from weft.runtime.run.watching import Watching
 
 pytestmark = pytest.mark.threads_may_die
 WAIT_S = 60.0
@@ -59,6 +60,26 @@ def test_a_refused_look_at_topic_ids_ends_the_run(memory_broker, monkeypatch) ->
     monkeypatch.setattr(TopicIds, "look", refuse)
     report = run_of(memory_broker).wait(WAIT_S)
     assert (report.exit_code, report.reason) == (1, "not authorized to describe t")
+
+
+def test_a_look_that_fails_is_logged_once_and_the_next_one_runs(
+    memory_broker, monkeypatch, caplog
+) -> None:
+    """What the watch only shows ends no run."""
+    looks = threading.Semaphore(0)
+
+    def fail(self, admin):
+        looks.release()
+        raise ValueError("cannot look")
+
+    monkeypatch.setattr(Watching, "look", fail)
+    run = run_of(memory_broker)
+    for _ in range(3):
+        assert looks.acquire(timeout=WAIT_S)
+    run.stop()
+    assert run.wait(WAIT_S).exit_code == 0
+    lines = [one for one in caplog.records if "weft-watch continues" in one.getMessage()]
+    assert len(lines) == 1
 
 
 def test_a_broken_end_is_an_end(memory_broker, monkeypatch) -> None:

@@ -244,7 +244,7 @@ class Run:
         self._finish(member)
 
     def _look_on(self, member: Member, watching: Watching) -> None:
-        look_s = LOOK_FIRST_S
+        look_s, turns = LOOK_FIRST_S, guard.Turns("weft-watch")
         while not member.ended.wait(look_s):
             idle = watching.quiet and self._drain is None
             look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
@@ -253,7 +253,8 @@ class Run:
             with contextlib.suppress(InternalError):  # the member's own thread ends the run then
                 member.look_at_topic_ids()
                 self._look_at_drain(member)
-            watching.look(self._admin)
+            with turns.turn():  # it only logs and counts
+                watching.look(self._admin)
             if self._drain is not None and self._drain.acknowledging:
                 look_s = LOOK_FIRST_S
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weft import guard
 from weft.errors import ConfigError, FatalError
 from weft.observe.about import about_run
 from weft.runtime.calls.as_handled import as_handled
@@ -123,7 +124,7 @@ class FleetRun:
             self._clean_up()
             self._over.set()
             raise
-        threading.Thread(target=self._watch, name="weft-watch", daemon=True).start()
+        guard.thread("weft-watch", self._watch).start()
         try:
             self._await_members()
         except BaseException:
@@ -258,7 +259,29 @@ class FleetRun:
     # -- watching ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        assert self._jobs is not None
+        """On a thread of its own, to the end of the run: without it no one would see that."""
+        try:
+            self._look_on()
+        except BaseException as error:
+            self._watch_broke(error)
+            with self._roster.changed:
+                self._roster.changed.wait_for(self._left, self._options.drain_timeout_s)
+        try:
+            assert self._jobs is not None
+            self._finish(self._jobs)
+        except BaseException as error:
+            self._watch_broke(error)
+        try:
+            self._report_end()
+        finally:
+            self._over.set()
+
+    def _watch_broke(self, error: BaseException) -> None:
+        guard.log_death("weft-watch", error)
+        self._ending.break_off(1, f"thread weft-watch died: {type(error).__name__}: {error}")
+        self.stop("in_flight")
+
+    def _look_on(self) -> None:
         looked_at = 0.0
         while not self._left():
             now = time.monotonic()
@@ -272,7 +295,6 @@ class FleetRun:
                 self._lookout.look()
             with self._roster.changed:
                 self._roster.changed.wait(_LOOK_S)
-        self._finish(self._jobs)
 
     def _left(self) -> bool:
         """A stop was asked for and everybody has left, or never came."""
@@ -306,6 +328,8 @@ class FleetRun:
         self._see_all_off()
         self._clean_up()
         self._relay.end()
+
+    def _report_end(self) -> None:
         seconds = time.monotonic() - self._began
         self._report = self._ending.report(self._roster, self._signals.exit_code, seconds)
         event(
@@ -317,7 +341,6 @@ class FleetRun:
             done=self._report.done,
             seconds=round(self._report.seconds, 3),
         )
-        self._over.set()
 
     def _see_all_off(self) -> None:
         """Remove killed members from the group, so that no one waits a session for them."""

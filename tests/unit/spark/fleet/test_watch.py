@@ -1,0 +1,44 @@
+"""The driver's watch: a fleet whose watch breaks ends, with the reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft.spark.fleet.ending import Ending
+from weft.spark.fleet.run import FleetRun
+
+
+pytestmark = pytest.mark.threads_may_die
+
+
+@pytest.mark.parametrize("broken", ["_look_on", "_finish"])
+def test_a_watch_that_breaks_ends_the_run(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its members are told to leave, and `wait` returns (it waited for ever)."""
+    sent: list[dict[str, Any]] = []
+    run: Any = FleetRun.__new__(FleetRun)
+    run._ending, run._stopped_at, run._over, run._jobs = Ending(), None, threading.Event(), object()
+    run._began, run._options = time.monotonic(), SimpleNamespace(drain_timeout_s=5.0)
+    run._signals = SimpleNamespace(exit_code=None)
+    run._roster = SimpleNamespace(
+        changed=threading.Condition(),
+        slots=[],
+        orders=SimpleNamespace(stop=None),
+        tell_all=sent.append,
+        total=lambda _name: 0,
+    )
+
+    def fail(*_: Any) -> None:
+        raise ValueError("cannot look")
+
+    for name in ("_look_on", "_finish"):
+        monkeypatch.setattr(run, name, fail if name == broken else lambda *_: None)
+    run._watch()
+    report = run.wait(0)
+    assert report.exit_code == 1
+    assert report.reason == "thread weft-watch died: ValueError: cannot look"
+    assert [one["type"] for one in sent] == ["stop"]
