@@ -376,6 +376,8 @@ class KafkaAdmin:
                     explained = self._failures.explained(what, error)
                     if isinstance(explained, KafkaUnavailable):
                         self._not_answered()
+                    else:
+                        self._unanswered = 0
                     raise explained from None
             else:
                 self._unanswered = 0
@@ -388,8 +390,11 @@ class KafkaAdmin:
         self._unanswered += 1
         asking = any(not future.done() for future in self._describing.values())
         if self._unanswered >= _UNANSWERED_MAX and not asking:
+            try:
+                self._client = AdminClient(self._config)
+            except KafkaException:
+                return  # no thread to be had, no token: at the next request without an answer
             self._unanswered, self._describing = 0, {}
-            self._client = AdminClient(self._config)
 
     def _answers(
         self, futures: Mapping[Any, Future[Any]], left_s: float, absent: frozenset[int]

@@ -12,7 +12,6 @@ import pytest
 from weft.spark.fleet.ending import Ending
 from weft.spark.fleet.run import FleetRun
 
-
 pytestmark = pytest.mark.threads_may_die
 
 
