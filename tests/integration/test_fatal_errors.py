@@ -8,6 +8,7 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from weft.kafka.consumer import KafkaConsumer
 from weft.kafka.failures import root_cause
 from weft.kafka.verdicts import delivery_verdict, poll_verdict, transaction_verdict
 
@@ -83,6 +84,47 @@ def test_the_same_static_id_twice(kafka_broker, topic, protocol, code, verdict) 
     finally:
         newer.close()
         older.close()
+
+
+@pytest.mark.parametrize(("own_id", "action"), [(True, "recreate"), (False, "stop")])
+def test_a_member_with_an_id_of_its_own_takes_its_place_again(
+    kafka_broker, topic, own_id, action
+) -> None:
+    """Only a former membership of this run can have it (found with all brokers away for 45 s)."""
+    group = uuid.uuid4().hex
+    config = {"bootstrap.servers": kafka_broker.bootstrap, "group.id": group, "log_level": 0}
+    older = KafkaConsumer({**config, "group.instance.id": "the-same"}, own_id=own_id)
+    newer = static_member(kafka_broker.bootstrap, group, "classic")
+    try:
+        listener = Listener()
+        older.subscribe([topic], listener)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not listener.assigned:
+            older.poll(0.1, 100)
+            assert time.monotonic() < deadline
+        newer.subscribe([topic])
+        while not (problems := older.poll(0.1, 100).problems):
+            newer.poll(0)
+            assert time.monotonic() < deadline
+        assert [one.action for one in problems] == [action]
+    finally:
+        newer.close()
+        older.leave(1.0)
+
+
+class Listener:
+    """Takes what comes."""
+
+    assigned = False
+
+    def on_assigned(self, partitions) -> dict:
+        self.assigned = True
+        return dict.fromkeys(partitions, 0)
+
+    def on_revoked(self, partitions) -> None:
+        """Nothing is held."""
+
+    on_lost = on_revoked
 
 
 def transactional(bootstrap: str, name: str, timeout_ms: int = 60_000) -> Producer:

@@ -132,12 +132,15 @@ class RealConnection:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
+        #: of every consumer of this run: one that is recreated takes the former one's place
+        self._consumer = with_own_id(settings.consumer)
+        self._own_id = self._consumer is not settings.consumer
 
     def consumer(self) -> ConsumerPort:
         """A new consumer."""
         from weft.kafka.consumer import KafkaConsumer
 
-        return KafkaConsumer(with_client_log(with_own_id(self.settings.consumer)))
+        return KafkaConsumer(with_client_log(self._consumer), own_id=self._own_id)
 
     def producer(
         self, on_served: Callable[[], None], on_failed: Callable[[str], None]
@@ -151,7 +154,8 @@ class RealConnection:
         """Transactions under this id."""
         from weft.kafka.transactions import KafkaTransactions
 
-        return KafkaTransactions(with_client_log(self.settings.producer), transactional_id)
+        config = with_client_log(self.settings.producer)
+        return KafkaTransactions(config, transactional_id, own_id=self._own_id)
 
     def log_reader(self) -> LogReader:
         """Reads stretches of logs, and what the group has committed, without joining it."""

@@ -41,8 +41,13 @@ JOIN_END_S = 4.0
 class KafkaConsumer:
     """A ConsumerPort on a real broker."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """`config`: librdkafka consumer properties, complete (see `settings`)."""
+    def __init__(self, config: Mapping[str, Any], *, own_id: bool = False) -> None:
+        """`config`: librdkafka consumer properties, complete (see `settings`).
+
+        `own_id`: no other process has its `group.instance.id`, so only a former membership of this
+        run can be fenced: after an outage librdkafka resends a commit of the one that it has lost.
+        """
+        self._own_id = own_id
         # Ours to decide: the start of a partition is always given, and a position that falls
         # out of the log must be reported, not silently moved.
         self._refusals = Refusals(config)
@@ -257,7 +262,12 @@ class KafkaConsumer:
         where = f"{topic}[{partition}]: " if topic else ""
         cause = root_cause(self._consumer, error)
         text = where + self._reason(cause)
-        polled.problems.append(ports.Problem(_action(cause), cause.name(), text))
+        action = "recreate" if self._of_former(cause.code()) else _action(cause)
+        polled.problems.append(ports.Problem(action, cause.name(), text))
+
+    def _of_former(self, code: int) -> bool:
+        """It fences a membership that this run had before; the consumer takes its place anew."""
+        return self._own_id and code == KafkaError.FENCED_INSTANCE_ID
 
     def _reason(self, error: KafkaError) -> str:
         """The error's text, with the instance id if it is about that."""
@@ -305,7 +315,7 @@ class KafkaConsumer:
                 self._refusals.served()
             for one in answer.partitions:
                 code = one.error or answer.error if _whole(answer.error, answer) else one.error
-                verdict = commit_verdict(code)
+                verdict = "gone" if self._of_former(code) else commit_verdict(code)
                 reason = "" if verdict == "stored" else self._reason(KafkaError(code))
                 answers.append(
                     ports.CommitAnswer(answer.token, one.topic, one.partition, verdict, reason)

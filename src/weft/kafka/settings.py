@@ -272,7 +272,7 @@ def with_own_id(consumer: Config) -> Config:
 
     All brokers away for longer than a session: librdkafka forgets its member id and joins as a new
     member, and the group waits a whole session more for the old one. A static member takes its own
-    place again. Another id for each consumer, so that two never fence each other.
+    place again. Another id for each run, so that two never fence each other.
     """
     if "group.instance.id" in consumer or consumer.get("group.protocol") == "consumer":
         return consumer

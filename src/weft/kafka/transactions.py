@@ -47,8 +47,11 @@ ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 class KafkaTransactions:
     """A TransactionsPort on a real broker; of one thread."""
 
-    def __init__(self, config: Mapping[str, Any], transactional_id: str) -> None:
-        """`config`: librdkafka producer properties."""
+    def __init__(
+        self, config: Mapping[str, Any], transactional_id: str, *, own_id: bool = False
+    ) -> None:
+        """`config`: librdkafka producer properties; `own_id`: as of KafkaConsumer."""
+        self._own_id = own_id
         self._config = {
             **config,
             "transactional.id": transactional_id,
@@ -251,7 +254,7 @@ class KafkaTransactions:
         timed_out: bool,
     ) -> TransactionEnd:
         """The transaction failed; find out, without guessing, which way it went."""
-        verdict = transaction_verdict(error, timed_out=timed_out)
+        verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
         _log.warning("transaction: %s (%s)", error.str(), verdict)
         if verdict in ("fenced", "fatal"):
             return TransactionEnd("fenced", deliveries, _why(error))
@@ -274,7 +277,8 @@ class KafkaTransactions:
         timed_out: bool,
     ) -> TransactionEnd:
         """A new producer ends the open transaction; the group's offsets show how."""
-        if transaction_verdict(error, timed_out=timed_out) == "fenced":  # reported by the abort
+        verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
+        if verdict == "fenced":  # reported by the abort
             return TransactionEnd("fenced", deliveries, _why(error))
         try:
             self.open()

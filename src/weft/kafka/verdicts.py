@@ -271,14 +271,20 @@ def delivery_verdict(code: int) -> DeliveryVerdict:
     return family_of(code).delivery
 
 
-def transaction_verdict(error: KafkaError, *, timed_out: bool = False) -> TransactionVerdict:
+def transaction_verdict(
+    error: KafkaError, *, timed_out: bool = False, own_id: bool = False
+) -> TransactionVerdict:
     """What to do about an error of a transaction.
 
     If the outcome is in doubt, the table overrides librdkafka's "retriable": a
     request that is sent again late can end a later transaction (Jepsen, bufstream 0.1.0).
     `timed_out`: the transaction was open for `transaction.timeout.ms` or longer. The broker then
     has ended it itself, and responds as if another producer had taken the id.
+    `own_id`: no other member has the `group.instance.id`, so it is a former membership of ours that
+    is fenced, not the producer.
     """
+    if own_id and error.code() == KafkaError.FENCED_INSTANCE_ID:
+        return "abort" if error.txn_requires_abort() else "new_producer"
     verdict = family_of(error.code()).transaction
     if verdict == "fenced" and timed_out and error.code() != KafkaError.FENCED_INSTANCE_ID:
         return "new_producer"

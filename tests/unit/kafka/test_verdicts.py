@@ -192,6 +192,14 @@ def test_a_transaction_that_the_broker_timed_out_is_not_taken_for_fencing() -> N
     assert transaction_verdict(member, timed_out=True) == "fenced"
 
 
+def test_a_former_membership_of_ours_fences_no_producer() -> None:
+    """After an outage longer than the session, with an id that no one else has."""
+    member = error("FENCED_INSTANCE_ID", abort=True)
+    assert transaction_verdict(member, own_id=True) == "abort"
+    assert transaction_verdict(error("FENCED_INSTANCE_ID"), own_id=True) == "new_producer"
+    assert transaction_verdict(error("_FENCED", fatal=True), own_id=True) == "fenced"
+
+
 def test_families_read_as_sentences() -> None:
     """A reason stands behind a colon in log lines: small first letter, no full stop."""
     for family in FAMILIES:
