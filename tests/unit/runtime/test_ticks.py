@@ -160,8 +160,7 @@ def test_an_idle_member_polls_less_often(member, monkeypatch, polls, held, waite
         return Polled()
 
     member.seat.consumer = SimpleNamespace(poll=poll)
-    offsets, lanes = SimpleNamespace(incomplete=held), SimpleNamespace(blocked_records=0)
-    member.partitions["t", 0] = SimpleNamespace(offsets=offsets, lanes=lanes)
+    member.partitions["t", 0] = SimpleNamespace(busy=bool(held))
     monkeypatch.setattr(member, "_tick", lambda now: None)
     monkeypatch.setattr(member, "_wait_for_room", lambda: 100)
     monkeypatch.setattr(member._watchdog, "polled", lambda polled, room: None)
