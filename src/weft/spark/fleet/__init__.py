@@ -9,7 +9,7 @@ server.py     the driver's end of the control channel; wire.py: its lines, hands
 roster.py     received and sent messages; slots.py: what is known of each; places.py: how far
 drained.py    is the group at the ends yet
 lookout.py    who is away, and whose executor goes
-membership.py names and session of members in their group; ghosts.py: those of dead runs
+membership.py names and session of members in their group; dead_members.py: those of dead runs
 task.py       what Spark runs on an executor; link.py is its end of the channel
 hosting.py    the member inside the task: the same runtime as in one process; member_run.py: its run
 member_task.py  a member's place in the fleet, as it travels there; pickles.py: Spark's cloudpickle

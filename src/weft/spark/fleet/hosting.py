@@ -191,15 +191,15 @@ class Host:
         member = run.member
         if member is None:
             return
-        told = member.door.call(lambda engine, _: self._told(engine, dict(member.partitions)))
-        told["parked"] = _parked(run)
-        self._idle, now = told == self._progress, time.monotonic()
+        known = member.door.call(lambda engine, _: self._known(engine, dict(member.partitions)))
+        known["parked"] = _parked(run)
+        self._idle, now = known == self._progress, time.monotonic()
         if self._idle and now < self._alive_at:
             return
-        self._progress, self._alive_at = told, now + ALIVE_EVERY_S
-        self._link.send({"type": "progress", **told})
+        self._progress, self._alive_at = known, now + ALIVE_EVERY_S
+        self._link.send({"type": "progress", **known})
 
-    def _told(self, engine: Engine, held: Held) -> dict[str, Any]:
+    def _known(self, engine: Engine, held: Held) -> dict[str, Any]:
         """Inside the door, so that counts and places are of one moment."""
         handlers = engine.handlers
         return {
@@ -271,12 +271,12 @@ class Host:
     def _answer(self, question: Message) -> None:
         """Answer a query about single records or a partition, from the driver."""
         run = self._run
-        told: Any = None
+        known: Any = None
         if question["ask"] == "ended":
-            told = has_ended(int(question["pid"]))
+            known = has_ended(int(question["pid"]))
         elif run is not None and not run.over:
-            told = answered(RunSource(run), question)
-        self._link.send({"type": "answer", "id": question["id"], "answer": told})
+            known = answered(RunSource(run), question)
+        self._link.send({"type": "answer", "id": question["id"], "answer": known})
 
     def _want_results(self, *, on: bool) -> None:
         self._results_wanted = on
@@ -320,14 +320,14 @@ def _parked(run: MemberRun) -> int:
 def _led(app: MemberApp, link: Link, welcome: Message, client: str) -> AppOptions:
     """The app's options in a member; its callbacks report to the driver, which calls the user's."""
 
-    def teller(name: str) -> Any:
-        def tell(items: list[Any]) -> None:
+    def reporter(name: str) -> Any:
+        def report_to(items: list[Any]) -> None:
             link.send({"type": "event", "name": name, "items": [list(item) for item in items]})
 
-        return tell
+        return report_to
 
-    told = {name: teller(name) for name in CALLBACKS if name in welcome["callbacks"]}
-    return replace(app.options, kafka=member_kafka(app.options.kafka, client), **told)
+    known = {name: reporter(name) for name in CALLBACKS if name in welcome["callbacks"]}
+    return replace(app.options, kafka=member_kafka(app.options.kafka, client), **known)
 
 
 def _plain(value: Any) -> Any:

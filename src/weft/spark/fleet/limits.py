@@ -12,10 +12,10 @@ UP_S = 75.0
 HELLO_BYTES_MAX = 4_096
 LINE_BYTES_MAX = 64 * 2**20
 #: connections that have not proved anything yet
-STRANGERS_MAX = 64
-STRANGERS_OF_ONE_MAX = 16
+UNAUTHENTICATED_MAX = 64
+UNAUTHENTICATED_OF_ONE_MAX = 16
 #: one that has taken longer makes room for another
-STRANGER_S = 1.0
+UNAUTHENTICATED_S = 1.0
 #: all of the handshake, however its bytes come in
 HANDSHAKE_S = 10.0
 #: a member may have so many results under way that the driver has not taken yet

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from weft.runtime.logs import event
-from weft.spark.fleet.ghosts import Ghosts
+from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.limits import AWAY_S
 from weft.spark.fleet.lost import Lost
 from weft.spark.fleet.roster import Roster
@@ -26,7 +26,7 @@ class AwayWatch:
         """`session_ms`: how long the group waits for a silent member; None: the broker decides."""
         self._slots, self._session_ms = slots, session_ms
         #: member -> since when it was away when it was logged
-        self._told: dict[int, float] = {}
+        self._logged: dict[int, float] = {}
 
     def look(self) -> None:
         """Log members that have been away for long."""
@@ -35,11 +35,11 @@ class AwayWatch:
             since = slot.silent_since
             if slot.wire is not None or since is None or slot.ended or now - since < AWAY_S:
                 continue
-            if self._told.get(slot.index) != since:
-                self._told[slot.index] = since
-                self._tell(slot, now - since)
+            if self._logged.get(slot.index) != since:
+                self._logged[slot.index] = since
+                self._log_away(slot, now - since)
 
-    def _tell(self, slot: Slot, seconds: float) -> None:
+    def _log_away(self, slot: Slot, seconds: float) -> None:
         session = "the broker's session time-out"
         if self._session_ms is not None:
             session = f"the session time-out of {self._session_ms / 1000:g} s"
@@ -65,11 +65,11 @@ class Lookout:
         roster: Roster,
         session: FleetSession,
         session_ms: int | None,
-        ghosts: Ghosts | None = None,
+        dead: DeadMembers | None = None,
     ) -> None:
-        """`session_ms`: see AwayWatch. `ghosts` pushes out the dead; None where none stay."""
+        """`session_ms`: see AwayWatch. `dead` removes the dead; None where none stay."""
         self._roster, self._session = roster, session
-        self._lost = None if ghosts is None else Lost(roster, session, ghosts)
+        self._lost = None if dead is None else Lost(roster, session, dead)
         self._away = AwayWatch(roster.slots, session_ms)
         self._moved_at = 0.0
 

@@ -23,7 +23,7 @@ from weft.errors import WeftError
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
-from weft.spark.fleet.ghosts import GRACE_S, Ghosts
+from weft.spark.fleet.dead_members import GRACE_S, DeadMembers
 from weft.spark.fleet.limits import IN_THE_WAY_S, RETURN_S
 from weft.spark.fleet.membership import has_ended, kernel
 from weft.spark.fleet.roster import Roster
@@ -42,8 +42,8 @@ _GIVE_UP_S = 60.0
 class Lost:
     """Looks after members whose line has ended; each on a thread of its own, for it waits."""
 
-    def __init__(self, roster: Roster, session: FleetSession, ghosts: Ghosts) -> None:
-        self._roster, self._session, self._ghosts = roster, session, ghosts
+    def __init__(self, roster: Roster, session: FleetSession, dead: DeadMembers) -> None:
+        self._roster, self._session, self._dead = roster, session, dead
         self._kernel = kernel()
         #: member -> since when it was silent when we began to look after it
         self._begun: dict[int, float] = {}
@@ -66,11 +66,11 @@ class Lost:
             proof = self._proved(slot, since)
             if proof is None:
                 return
-            with self._ghosts.admin() as admin:
+            with self._dead.admin() as admin:
                 self._await_return(admin, slot, since)
                 if (name := self._vacated(slot, since)) is None:
                     return
-                self._ghosts.push_out([name])
+                self._dead.push_out([name])
                 event(
                     _log,
                     "warning",
@@ -116,7 +116,7 @@ class Lost:
         """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
         while self._waits(slot, since) and time.monotonic() - since < RETURN_S:
             in_the_way = time.monotonic() - since >= IN_THE_WAY_S
-            if in_the_way and admin.group_state(self._ghosts.group, _ANSWER_S)[0] != "STABLE":
+            if in_the_way and admin.group_state(self._dead.group, _ANSWER_S)[0] != "STABLE":
                 return
             self._pause(slot, since, _LOOK_S)
 
@@ -125,7 +125,7 @@ class Lost:
         with self._roster.changed:
             if not self._waits(slot, since):
                 return None
-            name = self._ghosts.static_id(slot.index, slot.seat)
+            name = self._dead.static_id(slot.index, slot.seat)
             slot.seat, slot.vacant = slot.seat + 1, True
             return name
 

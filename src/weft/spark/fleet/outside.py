@@ -39,22 +39,22 @@ class FleetSource:
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
         """One partition's offset map and worst records, from the member that has it."""
         asked = {"ask": "picture", "topic": topic, "partition": partition}
-        drawn = (told for told in self._fleet.ask(asked).values() if told is not None)
+        drawn = (answer for answer in self._fleet.ask(asked).values() if answer is not None)
         return next(drawn, None)
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
         """Where one record is, from the member that has its partition."""
         where = {"topic": topic, "partition": partition, "offset": offset}
-        for name, told in self._fleet.ask({"ask": "find", **where}).items():
-            if told is not None and told["place"] != "elsewhere":
-                return {**told, "member": name}
+        for name, answer in self._fleet.ask({"ask": "find", **where}).items():
+            if answer is not None and answer["place"] != "elsewhere":
+                return {**answer, "member": name}
         return {**where, "place": "elsewhere"}
 
     def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
         """Where the first records of one key are, in all members."""
         asked = {"ask": "find_key", "key": base64.b64encode(key).decode(), "topic": topic}
-        told = self._fleet.ask(asked).items()
-        return [{**row, "member": name} for name, rows in told for row in rows or ()]
+        answer = self._fleet.ask(asked).items()
+        return [{**row, "member": name} for name, rows in answer for row in rows or ()]
 
     def live(self) -> tuple[bool, str]:
         """The driver answers; a member that dies is Spark's to bring back."""

@@ -16,7 +16,7 @@ from weft.types import Committed, Result
 _log = logging.getLogger("weft")
 
 #: callbacks that members report; on_result reads the results
-TOLD = ("on_commit", "on_assign", "on_revoke")
+REPORTED = ("on_commit", "on_assign", "on_revoke")
 
 
 class Relay:
@@ -40,7 +40,7 @@ class Relay:
 
     def wanted(self) -> list[str]:
         """The callbacks that the app has."""
-        return [name for name in TOLD if getattr(self._options, name) is not None]
+        return [name for name in REPORTED if getattr(self._options, name) is not None]
 
     def begin(self) -> None:
         """Serve the reader that was there before the run, or `on_result`."""
@@ -86,14 +86,14 @@ class Relay:
 
     def event(self, name: str, items: list[Any]) -> None:
         """Call a callback of the user's."""
-        if name not in TOLD:
+        if name not in REPORTED:
             return
-        told: list[Any]
+        values: list[Any]
         if name == "on_commit":
-            told = [Committed(*item) for item in items]
+            values = [Committed(*item) for item in items]
         else:
-            told = [(topic, number) for topic, number in items]
-        self.callbacks.call(getattr(self._options, name), told)
+            values = [(topic, number) for topic, number in items]
+        self.callbacks.call(getattr(self._options, name), values)
 
     def _attach(self, stream: ResultStream) -> None:
         stream.on_level = self._level

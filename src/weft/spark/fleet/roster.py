@@ -51,7 +51,7 @@ class Orders:
 
 
 @dataclass(slots=True)
-class Ears:
+class Receivers:
     """The receivers of members' messages."""
 
     #: (exit code, reason, error as strings): the run must end
@@ -66,11 +66,11 @@ class Ears:
 class Roster:
     """The server's receiver. Its condition guards every slot and is notified of every change."""
 
-    def __init__(self, members: int, orders: Orders, ears: Ears) -> None:
+    def __init__(self, members: int, orders: Orders, receivers: Receivers) -> None:
         self.slots = [Slot(index) for index in range(members)]
         self.orders = orders
         self.changed = threading.Condition()
-        self._ears = ears
+        self._receivers = receivers
         self._shot_id = 0
         self._assignments = count(1)
         #: question -> the answers so far, by member
@@ -99,7 +99,7 @@ class Roster:
             self._see_off(slot, incarnation)
             again = slot.up
             if slot.incarnation is not None and generation < slot.incarnation[2]:
-                leave = True  # a ghost of a job that was given up
+                leave = True  # a leftover of a job that was given up
             else:
                 leave = self.orders.stop is not None
                 self._begin(slot, incarnation, wire)
@@ -124,8 +124,8 @@ class Roster:
         for where, at in places.read(message["partitions"]).items():
             slot.since[where] = assignment
             if where in self._left_off:
-                before, told = self._left_off.pop(where)
-                before.past["done"] += at - told
+                before, reported = self._left_off.pop(where)
+                before.past["done"] += at - reported
             for other in self.slots:
                 if other is not slot and where in other.places:
                     other.taken[where] = at
@@ -135,24 +135,24 @@ class Roster:
         old = slot.wire
         if old is None or slot.incarnation == incarnation:
             return
-        _tell(old, {"type": "leave"})
+        _send(old, {"type": "leave"})
         self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
 
-    def told(self, index: int, wire: Wire, message: Message) -> None:
+    def received(self, index: int, wire: Wire, message: Message) -> None:
         """Dispatch a member's message."""
         slot = self.slots[index]
         kind = message["type"]
         current = slot.wire is wire
         if current:
-            slot.heard_at = time.monotonic()
+            slot.received_at = time.monotonic()
         if kind == "results":
             self._take_results(slot, wire, message)
         elif kind == "log":
             self._log_line(slot, message)
         elif kind == "event":
-            self._ears.event(str(message["name"]), message["items"])
+            self._receivers.event(str(message["name"]), message["items"])
         elif kind == "ask":
-            self._ears.ask(message)
+            self._receivers.ask(message)
         elif kind == "table":
             self._of_table(wire, message, current=current)
         elif current:
@@ -198,10 +198,10 @@ class Roster:
 
     def _of_table(self, wire: Wire, message: Message, *, current: bool) -> None:
         """One whose place another has taken adds nothing any more."""
-        if current and self._ears.table is not None:
-            self._ears.table(message, partial(_tell, wire))
+        if current and self._receivers.table is not None:
+            self._receivers.table(message, partial(_send, wire))
         else:
-            _tell(wire, {"type": "table", "id": message["id"], "stale": "its place in the fleet"})
+            _send(wire, {"type": "table", "id": message["id"], "stale": "its place in the fleet"})
 
     def _bye(self, slot: Slot, message: Message) -> None:
         why = str(message["why"])
@@ -214,7 +214,7 @@ class Roster:
         if why in ("refused", "failed"):
             code = 2 if why == "refused" else int(message.get("code", 1))
             reason = f"member {slot.index}: {message.get('reason')}"
-            self._ears.fatal(code, reason, message.get("error"))
+            self._receivers.fatal(code, reason, message.get("error"))
 
     def died(self, slot: Slot, story: str) -> None:
         """Report a death; the last one too many ends the run."""
@@ -223,7 +223,7 @@ class Roster:
             deaths = len(slot.deaths)
         event(_log, "warning", "member died", member=slot.index, deaths=deaths, reason=story)
         if last and self.orders.stop is None:
-            self._ears.fatal(
+            self._receivers.fatal(
                 1,
                 f"member {slot.index} died {DEATHS_MAX} times within {DEATHS_WINDOW_S:.0f} s, the "
                 f"last time: {story}",
@@ -237,11 +237,11 @@ class Roster:
         self._taken[life] = max(sequence, self._taken.get(life, 0))
 
         def taken() -> None:
-            _tell(wire, {"type": "taken", "sequence": sequence})
+            _send(wire, {"type": "taken", "sequence": sequence})
 
         # Values are pickles: unrequested ones and duplicates are not loaded.
         wanted = fresh and self.orders.results
-        self._ears.results(self._readable(slot, message["data"]) if wanted else [], taken)
+        self._receivers.results(self._readable(slot, message["data"]) if wanted else [], taken)
 
     @staticmethod
     def _readable(slot: Slot, data: str) -> list[Result]:
@@ -272,15 +272,15 @@ class Roster:
             event(_log, "info", "member moves", member=slot.index, reason="its executor goes")
             wire = slot.wire
             if wire is not None:
-                _tell(wire, {"type": "leave", "why": "moved"})
+                _send(wire, {"type": "leave", "why": "moved"})
 
     # -- sent messages -----------------------------------------------------------------------------
 
-    def tell_all(self, message: Mapping[str, Any]) -> int:
+    def send_all(self, message: Mapping[str, Any]) -> int:
         """Send it to everybody on the line; to how many that was."""
         with self.changed:
             wires = [slot.wire for slot in self.slots if slot.wire is not None]
-        return sum(_tell(wire, message) for wire in wires)
+        return sum(_send(wire, message) for wire in wires)
 
     def shots(self) -> dict[int, Message]:
         """The members' snapshots of now; of a moment ago where one does not answer in time.
@@ -290,16 +290,16 @@ class Roster:
         with self.changed:
             self._shot_id += 1
             number = self._shot_id
-        self.tell_all({"type": "snapshot", "id": number})
+        self.send_all({"type": "snapshot", "id": number})
         with self.changed:
             self.changed.wait_for(lambda: self._answered(number), SNAPSHOT_WAIT_S)
-            told = [(slot, slot.shot, _rows(slot.shot)) for slot in self.slots if slot.shot]
-            owners = _owners((slot, rows) for slot, _, rows in told)
+            shots = [(slot, slot.shot, _rows(slot.shot)) for slot in self.slots if slot.shot]
+            owners = _owners((slot, rows) for slot, _, rows in shots)
             return {
                 slot.index: owned(
                     shot, {w for w in rows if owners[w] is slot}, lost=slot.wire is None
                 )
-                for slot, shot, rows in told
+                for slot, shot, rows in shots
             }
 
     def members(self) -> list[dict[str, Any]]:
@@ -323,7 +323,7 @@ class Roster:
             number = self._shot_id
             answers = self._answers[number] = {}
             wires = [one.wire for one in (self.slots if of is None else [of]) if one.wire]
-        asked = sum(_tell(one, {**question, "type": "question", "id": number}) for one in wires)
+        asked = sum(_send(one, {**question, "type": "question", "id": number}) for one in wires)
         where = (str(question.get("topic")), int(question.get("partition", -1)))
         now = time.monotonic()
         with self.changed:
@@ -391,7 +391,7 @@ def _owners(
     return owners
 
 
-def _tell(wire: Wire, message: Mapping[str, Any]) -> bool:
+def _send(wire: Wire, message: Mapping[str, Any]) -> bool:
     try:
         wire.send(message)
     except WireError:

@@ -21,16 +21,16 @@ from weft.runtime.run.outside import Outside
 from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
+from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.drained import GroupDrain
 from weft.spark.fleet.ending import Ending
-from weft.spark.fleet.ghosts import Ghosts
 from weft.spark.fleet.jobs import MemberJobs
 from weft.spark.fleet.lookout import Lookout
 from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import instance_name
 from weft.spark.fleet.outside import FleetSource
 from weft.spark.fleet.relay import Relay
-from weft.spark.fleet.roster import Ears, Orders, Roster
+from weft.spark.fleet.roster import Orders, Receivers, Roster
 from weft.spark.fleet.server import Server
 from weft.spark.fleet.session import FleetSession, one_line, open_session
 from weft.spark.fleet.settings import FleetSettings
@@ -78,7 +78,7 @@ class FleetRun:
         self._session: FleetSession | None = None
         self._server: Server | None = None
         self._jobs: MemberJobs | None = None
-        self._ghosts: Ghosts | None = None
+        self._dead: DeadMembers | None = None
         self._relay = Relay(self._options, stream, self._want_results, handled_as)
         orders = Orders(
             static=self._upfront.static,
@@ -86,8 +86,10 @@ class FleetRun:
             callbacks=self._relay.wanted(),
             log_level=_log.getEffectiveLevel(),
         )
-        self._ears = Ears(self._fatal_from, self._asked, self._relay.take, self._relay.event)
-        self._roster = Roster(settings.members, orders, self._ears)
+        self._receivers = Receivers(
+            self._fatal_from, self._asked, self._relay.take, self._relay.event
+        )
+        self._roster = Roster(settings.members, orders, self._receivers)
         self._committer: Committer | None = None
         self._lookout: Lookout | None = None
         self._ending = Ending()
@@ -114,8 +116,8 @@ class FleetRun:
                 self._drain = self._upfront.drain(topics)
                 self._roster.orders.ends = self._drain.ends()
             if self._upfront.static:
-                self._ghosts = self._upfront.ghosts(self._run_id)
-                self._ghosts.look()
+                self._dead = self._upfront.dead_members(self._run_id)
+                self._dead.look()
             self._outside.serve(self._upfront.connection)
             self._session = open_session(self._settings, self._options.group)
             self._signals.reinstall()
@@ -134,12 +136,12 @@ class FleetRun:
 
     def _launch(self, session: FleetSession, topics: list[str]) -> None:
         sink, group = self._settings.sink, self._options.group
-        table, self._committer = served(sink, group, session.spark, self._ears)
+        table, self._committer = served(sink, group, session.spark, self._receivers)
         bind, host, port = session.control_address(self._settings.conf)
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
         session.ship(self._sources)
         group = f"weft-{self._run_id}"
-        self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._ghosts)
+        self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._dead)
         self._jobs = MemberJobs(session, group, self._describe, self._next_task)
         event(
             _log,
@@ -244,7 +246,7 @@ class FleetRun:
 
     def _want_results(self, on: bool) -> None:  # noqa: FBT001  # as Relay calls it
         self._roster.orders.results = on
-        self._roster.tell_all({"type": "results", "on": on})
+        self._roster.send_all({"type": "results", "on": on})
 
     def _asked(self, message: Message) -> None:
         """A handler called app.stop(), app.pause() or app.resume() in its member."""
@@ -344,13 +346,13 @@ class FleetRun:
 
     def _see_all_off(self) -> None:
         """Remove killed members from the group, so that no one waits a session for them."""
-        for name in [] if self._ghosts is None else self._ghosts.push_out_own():
+        for name in [] if self._dead is None else self._dead.push_out_own():
             event(_log, "warning", "a member is still in the group", member=name)
 
     def _clean_up(self) -> None:
         self._outside.close()
-        if self._ghosts is not None:
-            self._ghosts.close()
+        if self._dead is not None:
+            self._dead.close()
         if self._server is not None:
             self._server.close()
         if self._committer is not None:
@@ -373,7 +375,7 @@ class FleetRun:
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         self._roster.orders.stop = mode
-        self._roster.tell_all({"type": "stop", "mode": mode})
+        self._roster.send_all({"type": "stop", "mode": mode})
 
     def wait(self, timeout_s: float | None = None) -> RunReport:
         """Wait for the end and its report; TimeoutError when it did not come in time."""
@@ -387,7 +389,7 @@ class FleetRun:
     def pause(self, topic: str | None) -> None:
         """See `App.pause`."""
         self._roster.orders.paused.add(topic)
-        self._roster.tell_all({"type": "pause", "topic": topic, "on": True})
+        self._roster.send_all({"type": "pause", "topic": topic, "on": True})
 
     def resume(self, topic: str | None) -> None:
         """See `App.resume`."""
@@ -395,7 +397,7 @@ class FleetRun:
         paused.discard(topic)
         if topic is None:
             paused.clear()
-        self._roster.tell_all({"type": "pause", "topic": topic, "on": False})
+        self._roster.send_all({"type": "pause", "topic": topic, "on": False})
 
     def snapshot(self) -> dict[str, Any]:
         """See `App.snapshot`; it also has a line for each member."""

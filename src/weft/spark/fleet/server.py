@@ -11,7 +11,11 @@ from contextlib import suppress
 from typing import Protocol
 
 from weft.errors import ConfigError
-from weft.spark.fleet.limits import STRANGER_S, STRANGERS_MAX, STRANGERS_OF_ONE_MAX
+from weft.spark.fleet.limits import (
+    UNAUTHENTICATED_MAX,
+    UNAUTHENTICATED_OF_ONE_MAX,
+    UNAUTHENTICATED_S,
+)
 from weft.spark.fleet.wire import Message, Wire, WireError, admit
 
 _log = logging.getLogger("weft")
@@ -23,14 +27,14 @@ class Audience(Protocol):
     def joined(self, hello: Message, wire: Wire) -> int | None:
         """A member has authenticated: welcome it; its index, None to hang up."""
 
-    def told(self, index: int, wire: Wire, message: Message) -> None:
+    def received(self, index: int, wire: Wire, message: Message) -> None:
         """A message of a member."""
 
     def left(self, index: int, wire: Wire) -> None:
         """A member's line has ended."""
 
 
-class Strangers:
+class Unauthenticated:
     """Connections that have proved nothing yet: few in all, and fewer from one address.
 
     Where there is no place, the one that has kept us waiting longest goes: members need
@@ -47,7 +51,7 @@ class Strangers:
         with self._lock:
             oldest = self._in_the_way(address)
             if oldest is not None:
-                if time.monotonic() - self._waiting[oldest][1] < STRANGER_S:
+                if time.monotonic() - self._waiting[oldest][1] < UNAUTHENTICATED_S:
                     return False
                 del self._waiting[oldest]
             self._waiting[wire] = (address, time.monotonic())
@@ -63,9 +67,9 @@ class Strangers:
     def _in_the_way(self, address: str) -> Wire | None:
         """Who must go for a newcomer from this address; None where there is room."""
         counts = Counter(known for known, _ in self._waiting.values())
-        if counts[address] >= STRANGERS_OF_ONE_MAX:
+        if counts[address] >= UNAUTHENTICATED_OF_ONE_MAX:
             crowd = address
-        elif len(self._waiting) >= STRANGERS_MAX:
+        elif len(self._waiting) >= UNAUTHENTICATED_MAX:
             crowd = counts.most_common(1)[0][0]
         else:
             return None
@@ -86,7 +90,7 @@ class Server:
             ) from error
         self.port: int = self._listener.getsockname()[1]
         self._secret, self._run, self._audience = secret, run, audience
-        self._strangers = Strangers()
+        self._unauthenticated = Unauthenticated()
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
         self._closed = False
@@ -110,7 +114,7 @@ class Server:
             except OSError:
                 return
             wire = Wire(peer)
-            if not self._strangers.enter(wire, str(address[0])):
+            if not self._unauthenticated.enter(wire, str(address[0])):
                 wire.close()  # members dial again
                 continue
             threading.Thread(
@@ -143,7 +147,7 @@ class Server:
                 _log.debug("control channel: %s: %s", type(error).__name__, error)
             return None
         finally:
-            self._strangers.leave(wire)
+            self._unauthenticated.leave(wire)
 
     def _converse(self, hello: Message, wire: Wire) -> None:
         index = self._audience.joined(hello, wire)
@@ -151,6 +155,6 @@ class Server:
             return
         try:
             while (message := wire.receive()) is not None:
-                self._audience.told(index, wire, message)
+                self._audience.received(index, wire, message)
         finally:
             self._audience.left(index, wire)

@@ -57,7 +57,7 @@ class Slot:
     #: in which the driver received them
     since: dict[TopicPartition, int] = field(default_factory=dict)
     #: when it last sent anything, by the monotonic clock
-    heard_at: float = 0.0
+    received_at: float = 0.0
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS_MAX))
     story: str = ""
     #: since when it has been disconnected
@@ -68,8 +68,8 @@ class Slot:
     @property
     def name(self) -> str:
         """Its name; its number before it has reported one."""
-        told = {} if self.shot is None else self.shot["shot"].get("app", {})
-        return str(told.get("member", self.index))
+        about = {} if self.shot is None else self.shot["shot"].get("app", {})
+        return str(about.get("member", self.index))
 
     def begin(self, incarnation: Incarnation, wire: Wire) -> bool:
         """A member has connected; whether it is another run than before. Fold first."""
@@ -81,7 +81,7 @@ class Slot:
             self.deaths.pop()  # the line had broken, not the member
         self.seen, self.wire, self.silent_since, self.leaving = True, wire, None, False
         self.vacant = False
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         return other
 
     def fold(self) -> dict[TopicPartition, int]:
@@ -90,7 +90,7 @@ class Slot:
         The places where no other member has started since.
         """
         self.past.update(self.counts)
-        self.past["done"] += self._untold()
+        self.past["done"] += self._unreported()
         left = {where: at for where, at in self.places.items() if where not in self.taken}
         self.counts, self.places, self.taken = Counter(), {}, {}
         self.finished, self.parked, self.shot, self.since = {}, 0, None, {}
@@ -101,13 +101,13 @@ class Slot:
         if self.ended:
             return 1
         on_line = self.wire is not None and not self.leaving
-        return 2 if on_line and now - self.heard_at < SILENT_S else 0
+        return 2 if on_line and now - self.received_at < SILENT_S else 0
 
     def claim(self, where: TopicPartition, now: float) -> tuple[int, int]:
         """How good its claim to a partition is: the highest one's is the owner."""
         return self.trust(now), self.since.get(where, 0)
 
-    def _untold(self) -> int:
+    def _unreported(self) -> int:
         """What it finished after its last word, as far as others know.
 
         Below 0: records reported but not committed, which are handled and counted again.
@@ -140,7 +140,7 @@ class Slot:
     def total(self, name: str) -> int:
         """One count over all its lives."""
         gone = name == "done" and self.wire is None
-        return self.past[name] + self.counts[name] + (self._untold() if gone else 0)
+        return self.past[name] + self.counts[name] + (self._unreported() if gone else 0)
 
     def facts(self) -> dict[str, Any]:
         """Its line in a snapshot."""

@@ -9,8 +9,8 @@ from weft.kafka.connect import MEMORY_SCHEME, AdminPort, Connection, connect
 from weft.kafka.ports import KafkaUnavailable
 from weft.routing import Routes
 from weft.runtime.run.preflight import ANSWER_S, check_cluster, unanswered
+from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.drained import GroupDrain
-from weft.spark.fleet.ghosts import Ghosts
 from weft.spark.fleet.membership import member_kafka
 from weft.spark.table.handlers import without_table
 
@@ -48,9 +48,9 @@ class Upfront:
         value = member_kafka(self._options.kafka, "").get("session.timeout.ms")
         return None if value is None else int(value)
 
-    def ghosts(self, run_id: str) -> Ghosts:
+    def dead_members(self, run_id: str) -> DeadMembers:
         """What earlier runs have left in the group."""
-        return Ghosts(
+        return DeadMembers(
             self._group,
             run_id,
             self._routes.topics,

@@ -171,8 +171,8 @@ def _keep_alive(peer: socket.socket) -> None:
 
 def proof(secret: bytes, theirs: str, hello: Mapping[str, Any]) -> bytes:
     """The proof of a hello, made with the secret; `theirs` is the driver's nonce."""
-    said = {name: value for name, value in hello.items() if name != "proof"}
-    text = json.dumps(["weft-fleet", theirs, said], sort_keys=True)
+    given_fields = {name: value for name, value in hello.items() if name != "proof"}
+    text = json.dumps(["weft-fleet", theirs, given_fields], sort_keys=True)
     return hmac.digest(secret, text.encode(), "sha256")
 
 
@@ -182,7 +182,7 @@ def nonce() -> str:
 
 
 def admit(wire: Wire, secret: bytes, run: str) -> Message:
-    """The driver's side: challenge a stranger; its hello, once it has proved who it is.
+    """The driver's side: challenge a client; its hello, once it is authenticated.
 
     The whole of it has HANDSHAKE_S. Later lines are signed.
     """
@@ -202,8 +202,8 @@ def admit(wire: Wire, secret: bytes, run: str) -> Message:
 
 def _same(expected: str, given: object) -> bool:
     # As bytes: text that is not ASCII makes compare_digest, and encode(), raise.
-    said = given.encode("utf-8", "replace") if isinstance(given, str) else b""
-    return hmac.compare_digest(expected.encode(), said)
+    given_fields = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+    return hmac.compare_digest(expected.encode(), given_fields)
 
 
 def _connection_key(secret: bytes, shared: bytes) -> bytes:

@@ -14,20 +14,20 @@ from weft.spark.table.rows import PLACE, columns_of
 from weft.spark.table.sink import TableSink
 
 if TYPE_CHECKING:
-    from weft.spark.fleet.roster import Ears
+    from weft.spark.fleet.roster import Receivers
     from weft.spark.table.store import Store
 
 
 def served(
-    sink: TableSink | None, group: str, spark: Any, ears: Ears
+    sink: TableSink | None, group: str, spark: Any, receivers: Receivers
 ) -> tuple[TablePlan | None, Committer | None]:
     """The same, with its one writer started; None where results go to topics."""
     if sink is None:
         return None, None
     plan, store = planned(sink, group, spark)
-    committer = Committer(store, sink.interval_s, lambda reason: ears.fatal(1, reason, None))
+    committer = Committer(store, sink.interval_s, lambda reason: receivers.fatal(1, reason, None))
     committer.start()
-    ears.table = committer.take
+    receivers.table = committer.take
     return plan, committer
 
 

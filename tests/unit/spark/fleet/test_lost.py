@@ -140,7 +140,7 @@ def test_a_neighbour_says_whether_it_has_ended(fleet, ended, out) -> None:
     fleet.lost.look()
     asked = wait_until(lambda: neighbour.said[1:], 30, "a question")[0]
     assert (asked["ask"], asked["pid"]) == ("ended", 8)
-    fleet.roster.told(0, neighbour, {"type": "answer", "id": asked["id"], "answer": ended})
+    fleet.roster.received(0, neighbour, {"type": "answer", "id": asked["id"], "answer": ended})
     assert fleet.pushed_out(30 if ended else 0.3) == out
 
 
@@ -158,7 +158,7 @@ def test_an_executor_that_spark_gave_up_is_a_proof_after_an_orphan_s_time(
 def test_who_says_goodbye_is_not_looked_for(fleet, dead) -> None:
     """It has left the group by itself."""
     wire = fleet.join(1, dead)
-    fleet.roster.told(1, wire, {"type": "bye", "why": "moved"})
+    fleet.roster.received(1, wire, {"type": "bye", "why": "moved"})
     fleet.roster.left(1, wire)
     assert fleet.pushed_out() == []
 

@@ -13,7 +13,7 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.spark.fleet.aggregate import merged, percentiles_ms
 from weft.spark.fleet.drained import GroupDrain
 from weft.spark.fleet.limits import DEATHS_MAX
-from weft.spark.fleet.roster import Ears, Orders, Roster
+from weft.spark.fleet.roster import Orders, Receivers, Roster
 from weft.spark.fleet.wire import WireError
 
 PATIENCE_S = 0.2
@@ -42,9 +42,9 @@ class Heard:
         self.results: list[Any] = []
         self.events: list[Any] = []
 
-    def ears(self) -> Ears:
+    def ears(self) -> Receivers:
         """The roster's listeners."""
-        return Ears(
+        return Receivers(
             lambda code, reason, _error: self.fatal.append((code, reason)),
             self.asked.append,
             lambda results, taken: (self.results.extend(results), taken()),
@@ -72,7 +72,7 @@ def join(roster: Roster, place: str = "0.0", *, pid: int = 1, attempt: int = 0) 
     hello = {"place": place, "host": "h", "pid": pid, "attempt": attempt}
     index = roster.joined(hello, wire)
     assert index is not None
-    roster.told(index, wire, {"type": "up"})
+    roster.received(index, wire, {"type": "up"})
     return wire
 
 
@@ -81,7 +81,7 @@ def progress(roster: Roster, wire: FakeWire, done: int, finished: Any = ()) -> N
     counts = {"done": done, "failures": 0}
     message = {"type": "progress", "counts": counts, "finished": list(finished), "parked": 0}
     places = [[topic, partition, 0] for topic, partition, _ in finished]
-    roster.told(0, wire, {**message, "places": places})
+    roster.received(0, wire, {**message, "places": places})
 
 
 def test_a_member_is_told_how_things_are(roster) -> None:
@@ -107,14 +107,14 @@ def test_counts_survive_a_death(roster) -> None:
 
 def begun(roster: Roster, index: int, wire: FakeWire, place: int) -> None:
     """A member begins partition 0 of t where the group's commit is."""
-    roster.told(index, wire, {"type": "begun", "partitions": [["t", 0, place]]})
+    roster.received(index, wire, {"type": "begun", "partitions": [["t", 0, place]]})
 
 
 def told(roster: Roster, index: int, wire: FakeWire, done: int, place: int | None = None) -> None:
     """A member reports its count, and how far it is in that partition if it holds it."""
     rows = [] if place is None else [["t", 0, place]]
     message = {"counts": {"done": done}, "finished": [], "parked": 0, "places": rows}
-    roster.told(index, wire, {"type": "progress", **message})
+    roster.received(index, wire, {"type": "progress", **message})
 
 
 def reports(roster: Roster, index: int, wire: FakeWire, *partitions: int) -> None:
@@ -128,7 +128,7 @@ def reports(roster: Roster, index: int, wire: FakeWire, *partitions: int) -> Non
         "handlers": {"h": {"done": 5, "in_flight": len(rows), "concurrency": 4}},
     }  # fmt: skip
     message = {"type": "snapshot", "id": 1_000, "shot": body, "latencies": {}}
-    roster.told(index, wire, message)
+    roster.received(index, wire, message)
 
 
 def owners(roster: Roster) -> list[tuple[int, int]]:
@@ -147,7 +147,7 @@ def claims(roster: Roster, index: int, wire: FakeWire, *, at_end: bool | None = 
     """A member reports that it holds partition 0 of t, and whether that is finished."""
     finished = [] if at_end is None else [["t", 0, at_end]]
     message = {"counts": {}, "finished": finished, "parked": 0 if at_end is None else 1}
-    roster.told(index, wire, {"type": "progress", **message, "places": [["t", 0, 0]]})
+    roster.received(index, wire, {"type": "progress", **message, "places": [["t", 0, 0]]})
 
 
 @pytest.fixture
@@ -182,9 +182,9 @@ def test_a_lost_member_owns_nothing_that_a_living_one_reports(roster, pair, how)
     if how == "killed":
         roster.left(1, pair[1])
     elif how == "silent":
-        roster.slots[1].heard_at -= 1_000
+        roster.slots[1].received_at -= 1_000
     else:
-        roster.told(1, pair[1], {"type": "bye", "why": "moved"})
+        roster.received(1, pair[1], {"type": "bye", "why": "moved"})
     assert owners(roster) == [(0, 0), (1, 0), (2, 1)]
 
 
@@ -209,9 +209,9 @@ def test_drained_does_not_believe_a_lost_member(roster, pair, how) -> None:
     if how == "killed":
         roster.left(1, pair[1])
     elif how == "silent":
-        roster.slots[1].heard_at -= 1_000
+        roster.slots[1].received_at -= 1_000
     else:
-        roster.told(1, pair[1], {"type": "bye", "why": "moved"})
+        roster.received(1, pair[1], {"type": "bye", "why": "moved"})
     assert (roster.finished(), roster.parked()) == ({}, 0)
 
 
@@ -236,7 +236,7 @@ def test_the_last_word_of_members_that_left_for_good_is_believed(roster, pair) -
     roster.orders.stop = "in_flight"
     claims(roster, 1, pair[1], at_end=False)
     for index, wire in enumerate(pair):
-        roster.told(index, wire, {"type": "bye", "why": "stopped"})
+        roster.received(index, wire, {"type": "bye", "why": "stopped"})
         roster.left(index, wire)
     assert roster.finished() == {("t", 0): False}
 
@@ -244,7 +244,7 @@ def test_the_last_word_of_members_that_left_for_good_is_believed(roster, pair) -
 def test_the_owner_answers_first(roster, pair) -> None:
     """Of a partition that two members say they have."""
     for index, wire in enumerate(pair):
-        wire.send = lambda message, i=index, w=wire: roster.told(
+        wire.send = lambda message, i=index, w=wire: roster.received(
             i, w, {"type": "answer", "id": message["id"], "answer": i}
         )
     asked = {"ask": "picture", "topic": "t", "partition": 0}
@@ -294,7 +294,7 @@ def test_the_last_death_is_fatal(roster, heard, deaths, fatal) -> None:
     """One death below the limit the fleet goes on; at the limit it ends with the story."""
     for pid in range(deaths):
         wire = join(roster, pid=pid)
-        roster.told(0, wire, {"type": "died", "reason": f"story {pid}"})
+        roster.received(0, wire, {"type": "died", "reason": f"story {pid}"})
     assert len(heard.fatal) == fatal
     if fatal:
         assert heard.fatal[0][0] == 1
@@ -305,16 +305,16 @@ def test_old_deaths_are_forgiven(roster, heard) -> None:
     """Deaths count within a window only."""
     wire = join(roster)
     for _ in range(DEATHS_MAX - 1):
-        roster.told(0, wire, {"type": "died", "reason": "x"})
+        roster.received(0, wire, {"type": "died", "reason": "x"})
     roster.slots[0].deaths[0] -= 1_000
-    roster.told(0, wire, {"type": "died", "reason": "x"})
+    roster.received(0, wire, {"type": "died", "reason": "x"})
     assert heard.fatal == []
 
 
 def test_a_refusal_ends_the_run_as_bad_input(roster, heard) -> None:
     """An executor that cannot run the app: exit code 2, with its words."""
     wire = join(roster)
-    roster.told(0, wire, {"type": "bye", "why": "refused", "reason": "lacks x"})
+    roster.received(0, wire, {"type": "bye", "why": "refused", "reason": "lacks x"})
     roster.left(0, wire)
     assert heard.fatal == [(2, "member 0: lacks x")]
     assert roster.slots[0].ended
@@ -324,7 +324,7 @@ def test_a_refusal_ends_the_run_as_bad_input(roster, heard) -> None:
 def test_a_member_that_was_terminated_is_awaited(roster) -> None:
     """It said goodbye, but the fleet goes on: another takes its place."""
     wire = join(roster)
-    roster.told(0, wire, {"type": "bye", "why": "terminated"})
+    roster.received(0, wire, {"type": "bye", "why": "terminated"})
     roster.left(0, wire)
     assert not roster.slots[0].ended
     assert len(roster.slots[0].deaths) == 0
@@ -358,10 +358,10 @@ def test_twins_of_results_are_dropped(roster, heard) -> None:
     data = base64.b64encode(pickle.dumps(["r"])).decode()
     for _ in range(2):
         wire = join(roster)
-        roster.told(0, wire, {"type": "results", "sequence": 1, "data": data})
+        roster.received(0, wire, {"type": "results", "sequence": 1, "data": data})
         assert {"type": "taken", "sequence": 1} in wire.said
     assert heard.results == ["r"]
-    roster.told(0, join(roster, pid=2), {"type": "results", "sequence": 1, "data": data})
+    roster.received(0, join(roster, pid=2), {"type": "results", "sequence": 1, "data": data})
     assert heard.results == ["r", "r"]
 
 
@@ -369,7 +369,7 @@ def test_results_that_cannot_be_read_here_end_nothing(roster, heard, caplog) -> 
     """What exists on the executor alone is told in the log, and the member goes on."""
     roster.orders.results = True
     wire = join(roster)
-    roster.told(0, wire, {"type": "results", "sequence": 1, "data": "bm8="})
+    roster.received(0, wire, {"type": "results", "sequence": 1, "data": "bm8="})
     assert heard.results == []
     assert {"type": "taken", "sequence": 1} in wire.said
     assert "results unreadable here" in caplog.text
@@ -386,7 +386,7 @@ def test_results_that_nobody_asked_for_are_not_loaded(roster, heard, capsys) -> 
     """While nobody reads results no pickle of a member is opened; the line is acknowledged."""
     wire = join(roster)
     data = base64.b64encode(pickle.dumps([Traitor()])).decode()
-    roster.told(0, wire, {"type": "results", "sequence": 1, "data": data})
+    roster.received(0, wire, {"type": "results", "sequence": 1, "data": data})
     assert heard.results == []
     assert capsys.readouterr().out == ""
     assert {"type": "taken", "sequence": 1} in wire.said

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.unit.spark.fleet.test_wire import RUN, SECRET
 
-from weft.spark.fleet.limits import STRANGERS_MAX, STRANGERS_OF_ONE_MAX
-from weft.spark.fleet.server import Server, Strangers
+from weft.spark.fleet.limits import UNAUTHENTICATED_MAX, UNAUTHENTICATED_OF_ONE_MAX
+from weft.spark.fleet.server import Server, Unauthenticated
 from weft.spark.fleet.wire import Wire, introduce
 
 
@@ -29,7 +29,7 @@ class Crowd:
         wire.send({"type": "welcome"})
         return 0
 
-    def told(self, _index: int, _wire: Wire, message: dict[str, Any]) -> None:
+    def received(self, _index: int, _wire: Wire, message: dict[str, Any]) -> None:
         """Note it; fail where it is asked for."""
         self.told_types.append(message["type"])
         if message["type"] == "bad":
@@ -60,8 +60,8 @@ def dial(server: Server) -> socket.socket:
 
 def test_strangers_do_not_lock_members_out(server, crowd, monkeypatch) -> None:
     """Connections that only hold their place give it up to a member that dials."""
-    monkeypatch.setattr("weft.spark.fleet.server.STRANGER_S", 0.0)
-    strangers = [dial(server) for _ in range(STRANGERS_MAX + 5)]
+    monkeypatch.setattr("weft.spark.fleet.server.UNAUTHENTICATED_S", 0.0)
+    strangers = [dial(server) for _ in range(UNAUTHENTICATED_MAX + 5)]
     for one in strangers:
         one.sendall(b"x") if one.fileno() >= 0 else None
     wire = Wire(dial(server))
@@ -110,19 +110,19 @@ class FakeWire:
 @pytest.mark.parametrize(
     ("there", "newcomer", "young", "enters", "leaves"),
     [
-        (["a"] * (STRANGERS_OF_ONE_MAX - 1), "a", False, True, None),
-        (["a"] * STRANGERS_OF_ONE_MAX, "a", False, True, 0),
-        (["a"] * STRANGERS_OF_ONE_MAX, "a", True, False, None),
-        (["a"] * STRANGERS_OF_ONE_MAX, "b", True, True, None),
-        (["b", *(["a"] * 3), *map(str, range(STRANGERS_MAX - 4))], "c", False, True, 1),
-        ([*map(str, range(STRANGERS_MAX - 1))], "c", True, True, None),
-        ([*map(str, range(STRANGERS_MAX))], "c", True, False, None),
+        (["a"] * (UNAUTHENTICATED_OF_ONE_MAX - 1), "a", False, True, None),
+        (["a"] * UNAUTHENTICATED_OF_ONE_MAX, "a", False, True, 0),
+        (["a"] * UNAUTHENTICATED_OF_ONE_MAX, "a", True, False, None),
+        (["a"] * UNAUTHENTICATED_OF_ONE_MAX, "b", True, True, None),
+        (["b", *(["a"] * 3), *map(str, range(UNAUTHENTICATED_MAX - 4))], "c", False, True, 1),
+        ([*map(str, range(UNAUTHENTICATED_MAX - 1))], "c", True, True, None),
+        ([*map(str, range(UNAUTHENTICATED_MAX))], "c", True, False, None),
     ],
 )
 def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monkeypatch) -> None:
     """At the limit the oldest of the address goes, or of the largest crowd; never a young one."""
-    monkeypatch.setattr("weft.spark.fleet.server.STRANGER_S", 60.0 if young else 0.0)
-    strangers = Strangers()
+    monkeypatch.setattr("weft.spark.fleet.server.UNAUTHENTICATED_S", 60.0 if young else 0.0)
+    strangers = Unauthenticated()
     wires = [FakeWire() for _ in there]
     for wire, address in zip(wires, there, strict=True):
         assert strangers.enter(wire, address)
@@ -134,9 +134,9 @@ def test_who_must_go_for_a_newcomer(there, newcomer, young, enters, leaves, monk
 
 def test_a_place_is_given_back(monkeypatch) -> None:
     """Who has proved itself does not count."""
-    monkeypatch.setattr("weft.spark.fleet.server.STRANGER_S", 60.0)
-    strangers = Strangers()
-    wires = [FakeWire() for _ in range(STRANGERS_OF_ONE_MAX)]
+    monkeypatch.setattr("weft.spark.fleet.server.UNAUTHENTICATED_S", 60.0)
+    strangers = Unauthenticated()
+    wires = [FakeWire() for _ in range(UNAUTHENTICATED_OF_ONE_MAX)]
     for wire in wires:
         strangers.enter(wire, "a")
     strangers.leave(wires[3])

@@ -181,7 +181,7 @@ def test_a_relay_cannot_speak(deed) -> None:
     relay.to_driver.sendall(b"".join(deeds[deed]))
     if deed == "again":
         assert relay.driver.receive() == {"type": "progress", "done": 1}
-    with pytest.raises(WireError, match="has not said"):
+    with pytest.raises(WireError, match="has not sent"):
         relay.driver.receive()
     relay.close()
 

@@ -1,7 +1,7 @@
-"""Members of runs whose driver is dead: pushed out of the group, instead of waited for.
+"""Dead members of runs whose driver is dead: removed from the group instead of waited for.
 
-Kafka's admin call for it, `removeMembersFromConsumerGroup`, is in no librdkafka. What it has is
-the protocol itself: who joins with a static id takes that member's place, and may leave from it.
+Kafka's admin call for it, `removeMembersFromConsumerGroup`, is in no librdkafka. The protocol
+itself allows it: a client with the same static id replaces that member, and may leave with its id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIAL_S = 1.0
 _PUSH_S = 6.0
 
 
-class Ghosts:
+class DeadMembers:
     """What earlier runs left in the group; looked for on a thread of its own."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Ghosts:
 
     def look(self) -> None:
         """Begin; returns at once."""
-        threading.Thread(target=self._look, name="weft-ghosts", daemon=True).start()
+        threading.Thread(target=self._look, name="weft-dead-members", daemon=True).start()
 
     def close(self) -> None:
         """Look no more."""
@@ -137,7 +137,7 @@ class Ghosts:
     def _take_and_leave(self, name: str) -> None:
         try:
             consumer = self._connect(name).consumer()
-            consumer.subscribe(self._topics, _Nobody())
+            consumer.subscribe(self._topics, _NoCallbacks())
             consumer.leave(_PUSH_S)  # which waits for the end of the join
         except Exception as error:
             _log.debug("%s could not be pushed out: %s", name, error)
@@ -152,7 +152,7 @@ class Ghosts:
             _log.debug("the transaction of %s could not be ended: %s", name, error)
 
 
-class _Nobody:
+class _NoCallbacks:
     """Takes its partitions and begins none."""
 
     def on_assigned(self, _partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
