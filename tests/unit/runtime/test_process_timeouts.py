@@ -120,6 +120,16 @@ def test_a_worker_that_opens_is_looked_at_again(office: Any) -> None:
     assert desk.executor._look_in_s() is None
 
 
+def test_a_call_that_no_worker_may_have_yet_wakes_the_dispatcher(office: Any) -> None:
+    """All workers open: what waits was reported only once one had opened (found by hand)."""
+    desk = office(concurrency=1, ahead=0)
+    desk.child.opened = False
+    desk.executor._sleeps = True
+    desk.poll(1)
+    assert not desk.executor._tokens.empty()
+    assert desk.executor._look_in_s() == REPORT_S
+
+
 def test_a_partition_that_goes_kills_no_worker(office: Any) -> None:
     """Only a time-out does."""
     desk = office(timeout_s=5.0)

@@ -74,6 +74,8 @@ class ProcessExecutor:
         #: calls that were reported as not begun, and when the next report is due
         self._reported: set[Item] = set()
         self._report_at = 0.0
+        #: the dispatcher sleeps until it gets a token
+        self._sleeps = False
         self._unsendable: list[tuple[Item, Exception]] = []
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         for _ in range(plan.spec.concurrency):
@@ -100,7 +102,8 @@ class ProcessExecutor:
             self._waiting.extend(items)
             # A worker that is not hungry now will be when it has answered, and is fed then.
             hungry = any(link.hungry and not link.feeding for link in self._links)
-        if hungry:
+            wakes = hungry or self._sleeps  # none may be hungry for long: they open
+        if wakes:
             self._tokens.put(True)
 
     def cancel(self, work: Work, *, expired: bool) -> None:
@@ -183,8 +186,11 @@ class ProcessExecutor:
     def _dispatch(self) -> None:
         """On a thread of its own: a pipe may be full, and the door may not wait for it."""
         while not self._closed:
+            with self._lock:
+                look_in_s = self._look_in_s()
+                self._sleeps = look_in_s is None
             with contextlib.suppress(Empty):
-                self._tokens.get(timeout=self._look_in_s())
+                self._tokens.get(timeout=look_in_s)
             while not self._tokens.empty():
                 self._tokens.get()
             if self._recalling:
