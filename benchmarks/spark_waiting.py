@@ -95,6 +95,7 @@ def by_apply_in_pandas(spark: Any, place: str, call: Callable[[bytes, int], None
     """A group for each key, which keeps the order: Spark calls for one group at a time."""
 
     def each(frame: Any) -> Any:
+        frame = frame.sort_values("offset")  # a shuffle keeps no order
         for key, offset in zip(frame["key"], frame["offset"], strict=True):
             call(key, offset)
         return frame[["offset"]]

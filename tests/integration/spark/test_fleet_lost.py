@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 from benchmarks.spark_lost import PARTITIONS, WAIT_S, Watched, lose, wait_until
 from tests.support.plain_fleet import PlainSession
 
+from weft.broker import LocalBroker
 from weft.types import DeliveryName
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -25,15 +27,18 @@ def slots() -> PlainSession:
 
 
 @pytest.fixture
-def watched(topic, slots, monkeypatch) -> Iterator[Callable[..., Watched]]:
+def watched(slots, monkeypatch) -> Iterator[Callable[..., Watched]]:
     """Start a fleet of processes; ended after the test."""
     begun: list[Watched] = []
     monkeypatch.setattr("weft.spark.fleet.run.open_session", slots.open)
     kafka = {"session.timeout.ms": SESSION_S * 1_000}
 
-    def start(bootstrap: str, members: int, delivery: DeliveryName = "at_least_once") -> Watched:
-        name = topic(PARTITIONS, "lost")
-        begun.append(Watched(bootstrap, name, members, delivery, kafka))
+    def start(
+        broker: LocalBroker, members: int, delivery: DeliveryName = "at_least_once"
+    ) -> Watched:
+        name = f"lost-{uuid.uuid4().hex[:12]}"
+        broker.create_topic(name, partitions=PARTITIONS)
+        begun.append(Watched(broker.bootstrap, name, members, delivery, kafka))
         return begun[-1]
 
     yield start
@@ -53,7 +58,7 @@ def test_no_partition_waits_for_the_session_of_a_dead_member(
     watched, slots, kafka_broker, caplog
 ) -> None:
     """Killed in a rebalance and never started again: it is pushed out, and the others have all."""
-    fleet = watched(kafka_broker.bootstrap, 3)
+    fleet = watched(kafka_broker, 3)
     since, held = lose(fleet, slots.free.clear)
     check(fleet, since, held)
     assert {row["member"] for row in fleet.app.snapshot()["partitions"]} == {2}
@@ -71,7 +76,7 @@ def test_members_that_are_lost_in_rebalances(
 
     A member that follows a dead one joins under an id of its own, and has partitions again.
     """
-    fleet = watched(request.getfixturevalue(cluster).bootstrap, 4, delivery)
+    fleet = watched(request.getfixturevalue(cluster), 4, delivery)
     for _ in range(ROUNDS):
         since, held = lose(fleet, (lambda: None) if again else slots.free.clear)
         check(fleet, since, held)

@@ -34,6 +34,7 @@ _LOOK_EVERY_S = 0.5
 _ANSWER_S = 5.0
 _DIAL_S = 1.0
 _PUSH_S = 6.0
+_PUSHES_MAX = 10
 
 
 class DeadMembers:
@@ -75,12 +76,10 @@ class DeadMembers:
                     for one in admin.static_members(self.group, _ANSWER_S)
                     if run_of(one.instance_id, self.group) == self._run
                 ]
-                self.push_out(ours)
-                left = admin.static_members(self.group, _ANSWER_S) if ours else []
+            return self.push_out(ours)
         except (KafkaUnavailable, WeftError) as error:
             _log.debug("the group cannot be described now: %s", error)
             return []
-        return [one.instance_id for one in left if one.instance_id in ours]
 
     def admin(self) -> KafkaAdmin:
         """A new client that can describe the group."""
@@ -92,14 +91,32 @@ class DeadMembers:
         """The id of one of this run's members."""
         return static_id(instance_name(self.group, self._run), index, seat)
 
-    def push_out(self, names: Sequence[str]) -> None:
-        """Have these leave the group. They must be dead: one that lives would be fenced."""
-        tasks = [self._take_and_leave, *([self._end_transaction] if self._transactional else [])]
-        threads = [threading.Thread(target=task, args=(one,)) for one in names for task in tasks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_PUSH_S * 2)
+    def in_the_group(self, names: Sequence[str]) -> list[str]:
+        """Which of them are; all where the group cannot be described now."""
+        try:
+            with self.admin() as admin:
+                there = {one.instance_id for one in admin.static_members(self.group, _ANSWER_S)}
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+            return list(names)
+        return [name for name in names if name in there]
+
+    def push_out(self, names: Sequence[str]) -> list[str]:
+        """Have these leave the group; those that are in it still.
+
+        They must be dead: one that lives would be fenced. Again where a rebalance took longer than
+        the wait for it: who asks to join and goes has a place in the group for a session.
+        """
+        ends = _started(self._end_transaction, names) if self._transactional else []
+        left = list(names)
+        for _ in range(_PUSHES_MAX if left else 0):
+            for thread in _started(self._take_and_leave, left):
+                thread.join(_PUSH_S * 2)
+            if not (left := self.in_the_group(left)):
+                break
+        for thread in ends:
+            thread.join(_PUSH_S)
+        return left
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -150,6 +167,13 @@ class DeadMembers:
             transactions.close()
         except Exception as error:
             _log.debug("the transaction of %s could not be ended: %s", name, error)
+
+
+def _started(task: Callable[[str], None], names: Sequence[str]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=task, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 class _NoCallbacks:

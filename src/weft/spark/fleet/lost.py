@@ -6,6 +6,8 @@ on the move between members that live, wait too. So the driver pushes it out, on
 be dead: its line has ended without a goodbye, and
 - its process is gone, as seen by the driver or a member under the same kernel; or
 - Spark has given its executor up, and an orphan has had the time to leave by itself.
+One that has said goodbye is looked for, too: where a dead member held up the rebalance that it left
+in, its own request to leave may have been lost behind its join.
 Without proof the session decides: a member that lives and is pushed out would be fenced in the
 middle of its work.
 
@@ -52,7 +54,7 @@ class Lost:
         """Begin with those who are lost since the last look; returns at once."""
         for slot in self._roster.slots:
             since = slot.silent_since
-            if since is None or slot.leaving or self._begun.get(slot.index) == since:
+            if since is None or self._begun.get(slot.index) == since:
                 continue
             self._begun[slot.index] = since
             threading.Thread(
@@ -70,11 +72,11 @@ class Lost:
                 self._await_return(admin, slot, since)
                 if (name := self._vacated(slot, since)) is None:
                     return
-                self._dead.push_out([name])
+                left = self._dead.push_out([name])
                 event(
                     _log,
                     "warning",
-                    "pushed out a dead member",
+                    "a dead member is still in the group" if left else "pushed out a dead member",
                     member=slot.index,
                     seconds=round(time.monotonic() - since, 1),
                     reason=f"{proof}; the others get its partitions",
@@ -88,6 +90,8 @@ class Lost:
 
     def _proved(self, slot: Slot, since: float) -> str | None:
         """Wait for a proof that it is dead; None when there is none, or it is back."""
+        if slot.leaving:
+            return "it has said goodbye, and its group has not received that"
         while self._waits(slot, since) and time.monotonic() - since < _GIVE_UP_S:
             if self._has_ended(slot):
                 return "its process is gone"
@@ -121,11 +125,16 @@ class Lost:
             self._pause(slot, since, _LOOK_S)
 
     def _vacated(self, slot: Slot, since: float) -> str | None:
-        """Take its place away, so that who comes now gets another; its id, None when it is back."""
+        """Take its place away, so that who comes now gets another one; its id.
+
+        None when it is not in the group any more, or somebody is back.
+        """
+        name = self._dead.static_id(slot.index, slot.seat)
+        if not self._dead.in_the_group([name]):
+            return None
         with self._roster.changed:
             if not self._waits(slot, since):
                 return None
-            name = self._dead.static_id(slot.index, slot.seat)
             slot.seat, slot.vacant = slot.seat + 1, True
             return name
 

@@ -14,6 +14,7 @@ from benchmarks.spark_lost import wait_until
 from tests.unit.spark.fleet.test_roster import FakeWire, Heard
 
 from weft.spark.fleet import lost
+from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.lost import Lost
 from weft.spark.fleet.membership import has_ended, kernel, static_id
 from weft.spark.fleet.roster import Orders, Roster
@@ -29,6 +30,8 @@ class FakeGhosts:
     def __init__(self) -> None:
         self.state = "PREPARING_REBALANCING"
         self.out: list[str] = []
+        #: who has left by itself
+        self.left: set[str] = set()
 
     def admin(self) -> FakeGhosts:
         """Itself."""
@@ -48,9 +51,14 @@ class FakeGhosts:
         """The id of a member."""
         return static_id("g-run", index, seat)
 
-    def push_out(self, names: list[str]) -> None:
+    def in_the_group(self, names: list[str]) -> list[str]:
+        """Those that have not left."""
+        return [name for name in names if name not in self.left]
+
+    def push_out(self, names: list[str]) -> list[str]:
         """Remember it."""
         self.out += names
+        return []
 
 
 class FakeSession:
@@ -155,12 +163,16 @@ def test_an_executor_that_spark_gave_up_is_a_proof_after_an_orphan_s_time(
     assert fleet.pushed_out(30 if out else 0.3) == out
 
 
-def test_who_says_goodbye_is_not_looked_for(fleet, dead) -> None:
-    """It has left the group by itself."""
-    wire = fleet.join(1, dead)
+@pytest.mark.parametrize(("left", "out"), [(True, []), (False, ["g-run-1"])])
+def test_who_says_goodbye_has_left_or_is_pushed_out(fleet, left, out) -> None:
+    """Its request to leave may be lost behind a join that a dead member holds up."""
+    if left:
+        fleet.ghosts.left = {"g-run-1"}
+    wire = fleet.join(1, os.getpid())
     fleet.roster.received(1, wire, {"type": "bye", "why": "moved"})
     fleet.roster.left(1, wire)
-    assert fleet.pushed_out() == []
+    assert fleet.pushed_out(30 if out else 0.3) == out
+    assert fleet.join(1, os.getpid()).said[0]["seat"] == len(out)
 
 
 def test_a_group_at_rest_waits_for_the_member_s_return(fleet, dead, monkeypatch) -> None:
@@ -200,3 +212,16 @@ def test_one_kernel_is_the_same_for_all_its_processes() -> None:
     code = "from weft.spark.fleet.membership import kernel; print(kernel())"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == str(kernel())
+
+
+@pytest.mark.parametrize(("stays", "pushes", "left"), [(0, 1, []), (2, 3, []), (99, 10, ["n"])])
+def test_who_is_still_in_the_group_is_pushed_again(monkeypatch, stays, pushes, left) -> None:
+    """A join may end after the wait for it; then who asked for it has a place for a session."""
+    pushed: list[str] = []
+    ghosts = DeadMembers("g", "run", ["t"], None, transactional=False)  # no client
+    monkeypatch.setattr(ghosts, "_take_and_leave", pushed.append)
+    monkeypatch.setattr(
+        ghosts, "in_the_group", lambda names: [*names] if len(pushed) <= stays else []
+    )
+    assert ghosts.push_out(["n"]) == left
+    assert pushed == ["n"] * pushes
