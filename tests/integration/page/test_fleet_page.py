@@ -107,7 +107,7 @@ def test_the_page_of_a_fleet(browser, fleet):
 
     for number in (0, 1):
         browser.open(f"http://{address}/#/partition/{topic}/{number}")
-        browser.sees("Record 0 ", f"(key c{number}) holds it up: running", f"bad{number}")
+        browser.sees("Record 0 ", f"(key c{number}) blocks it: running", f"bad{number}")
         cells = browser.run(
             "return [...document.querySelectorAll('.cells i')].map(e => e.className.slice(2)).join('')"
         )
@@ -146,7 +146,7 @@ def test_a_member_of_a_fleet_that_is_killed(browser, fleet):
         assert states(browser)[before].startswith("silent for")
         browser.shoot("fleet-partition-moved")
         browser.open(f"http://{address}/#/partition/{topic}/{number}")
-        browser.sees("Record 0 ", f"(key c{number}) holds it up: running")
+        browser.sees("Record 0 ", f"(key c{number}) blocks it: running")
         where = f"/why?where={topic}:{number}"
         assert f"in member {other}" in told(address, where)["sentences"][0]["text"]
     finally:

@@ -95,7 +95,7 @@ def test_the_group_is_on_the_page_of_each_member(browser, kafka, member):
     browser.sees(f"in member {names[1]}")  # who has the record that holds up its partition
     browser.shoot("group-of-two")
     browser.open(f"http://{address}/#/partition/{topic}/{theirs}")
-    browser.sees(f"As member {names[1]} reported", f"c{theirs}", "holds it up", "bad")
+    browser.sees(f"As member {names[1]} reported", f"c{theirs}", "blocks it", "bad")
     browser.sees("Offsets 0 to", "none of them done", "running", "parked", "done")
     browser.shoot("partition-of-another")
     with urllib.request.urlopen(f"http://{address}/why?where={topic}:{theirs}", timeout=5) as told:

@@ -105,7 +105,7 @@ def test_a_partition_with_its_holes(browser, page, trouble):
     """The record at the frontier is named, and each hole stands in the picture."""
     one, topic = trouble
     browser.open(f"{page(one.app)}/#/partition/{topic}/0")
-    browser.sees("holds it up", "cust-17", "done beyond")
+    browser.sees("blocks it", "cust-17", "done beyond")
     cells = browser.run(
         "return [...document.querySelectorAll('.cells i')].map(e => e.className.slice(2)).join('')"
     )
@@ -116,7 +116,7 @@ def test_a_partition_with_its_holes(browser, page, trouble):
     )
     browser.shoot("partition")
     browser.open(f"{browser.driver.current_url.replace('/0', '/1')}")
-    browser.sees("holds it up", "later")
+    browser.sees("blocks it", "later")
     assert (
         browser.run(
             "return [...document.querySelectorAll('.cells i')].slice(0, 3).map(e => e.className).join()"
@@ -189,12 +189,12 @@ def test_keys_are_enough(browser, page, trouble):
     assert browser.run("return document.documentElement.dataset.theme") == "dark"
     browser.shoot("group-dark")
     browser.press("t", "?")
-    browser.sees("hold still", selector="dialog[open]")
+    browser.sees("freeze", selector="dialog[open]")
     browser.press("\ue00c")
     wait_for(lambda: not browser.text("dialog[open]"))
     wait_for(lambda: browser.run("return document.activeElement === document.body"))
     browser.press(" ")
-    browser.sees("held still", selector="#live")
+    browser.sees("frozen", selector="#live")
     browser.press(" ")
     browser.sees("live", selector="#live")
 
@@ -212,7 +212,7 @@ def test_it_is_live(browser, page, kafka, trouble):
     browser.open(f"{browser.driver.current_url.split('#')[0]}#/partition/{topic}/0")
     browser.sees("All that was read is done")
     kafka.fill(topic, [{"key": "later", "value": b""}], partition=0)
-    browser.sees("holds it up", "waits for a retry")
+    browser.sees("blocks it", "waits for a retry")
 
 
 MEMBER = """

@@ -74,13 +74,13 @@ function live() {
   dot.className = `dot ${gone ? "bad" : held ? "warn" : heardAt ? "good" : ""}`;
   const silentMembers = look ? look.members.filter((one) => one.silent_s) : [];
   if (gone) {
-    alarm(`No answer since ${clock(heardAt)} (${duration(silent)}): the process may have died, or cannot be reached. What you see is its last report.`);
+    alarm(`No answer since ${clock(heardAt)} (${duration(silent)}): the process has ended or is unreachable. This page shows its last report.`);
     $("live-text").textContent = "no answer";
     if (stream.readyState === EventSource.CLOSED) listen();
   } else if (heardAt) {
     const names = silentMembers.map((one) => `${one.member} for ${duration(one.silent_s)}`).join(", ");
     alarm(names ? `No report from: ${names}.` : "");
-    $("live-text").textContent = held ? "held still" : `live ${clock(look.now)}`;
+    $("live-text").textContent = held ? "frozen" : `live ${clock(look.now)}`;
   }
 }
 

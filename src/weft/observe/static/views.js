@@ -91,7 +91,7 @@ function said(sentences) {
   const more = first.alike.length;
   return h("section", { class: `card why ${kind}`, "aria-label": "Why" },
     h("div", { class: "head" }, h("span", { class: `badge ${kind}` }, word),
-      h("p", { class: "said" }, bold(first.text), more ? ` So it is with ${count(more)} more.` : "")),
+      h("p", { class: "said" }, bold(first.text), more ? ` The same applies to ${count(more)} more.` : "")),
     first.next && h("p", { class: "next" }, h("b", null, "Next: "), first.next),
     typed && command(typed),
     first.stack && first.stack.length ? h("details", { "data-key": "stack", open: true },
@@ -195,7 +195,7 @@ function others(row) {
 function holdUps(all) {
   const rows = all.filter((r) => r.waiting_behind || r.done_beyond || r.place === "parked" || r.place === "retrying");
   if (!rows.length) return null;
-  return card("Records that hold up most", table([
+  return card("Records that block most", table([
     ["record", (r) => `${named(r)} ${count(r.offset)}`, "name"],
     ["key", key, "name"],
     ["where it is", (r) => h("span", { class: tone(r) }, place(r.place)), "nowrap"],
@@ -264,7 +264,7 @@ function partitions(listed, view) {
     h("div", { class: "filter" },
       h("h2", null, "Partitions ", h("span", { class: "count" },
         listed.of ? `${count(listed.start + 1)}–${count(last)} of ${count(listed.of)}` : "none")),
-      h("input", { id: "text", "aria-label": "Show those whose name or member has this in it", placeholder: "filter", maxlength: "300", autocomplete: "off" }),
+      h("input", { id: "text", "aria-label": "Show partitions whose name or member contains this", placeholder: "filter", maxlength: "300", autocomplete: "off" }),
       h("select", { id: "order", "aria-label": "Order" }, Object.entries(ORDERS).map(([name, text]) =>
         h("option", { value: name, selected: name === view.order }, text))),
       h("button", { id: "previous", type: "button", disabled: listed.start === 0 }, "Previous"),
@@ -308,7 +308,7 @@ export function partition(look, where) {
       ["handler", row.handler],
     ]]),
     from && !picture.cells ? null : map(picture, row),
-    card("Records that hold it up", picture.records.length ? table([
+    card("Records that block the commit", picture.records.length ? table([
       ["offset", (r) => count(r.offset), "nowrap"],
       ["key", key, "name"],
       ["where it is", (r) => h("span", { class: tone(r) }, place(r.place)), "nowrap"],
@@ -335,13 +335,13 @@ const mapTitle = (row) => `${count(row.map_chars)} of ${count(row.map_limit)} ch
 const percent = (row) => `${Math.round(100 * (row.map_used ?? 0))} %`;
 
 function standing(row, blocker, sentences) {
-  if (row.place) return { text: `${row.place === "start_unknown" ? "Assigned, its start is not known" :
+  if (row.place) return { text: `${row.place === "start_unknown" ? "Assigned, start offset unknown" :
     "Not fetched, although its log grows,"} since ${duration(row.place_for_s)}: ${row.place_reason}.`,
   rank: 4, command: `weft why ${row.topic}:${row.partition} --url ${location.origin}` };
   const since = row.committed < 0 ? "Nothing is committed yet." :
     `Committed to ${count(row.committed)} since ${clock(row.committed_since)} (${duration(row.committed_for_s)}).`;
-  if (!row.remaining) return { text: `${since} Nothing remains to be done.`, rank: 8, about: "healthy" };
-  if (!blocker) return { text: `${since} ${count(row.remaining)} records remain; none holds it up.`, rank: 8, about: "healthy" };
+  if (!row.remaining) return { text: `${since} No records remain.`, rank: 8, about: "healthy" };
+  if (!blocker) return { text: `${since} ${count(row.remaining)} records remain; none blocks the commit.`, rank: 8, about: "healthy" };
   const who = `Record ${count(blocker.offset)}${blocker.key === null ? "" : ` (key ${blocker.key})`}`;
   const after = blocker.last_error ? `, after ${errorText(blocker.last_error)}` : "";
   const long = blocker.for_s === null ? "" : ` for ${duration(blocker.for_s)}`;
@@ -353,7 +353,7 @@ function standing(row, blocker, sentences) {
   return {
     rank: row.past_map ? 3 : blocker.for_s > 10 ? 2 : 4, about: blocker.place, stack: blocker.stack,
     next: advice && advice.next, command: `weft why ${at} --url ${location.origin}`,
-    text: `${since} ${who} holds it up: ${place(blocker.place)}${long}${after}. ` +
+    text: `${since} ${who} blocks it: ${place(blocker.place)}${long}${after}. ` +
       `${count(blocker.done_beyond)} records beyond it are done, ${count(blocker.waiting_behind)} wait behind it.`,
   };
 }

@@ -27,7 +27,7 @@ def test_a_watch_that_breaks_ends_the_run(broken: str, monkeypatch: pytest.Monke
         changed=threading.Condition(),
         slots=[],
         orders=SimpleNamespace(stop=None),
-        tell_all=sent.append,
+        send_all=sent.append,
         total=lambda _name: 0,
     )
 
