@@ -41,7 +41,7 @@ def options(name: str) -> list[str]:
 
 
 @pytest.mark.push
-def test_a_test_without_an_end_fails_and_the_others_go_on(tmp_path):
+def test_a_test_without_an_end_fails_and_the_others_continue(tmp_path):
     """Its worker prints where it stands and goes; a new one takes its place."""
     (tmp_path / "test_some.py").write_text(STUCK)
     dealing = "from tests.conftest import pytest_xdist_make_scheduler"

@@ -219,7 +219,7 @@ def test_many_commits_leave_nothing_behind(topic: str, make_consumer: Callable[.
     assert time.monotonic() - began < 40
 
 
-def test_closed_things_say_so(topic: str, make_consumer: Callable[..., Consumer]):
+def test_closed_objects_report_it(topic: str, make_consumer: Callable[..., Consumer]):
     """A closed queue, closed consumer and closed membership raise instead of crashing."""
     consumer = make_consumer()
     queue = clib.CommitQueue(consumer)
@@ -375,7 +375,7 @@ def test_offsets_outside_a_transaction_are_refused(
     membership.close()
 
 
-def test_without_the_library_it_says_what_to_install(
+def test_without_the_library_it_reports_what_to_install(
     make_consumer: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
 ):
     """Where librdkafka cannot be called nothing is committed: an error names the wheel."""

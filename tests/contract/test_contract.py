@@ -159,7 +159,7 @@ def test_leaving_gives_everything_back(cluster: Cluster, protocol: str) -> None:
     assert all(one.committed == 7 for one in b.consumer.find(held, ANSWER_S).values())
 
 
-def test_a_member_that_was_thrown_out_is_told_lost(cluster: Cluster) -> None:
+def test_a_member_that_was_thrown_out_is_reported_lost(cluster: Cluster) -> None:
     """After its session is over it hears `on_lost`, not `on_revoked`, and joins again."""
     topic = cluster.topic()
     limits = {"session_timeout_ms": 600, "max_poll_interval_ms": 600, "heartbeat_interval_ms": 100}
@@ -217,7 +217,7 @@ def test_records_come_whole_and_ascending(cluster: Cluster) -> None:
     assert sizes[ours] == len(b"k") + len("a1") + len("a") + len("b")
 
 
-def test_the_end_is_told_once_and_again_after_more(cluster: Cluster) -> None:
+def test_the_end_is_reported_once_and_again_after_more(cluster: Cluster) -> None:
     """Reading to the end is told with the position; again when there was more to read."""
     topic = cluster.topic()
     cluster.fill(topic, 3)
@@ -378,7 +378,7 @@ def test_metadata_has_a_limit(cluster: Cluster, chars: int, verdict: str) -> Non
 
 
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", 0), ("latest", 3), ("error", None)])
-def test_nothing_committed_tells_where_to_reset_to(
+def test_nothing_committed_reports_where_to_reset_to(
     cluster: Cluster, reset: str, expected: int | None
 ) -> None:
     """Without a committed offset `find` says where `auto.offset.reset` points."""

@@ -96,7 +96,7 @@ def fill_keys(cluster: Cluster, topic: str, count: int, partitions: int, keys: i
 
 
 @pytest.mark.parametrize("kind", ["async", "threads"])
-def test_keys_are_handled_in_order_and_at_once(cluster: Cluster, kind: str) -> None:
+def test_keys_are_handled_in_order_and_concurrently(cluster: Cluster, kind: str) -> None:
     """Each key one at a time in offset order, many keys together, each record once."""
     dice = random.Random(SEED)
     topic = cluster.topic(3)
@@ -334,7 +334,7 @@ def test_stop_commits_what_is_done_and_leaves_the_rest(cluster: Cluster) -> None
     assert set(Counter(log.calls).values()) == {1}
 
 
-def test_callbacks_tell_of_assignments_and_commits(cluster: Cluster) -> None:
+def test_callbacks_report_assignments_and_commits(cluster: Cluster) -> None:
     """`on_assign`, `on_revoke` with the partitions, `on_commit` with the frontier."""
     topic = cluster.topic(2)
     cluster.fill(topic, 10)

@@ -37,7 +37,7 @@ def admin(cluster: Cluster) -> AdminPort:
 # -- producer ------------------------------------------------------------------------------------------
 
 
-def test_a_delivery_says_where_the_message_is(cluster: Cluster, producer: ProducerPort) -> None:
+def test_a_delivery_reports_where_the_message_is(cluster: Cluster, producer: ProducerPort) -> None:
     """Topic, partition, offset and key of each, in the order of each partition."""
     topic = cluster.topic(2)
     told = Deliveries()
@@ -271,7 +271,7 @@ def test_describe_knows_what_exists(cluster: Cluster, admin: AdminPort) -> None:
     assert len({facts.topic_id for facts in found.values()}) == 2
 
 
-def test_a_topic_made_again_has_another_id(cluster: Cluster, admin: AdminPort) -> None:
+def test_a_topic_recreated_has_another_id(cluster: Cluster, admin: AdminPort) -> None:
     """Its name is the same, its id is not."""
     topic = cluster.topic()
     before = admin.describe([topic], LIMIT_S)[topic].topic_id
@@ -358,7 +358,7 @@ def test_a_reader_passes_over_markers_and_aborted_records(
     assert [one.value for one in found] == [b"1"]
 
 
-def test_a_group_that_nobody_joins_commits_in_transactions(
+def test_a_group_that_no_one_joins_commits_in_transactions(
     cluster: Cluster, reader: LogReader, admin: AdminPort
 ) -> None:
     """Its offsets and maps are those of the last transaction, which shuts out an older producer."""

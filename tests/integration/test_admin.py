@@ -75,7 +75,7 @@ def test_topics_are_described_and_missing_ones_absent(admin, topic) -> None:
     assert admin.describe([], TIMEOUT_S) == {}
 
 
-def test_a_topic_made_again_has_another_id(admin, kafka_broker, topic) -> None:
+def test_a_topic_recreated_has_another_id(admin, kafka_broker, topic) -> None:
     """So that an epoch of the old one is recognised."""
     before = admin.describe([topic], TIMEOUT_S)[topic].topic_id
     kafka_broker.delete_topic(topic)
@@ -314,7 +314,7 @@ def test_a_refused_login_is_a_configuration_error_without_the_password(
     assert "\n" not in str(raised.value)
 
 
-def test_tls_to_a_plain_listener_says_so(kafka_broker) -> None:
+def test_tls_to_a_plain_listener_reports_it(kafka_broker) -> None:
     """No TLS there: the message says what it may be."""
     tls = settings(kafka_broker.bootstrap, **{"security.protocol": "ssl"})
     # Which of the two librdkafka says depends on how far its greeting had come when it was cut off.

@@ -68,7 +68,7 @@ def test_what_the_broker_refuses_names_the_topic(kafka_broker):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_groups_start_at_once(kafka_broker, protocol):
+def test_groups_start_immediately(kafka_broker, protocol):
     """Both group protocols hand out partitions within seconds, and read from the start."""
     name = f"t-{uuid.uuid4().hex}"
     kafka_broker.create_topic(name)
@@ -105,7 +105,7 @@ def test_a_killed_broker_comes_back_with_its_records():
 
 
 @pytest.mark.long
-def test_three_nodes_go_on_without_one(three_nodes):
+def test_three_nodes_continue_without_one(three_nodes):
     """With three nodes, acks=all is still answered when one is killed, and it can come back."""
     broker = three_nodes
     broker.create_topic("copied", partitions=3, replication=3)
@@ -152,7 +152,7 @@ def test_it_dies_with_its_program(tmp_path):
     assert wait_until(lambda: not is_node(pid, tmp_path / "node-1" / "server.properties"), 60)
 
 
-def test_it_says_when_it_is_not_started():
+def test_it_reports_when_it_is_not_started():
     """Asking a broker that is not started, or for a node that is not there, is a BrokerError."""
     broker = LocalBroker()
     with pytest.raises(BrokerError, match="not started"):

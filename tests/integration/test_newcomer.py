@@ -182,7 +182,7 @@ def test_lines_become_records(kafka_broker, at, tmp_path):
     assert found == [(b"k", b"one"), (b"k", b"two"), (b"k", b"thr\xffee"), (None, b"four")]
 
 
-def test_a_record_the_broker_refuses_is_said(at):
+def test_a_record_the_broker_refuses_is_reported(at):
     """Too large for the broker: one line with the reason, how many were sent, exit 1."""
     topic = f"large-{uuid.uuid4()}"
     weft("topics", "create", topic, *at)

@@ -29,7 +29,7 @@ def leaders(admin: AdminClient, topic: str) -> dict[int, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_exactly_once_goes_on_without_what_goes_there(three_nodes: LocalBroker) -> None:
+def test_exactly_once_continues_without_what_goes_there(three_nodes: LocalBroker) -> None:
     """An output to the partition that is down is named by nobody; it ends alone, the others are done.
 
     Each transaction with it in it ran out of its time, for ever.

@@ -176,7 +176,7 @@ def test_show_lists_what_is_committed(group: str, at: list[str]):
     assert "100-101" in table.stdout
 
 
-def test_set_says_first_what_it_would_do(group: str, at: list[str]):
+def test_set_reports_first_what_it_would_do(group: str, at: list[str]):
     """Without --yes the repeats and skips are counted with the map, and nothing changes."""
     before = shown(group, at)
     where = ["--group", group, *at, "--topic", group, "--partition", "0"]

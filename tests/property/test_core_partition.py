@@ -90,7 +90,7 @@ def test_frontier_is_the_models(script, ordering):
 
 @RELAXED
 @given(steps, orderings, st.sampled_from([4, 16, 4096]))
-def test_committed_map_tells_the_truth(script, ordering, limit_chars):
+def test_committed_map_reports_the_truth(script, ordering, limit_chars):
     """What the map calls done is done; where it was not cut it tells all that is done."""
     part, model = new(ordering), Model(0)
     play(part, model, script)

@@ -50,7 +50,7 @@ def test_an_empty_log_is_unknown_not_good() -> None:
     assert judge([], []).problems()[0].startswith("unknown")
 
 
-def test_a_record_that_nobody_completed_is_lost() -> None:
+def test_a_record_that_no_one_completed_is_lost() -> None:
     """Also when it was started."""
     assert kinds(CLEAN[:-2]) == {"lost"}
     assert kinds(CLEAN[:-1]) == {"lost"}

@@ -161,7 +161,7 @@ def test_the_dictionaries_are_copied():
     assert "group.id" not in app.options.kafka
 
 
-def test_what_needs_a_run_says_so():
+def test_what_needs_a_run_reports_it():
     """A snapshot before the start; a stop is nothing, an unknown mode an error."""
     app = handled()
     with pytest.raises(weft.NotStarted, match=r"call app\.run\(\), app\.start\(\)"):

@@ -32,7 +32,7 @@ def test_seeds_that_hold_exit_with_zero():
     )
 
 
-def test_json_says_what_was_covered():
+def test_json_reports_what_was_covered():
     """Counts of faults and of changes of state, for people who count."""
     found = json.loads(run("--seeds", "2", "--steps", "40", "--json").stdout)
     assert (found["seeds"], found["broken"], found["stats"]["starts"] > 0) == (2, [], True)

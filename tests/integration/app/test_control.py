@@ -201,7 +201,7 @@ def test_run_puts_the_signal_handlers_back(kafka):
     assert during[0] not in before
 
 
-def test_stopping_an_app_that_does_not_run_is_nothing(kafka):
+def test_stop_on_a_stopped_app_is_a_no_op(kafka):
     """Before the start, after the end, and with a mode that does not exist."""
     app = kafka.app()
     app.stop()

@@ -22,7 +22,7 @@ def counting(kafka, source, group=None, **options):
     return app, seen
 
 
-def test_empty_topics_are_drained_at_once(kafka):
+def test_empty_topics_are_drained_immediately(kafka):
     """No records, no waiting."""
     app, _ = counting(kafka, [kafka.topic(partitions=3), kafka.topic()])
     report = kafka.drain(app)

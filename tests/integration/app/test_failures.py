@@ -64,7 +64,7 @@ def test_a_failing_record_holds_up_its_own_lane_and_no_other(kafka):
     assert [value for value in order if value != b"bad"] == [b"other"] * 5 + [b"after"]
 
 
-def test_reject_and_the_types_in_final_are_final_at_once(kafka):
+def test_reject_and_the_types_in_final_are_final_immediately(kafka):
     """No second attempt; the reason stands in the result."""
 
     def handler(record):
@@ -215,7 +215,7 @@ def test_a_parked_record_costs_no_worker(kafka):
     assert (report.exit_code, report.done, report.parked) == (3, 19, 1)
 
 
-def test_skip_counts_the_record_and_goes_on(kafka):
+def test_skip_counts_the_record_and_continues(kafka):
     """Skipped records are committed as done."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"a", b"b", b"c"], key=b"k")

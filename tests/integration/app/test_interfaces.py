@@ -112,7 +112,7 @@ def test_cancelling_serve_drains(kafka):
     assert kafka.committed(group, source) == 1
 
 
-def test_a_result_tells_what_became_of_a_record(kafka):
+def test_a_result_reports_what_became_of_a_record(kafka):
     """Record, outcome, attempts, what was returned and sent, and when, in UNIX seconds."""
     source = kafka.topic()
     kafka.fill(source, [b"x"], key=b"k")
@@ -180,7 +180,7 @@ def test_leaving_the_results_early_leaves_the_app_running(kafka):
     assert report.done == 5000
 
 
-def test_superseded_records_are_told(kafka):
+def test_superseded_records_are_reported(kafka):
     """Its partition went away first: the old attempt's result says so."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"])
@@ -204,7 +204,7 @@ def test_superseded_records_are_told(kafka):
     assert kafka.committed(group, source) == 0
 
 
-def test_callbacks_tell_of_assignments_commits_and_results(kafka):
+def test_callbacks_report_assignments_commits_and_results(kafka):
     """In order, on a thread of their own, after the broker's acknowledgement."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x", b"y"])

@@ -19,7 +19,7 @@ def paused(app):
 
 
 @pytest.mark.parametrize(("count", "full"), [(99, False), (100, True), (101, True)])
-def test_intake_pauses_at_the_limit_of_records_and_goes_on(kafka, count, full):
+def test_intake_pauses_at_the_limit_of_records_and_continues(kafka, count, full):
     """One below the limit is not full; at it the partition pauses, and all is handled after."""
     source = kafka.topic()
     kafka.fill(source, [b"x"] * count)

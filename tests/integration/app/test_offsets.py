@@ -63,7 +63,7 @@ def test_what_was_done_beyond_the_frontier_is_not_repeated(kafka):
     assert kafka.commit_of(group, source).offset == 10
 
 
-def test_metadata_of_somebody_else_is_ignored_with_one_warning(kafka, caplog):
+def test_metadata_of_another_user_is_ignored_with_one_warning(kafka, caplog):
     """It is never an exception into the rebalance: the plain offset counts."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
@@ -90,7 +90,7 @@ def test_an_offset_past_the_end_stops_the_run_and_names_the_cure(kafka):
 
 
 @pytest.mark.parametrize(("choice", "expected"), [("earliest", [0, 1, 2]), ("latest", [])])
-def test_an_offset_past_the_end_goes_on_where_it_is_told(kafka, caplog, choice, expected):
+def test_an_offset_past_the_end_continues_where_it_is_reported(kafka, caplog, choice, expected):
     """With a warning; the new start is committed."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
@@ -103,7 +103,7 @@ def test_an_offset_past_the_end_goes_on_where_it_is_told(kafka, caplog, choice, 
     assert kafka.committed(group, source) == 3
 
 
-def test_a_commit_below_the_start_of_the_log_goes_on_at_the_start(kafka, caplog):
+def test_a_commit_below_the_start_of_the_log_continues_at_the_start(kafka, caplog):
     """Retention took what lay between; the run goes on with what is there."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 6)
@@ -116,7 +116,7 @@ def test_a_commit_below_the_start_of_the_log_goes_on_at_the_start(kafka, caplog)
     assert "retention deleted" in caplog.text
 
 
-def test_latest_without_a_commit_commits_its_start_at_once(kafka):
+def test_latest_without_a_commit_commits_its_start_immediately(kafka):
     """Else a crash before the first commit would skip what came meanwhile."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"] * 3)
@@ -174,7 +174,7 @@ def test_partitions_added_while_it_runs_are_read_from_their_start(kafka):
 
 @pytest.mark.parametrize("count", [3, 7], ids=["shorter", "longer"])
 @pytest.mark.parametrize("properties", [{}, {"topic.metadata.refresh.interval.ms": 400}])
-def test_a_topic_made_again_is_another_topic(kafka, properties, count):
+def test_a_topic_recreated_is_another_topic(kafka, properties, count):
     """Its records are read from the start; nothing of the old one's progress is used."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"old"] * 5)

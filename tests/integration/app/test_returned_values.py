@@ -143,7 +143,7 @@ def test_headers_partition_and_topic_of_an_output(kafka):
     assert message.key() == b"k"
 
 
-def test_the_lane_goes_on_when_the_output_is_acknowledged(kafka):
+def test_the_lane_continues_when_the_output_is_acknowledged(kafka):
     """The next record of a key starts after the broker has the outputs of the one before."""
     source, out = kafka.topic(), kafka.topic()
     kafka.fill(source, [b"%d" % n for n in range(20)], key=b"k")

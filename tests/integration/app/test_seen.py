@@ -101,7 +101,7 @@ def test_each_record_is_found_by_offset_and_by_key(kafka):
     assert "2 wait behind it" in unasked[0]["text"]
 
 
-def test_a_retrying_and_a_parked_record_tell_their_error(kafka):
+def test_a_retrying_and_a_parked_record_report_their_error(kafka):
     """With the attempts, and when the next one comes."""
     source, app = kafka.topic(), kafka.app()
     kafka.fill(source, [{"value": b"retry", "key": b"r"}, {"value": b"park", "key": b"p"}])
@@ -125,7 +125,7 @@ def test_a_retrying_and_a_parked_record_tell_their_error(kafka):
     assert "attempt 1 failed: Reject: no such customer" in shown  # its story
 
 
-def test_why_nothing_starts_is_said(kafka):
+def test_why_nothing_starts_is_reported(kafka):
     """Paused by the application; the reader of results; no partition; each with its cure."""
     source, app = kafka.topic(), kafka.app()
     kafka.fill(source, [b"x"] * 3)

@@ -100,7 +100,7 @@ def test_one_signal_drains_and_is_a_clean_end(kafka, started):
 
 
 @pytest.mark.broker
-def test_a_signal_while_the_app_still_starts_ends_it_at_once(kafka, started):
+def test_a_signal_while_the_app_still_starts_ends_it_immediately(kafka, started):
     """Nothing has run, so there is nothing to finish: exit code 0."""
     text = f"""
         from contextlib import asynccontextmanager

@@ -107,7 +107,7 @@ def test_several_handlers_of_one_app_are_one_group_with_one_consumer(kafka):
     assert [h.name for h in app.handlers] == ["waits", "blocks"]
 
 
-def test_handlers_of_one_name_are_told_apart(kafka):
+def test_handlers_of_one_name_are_reported_apart(kafka):
     """Two functions called `handler` keep two rows in the snapshot."""
     first, second = kafka.topic(), kafka.topic()
     kafka.fill(first, [b"x"])

@@ -59,7 +59,7 @@ def test_a_tombstone_stays_none_and_is_never_decoded(kafka):
 
 
 @pytest.mark.broker
-def test_a_record_tells_everything_about_itself(kafka):
+def test_a_record_reports_everything_about_itself(kafka):
     """Topic, partition, offset, timestamp, key and headers, duplicates and nulls included."""
     source = kafka.topic(partitions=2)
     headers = [("a", b"1"), ("a", b""), ("none", None)]
@@ -95,7 +95,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.broker
-def test_a_header_whose_name_is_not_utf8_stops_nobody(kafka, caplog):
+def test_a_header_whose_name_is_not_utf8_stops_no_one(kafka, caplog):
     """confluent-kafka cannot read it: the record comes without headers, with a warning."""
     source = kafka.topic()
     subprocess.run(

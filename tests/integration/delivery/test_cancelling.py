@@ -19,7 +19,7 @@ import weft
 REVOKE_S = 6.0  # in it half a batch is acknowledged, on a busy machine too
 
 
-def test_a_stop_is_told_in_three_forms(kafka: Kafka) -> None:
+def test_a_stop_is_reported_in_three_forms(kafka: Kafka) -> None:
     """`cancelled`, `cancel_event` and `wait_cancelled`, none of them before the stop."""
     topic = kafka.topic(2)
     kafka.fill(topic, keyed(20, 20))

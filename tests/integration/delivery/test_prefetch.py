@@ -88,7 +88,7 @@ def test_each_record_has_its_own_value(kafka: Kafka, form: str, kind: str) -> No
 @pytest.mark.parametrize(
     ("concurrency", "most"), [(1, 1), (8, 8), (39, 10), (40, 10), (44, 11), (400, 100)]
 )
-def test_how_many_are_loaded_at_once(kafka: Kafka, concurrency: int, most: int) -> None:
+def test_how_many_are_loaded_together(kafka: Kafka, concurrency: int, most: int) -> None:
     """At most max(10, concurrency // 4), and no more than there are slots."""
     topic = kafka.topic()
     kafka.fill(topic, keyed(2000, 2000))
@@ -186,7 +186,9 @@ def test_a_failing_prefetch_names_the_cure(kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("ending", ["returns", "raises"])
-def test_a_generator_goes_on_when_its_records_are_finished_with(kafka: Kafka, ending: str) -> None:
+def test_a_generator_continues_when_its_records_are_finished_with(
+    kafka: Kafka, ending: str
+) -> None:
     """Not before the last of them ended, however it ended; what it raises then is no failure."""
     topic = kafka.topic()
     kafka.fill(topic, keyed(8, 8))

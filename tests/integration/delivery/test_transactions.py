@@ -70,7 +70,7 @@ def test_a_broker_that_restarts_tears_no_transaction(
 
 @pytest.mark.parametrize("stopped_s", [2.0, pytest.param(14.0, marks=pytest.mark.long)])
 @pytest.mark.timeout(240)
-def test_a_process_that_stands_still_is_not_taken_for_fenced(
+def test_a_process_that_is_stuck_is_not_taken_for_fenced(
     chaos: Callable[..., Chaos], stopped_s: float
 ) -> None:
     """SIGSTOP past its session and its transaction's time-out: it goes on, and the copy is exact.

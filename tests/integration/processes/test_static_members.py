@@ -30,7 +30,7 @@ def assigned_after(child: Child) -> float:
     return times["assigned"] - times["starting"]
 
 
-def test_a_killed_static_member_is_back_at_once(chaos: Callable[..., Chaos]) -> None:
+def test_a_killed_static_member_is_back_immediately(chaos: Callable[..., Chaos]) -> None:
     """After kill -9 and a restart under the same id: partitions in 0.3 s and no rebalance for others."""
     with chaos(seed=501, session_s=SESSION_S, concurrency=16, work_s=0.01) as run:
         run.feed(300)

@@ -54,7 +54,7 @@ def test_a_stop_waits_for_what_runs(chaos: Callable[..., Chaos]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["async", "threads"])
-def test_a_second_signal_ends_at_once(chaos: Callable[..., Chaos], kind: str) -> None:
+def test_a_second_signal_ends_immediately(chaos: Callable[..., Chaos], kind: str) -> None:
     """SIGINT twice: exit 130 at once though a handler never ends.
 
     What was done is committed.

@@ -152,7 +152,7 @@ def test_every_partition_is_read_again(
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_a_partition_that_the_client_stops_fetching_is_fetched_anew(cluster: LocalBroker) -> None:
+def test_a_partition_that_the_client_stops_fetching_is_fetched_again(cluster: LocalBroker) -> None:
     """The watchdog: its log grows, nothing of Weft's pauses it, and 30 s later it is read."""
     cluster.create_topic("unfetched", 2, replication=3)
     app = weft.App(group="unfetched", kafka={"bootstrap.servers": cluster.bootstrap})

@@ -49,7 +49,7 @@ ROUNDS, PARTITIONS, START = 8, 6, 5
 
 
 @pytest.mark.parametrize("protocol", ONE_ON_A_PUSH)
-def test_a_partition_begins_exactly_where_it_is_told(
+def test_a_partition_begins_exactly_where_it_is_reported(
     chaos_broker: LocalBroker, protocol: str
 ) -> None:
     """Told at once after the assignment, while librdkafka is still setting it up.

@@ -72,7 +72,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, bare: Path) -> Iterator[str
         end(process)
 
 
-def test_source_sink_and_process_say_what_is_missing(server, bare, kafka_broker, tmp_path) -> None:
+def test_source_sink_and_process_report_what_is_missing(
+    server, bare, kafka_broker, tmp_path
+) -> None:
     """Each in its first line, which names the Python, before any task fails."""
     (tmp_path / "job.py").write_text(JOB)
     done = subprocess.run(

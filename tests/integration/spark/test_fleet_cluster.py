@@ -151,7 +151,9 @@ def test_local_cluster_and_the_new_group_protocol(tmp_path, topic, kafka_broker)
 
 
 @pytest.mark.long
-def test_too_few_slots_is_said_with_both_numbers(standalone, tmp_path, topic, kafka_broker) -> None:
+def test_too_few_slots_is_reported_with_both_numbers(
+    standalone, tmp_path, topic, kafka_broker
+) -> None:
     """More members than slots: after its time one line with both numbers, and all have left."""
     name = topic(PARTITIONS, "few")
     write_app(tmp_path, kafka_broker.bootstrap, name)

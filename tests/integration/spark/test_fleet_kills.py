@@ -43,7 +43,7 @@ def folder(tmp_path, topic, kafka_broker) -> Any:
 
 
 @pytest.mark.long
-def test_a_killed_member_is_back_at_once(folder) -> None:
+def test_a_killed_member_is_back_immediately(folder) -> None:
     """After kill -9 a member has its partitions long before the session time-out.
 
     The other goes on, nothing is lost, keys stay in order, and the drain ends it all.

@@ -225,7 +225,7 @@ def test_a_run_pushes_out_what_a_killed_one_left(group, folder) -> None:
 
 
 @pytest.mark.long
-def test_a_stop_in_the_middle_of_a_rebalance_leaves_nobody(group, folder) -> None:
+def test_a_stop_in_the_middle_of_a_rebalance_leaves_no_one(group, folder) -> None:
     """Ctrl-C as soon as a member has asked to join: after the end the group is empty."""
     with group.neighbour("cooperative-sticky") as polls, running(folder, "--members", "2") as fleet:
         wait_until(lambda: group.described()[0] == "PREPARING_REBALANCING", START_S, "the join")
@@ -237,7 +237,7 @@ def test_a_stop_in_the_middle_of_a_rebalance_leaves_nobody(group, folder) -> Non
 
 
 @pytest.mark.long
-def test_a_driver_killed_in_a_rebalance_leaves_nobody(group, folder) -> None:
+def test_a_driver_killed_in_a_rebalance_leaves_no_one(group, folder) -> None:
     """The driver dies while its members join: they notice, wait for the join, and leave."""
     with group.neighbour("cooperative-sticky") as polls, running(folder, "--members", "2") as fleet:
         wait_until(
@@ -253,7 +253,7 @@ def test_a_driver_killed_in_a_rebalance_leaves_nobody(group, folder) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_member_that_nobody_replaces_is_pushed_out_at_the_end(group, folder) -> None:
+def test_a_killed_member_that_no_one_replaces_is_pushed_out_at_the_end(group, folder) -> None:
     """A member that is killed as the fleet stops is no ghost: the driver sees it off."""
     with running(folder, "--members", "2") as fleet:
         victim = min(at_work(fleet))

@@ -94,7 +94,7 @@ def over(app: weft.App) -> bool:
         return True
 
 
-def test_everything_is_told_on_the_driver(spark, app_on, topic) -> None:
+def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     """Results, values of the app's classes, callbacks, a snapshot over all members, a lifespan each."""
     committed: list[weft.Committed] = []
     assigned: list[Any] = []
@@ -438,7 +438,7 @@ app.run(engine="spark", members=1, master="local[1]")
 
 
 @pytest.mark.long
-def test_what_spark_defaults_say_is_seen(tmp_path, topic, kafka_broker) -> None:
+def test_spark_defaults_are_read(tmp_path, topic, kafka_broker) -> None:
     """Speculation from spark-defaults.conf is refused with master=, too."""
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
     script = DEFAULTS % (kafka_broker.bootstrap, topic(1, "defaults"))

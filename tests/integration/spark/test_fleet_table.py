@@ -176,7 +176,9 @@ def test_a_driver_killed_and_started_again(job, kafka_broker, when) -> None:
     check_whole(folder, kafka_broker, topic, dead)
 
 
-def test_what_cannot_be_is_said_before_a_job_starts(spark, topic, kafka_broker, tmp_path) -> None:
+def test_what_cannot_be_is_reported_before_a_job_starts(
+    spark, topic, kafka_broker, tmp_path
+) -> None:
     """A table with another schema, and a schema that is none: one line, and no member starts."""
     DeltaLog.create(str(tmp_path / "theirs"), pa.schema([("other", pa.int64())]))
     app = weft.App(group="g-refused", kafka={"bootstrap.servers": kafka_broker.bootstrap})

@@ -175,7 +175,7 @@ def test_a_replay_handles_failed_rows_again_in_their_keys_order(spark, records, 
     assert replay(dead, failing(again), results=results).count() == 0
 
 
-def test_what_cannot_be_replayed_is_told(spark, records, read_stream, topic):
+def test_what_cannot_be_replayed_is_reported(spark, records, read_stream, topic):
     """A table without the values, and a stream."""
     plain = process(records(1), failing("/nowhere"))
     with pytest.raises(ConfigError, match=r"no column value: .*carry="):
@@ -237,7 +237,7 @@ def test_a_model_is_made_of_columns(spark, records, columns):
     assert [(row.offset, row.status) for row in again] == [(2, "done")]
 
 
-def test_columns_that_make_no_model_are_told(records):
+def test_columns_that_make_no_model_are_reported(records):
     """One line before any job, with the column and the cure."""
     flat = records(1).drop("value")
     wrong = [

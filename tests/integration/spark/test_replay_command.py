@@ -86,7 +86,7 @@ def test_bad_times_are_one_line(replay, arguments, says):
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_topic_without_a_handler_is_told(replay):
+def test_a_topic_without_a_handler_is_reported(replay):
     """With the topics that there are."""
     ended = replay("--from", "0", "--to", "1", topic_="nope")
     assert ended.returncode == 2

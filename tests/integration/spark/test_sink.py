@@ -139,7 +139,7 @@ def test_what_kafka_refuses_ends_the_task_with_one_line(spark, kafka_broker, top
         write(spark.range(1).selectExpr("'v' as value", "cast(null as string) as topic"))
 
 
-def test_brokers_that_do_not_answer_are_told_before_a_task_runs(spark, write):
+def test_brokers_that_do_not_answer_are_reported_before_a_task_runs(spark, write):
     """Within a question's time-out, not after the minutes that a row may wait."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.request.timeout.ms": 1000}
     with pytest.raises(Exception, match=r"Kafka at 127\.0\.0\.1:1 did not answer") as caught:
@@ -173,7 +173,7 @@ def test_a_stream_writes_each_batch(
     assert of_partition == {0: list(range(0, 200, 2)), 1: list(range(1, 200, 2))}
 
 
-def test_a_stream_without_a_topic_is_told_with_its_first_batch(
+def test_a_stream_without_a_topic_is_reported_with_its_first_batch(
     spark, topic, produce, read_stream, kafka_broker, tmp_path
 ):
     """One line with the cure."""

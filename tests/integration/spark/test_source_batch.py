@@ -56,7 +56,7 @@ def transactions(broker, topic: str, *committed: bool, size: int = 10) -> None:
     read_committed(broker.bootstrap, topic)  # its markers are there
 
 
-def test_a_topic_made_again_between_two_queries_is_read_as_it_is_now(
+def test_a_topic_recreated_between_two_queries_is_read_as_it_is_now(
     kafka_broker, topic, produce, read
 ):
     """The second query has the consumers that the first left, and they knew the former topic."""

@@ -35,7 +35,7 @@ def one_line(caught) -> str:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_wrong_options_are_told_at_load(spark, kafka_broker, options, says):
+def test_wrong_options_are_reported_at_load(spark, kafka_broker, options, says):
     """`load()` itself refuses, for batches and for streams."""
     base = {"kafka.bootstrap.servers": kafka_broker.bootstrap, "subscribe": "t", **options}
     for reader in (spark.read, spark.readStream):
@@ -71,7 +71,7 @@ def test_an_unknown_topic_is_named(read, read_stream, tmp_path):
         query.awaitTermination(120)
 
 
-def test_partitions_that_are_not_named_are_told(topic, read):
+def test_partitions_that_are_not_named_are_reported(topic, read):
     """Offsets must be given for exactly the partitions that are read."""
     name = topic(2)
     with pytest.raises(Exception, match=f"startingOffsets leaves out {name}-1") as caught:

@@ -72,7 +72,9 @@ def test_a_group_shows_how_far_a_query_is(topic, produce, read_stream, tmp_path,
     assert query.exception() is None
 
 
-def test_a_new_query_shows_its_start_at_once(topic, produce, read_stream, tmp_path, group, offsets):
+def test_a_new_query_shows_its_start_immediately(
+    topic, produce, read_stream, tmp_path, group, offsets
+):
     """Before anything has come, so that lag counts from there."""
     name = topic()
     produce(name, ["a", "b"])
@@ -116,7 +118,7 @@ def test_a_read_starts_at_a_groups_offsets(
     assert {row.v for row in spark.table(done.name).collect()} == wanted
 
 
-def test_offsets_of_a_group_that_are_gone_are_told(topic, produce, read, group, commit):
+def test_offsets_of_a_group_that_are_gone_are_reported(topic, produce, read, group, commit):
     """A committed offset outside the log is a loss, as with any other written start."""
     name = topic()
     produce(name, ["a"])
@@ -132,7 +134,7 @@ def test_offsets_of_a_group_that_are_gone_are_told(topic, produce, read, group, 
         ({"startingGroup": " "}, "startingGroup is empty"),
     ],
 )
-def test_contradictions_are_told(read, options, says):
+def test_contradictions_are_reported(read, options, says):
     """One start, and a name that is one."""
     with pytest.raises(Exception, match=says):
         read("t", **options)

@@ -104,7 +104,7 @@ def test_available_now_reads_what_there_is_in_limited_batches(topic, produce, pi
     assert pipeline.run(name, startingOffsets="earliest") == []
 
 
-def test_a_restart_goes_on_exactly(topic, produce, pipeline):
+def test_a_restart_continues_exactly(topic, produce, pipeline):
     """What came between two runs is read once; options about the start no longer matter."""
     name = topic(2)
     produce(name, numbers(0, 10), 0)
@@ -191,7 +191,7 @@ def test_records_that_retention_took_before_they_were_read(kafka_broker, topic, 
 
 
 @pytest.mark.parametrize("records", [2, 6], ids=["shorter", "longer"])
-def test_a_topic_made_again(kafka_broker, topic, produce, pipeline, records):
+def test_a_topic_recreated(kafka_broker, topic, produce, pipeline, records):
     """Told apart from the old one by its id, whatever its length: an error, or read anew."""
     name = topic()
     produce(name, numbers(0, 4))
@@ -254,7 +254,7 @@ def test_what_is_held_back_is_let_through_in_time(topic, produce, pipeline, runn
     assert pipeline.values() == ["a", "b"]
 
 
-def test_a_checkpoint_of_another_source_is_told(topic, produce, pipeline):
+def test_a_checkpoint_of_another_source_is_reported(topic, produce, pipeline):
     """An offset that is not one of Kafka's cannot be gone on from."""
     name = topic()
     produce(name, ["a"])
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_another_source_is_told(topic, produce, pipeline):
         pipeline.run(name)
 
 
-def test_the_checkpoint_of_another_query_is_told(pipeline, topic, produce):
+def test_the_checkpoint_of_another_query_is_reported(pipeline, topic, produce):
     """A checkpoint that knows only other topics: one line that says whose it is."""
     first, second = topic(prefix="first"), topic(prefix="second")
     produce(first, ["a"])

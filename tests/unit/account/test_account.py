@@ -38,7 +38,7 @@ def places(desk) -> dict[str, int]:
     return {name: count for name, count in row["places"].items() if count}
 
 
-def test_each_place_is_told(make_desk):
+def test_each_place_is_reported(make_desk):
     """Running, behind, retrying and parked records are counted where they are."""
     desk = make_desk(HandlerSpec("h", concurrency=2, retry=Retry(attempts=2, delay_s=9, jitter=0)))
     (partition,) = desk.assign(0)
@@ -276,7 +276,7 @@ def test_why_nothing_starts(make_desk):
     assert "revoking" in causes(desk)
 
 
-def test_taken_slots_tell_since_when_no_call_has_ended(make_desk):
+def test_taken_slots_report_since_when_no_call_has_ended(make_desk):
     """Since the youngest began, for one that ends begins another; the oldest is named."""
     desk = make_desk(HandlerSpec("h", concurrency=2))
     (partition,) = desk.assign(0)

@@ -57,7 +57,7 @@ def test_ivy_takes_over_when_maven_fails(machine, monkeypatch, tmp_path):
     assert fetching.fetch("1.0", tmp_path, NAMES) == "Ivy"
 
 
-def test_when_all_fail_each_says_why(machine, monkeypatch, tmp_path):
+def test_when_all_fail_each_reports_why(machine, monkeypatch, tmp_path):
     """The one line carries each client's first error."""
     program(machine, "mvn", "echo '[ERROR] no route to host'; echo '[ERROR] use -X'; exit 1")
     with_ivy(machine, monkeypatch, "exit 3")
@@ -75,7 +75,7 @@ def test_a_client_that_hangs_is_ended(machine, monkeypatch, tmp_path):
         fetching.fetch("1.0", tmp_path, NAMES)
 
 
-def test_it_says_on_stderr_what_it_fetches(machine, tmp_path, capsys):
+def test_it_reports_on_stderr_what_it_fetches(machine, tmp_path, capsys):
     """Standard output stays empty: `weft broker up` prints an address there."""
     program(machine, "mvn", "echo 'Copying kafka_2.13-1.0.jar to lib'")
     fetching.fetch("1.0", tmp_path, NAMES)

@@ -129,7 +129,7 @@ def test_release_ends_the_guard_too(properties, log):
         ("x" * 400, "x" * 300),
     ],
 )
-def test_the_last_line_that_says_something(text, line):
+def test_the_last_line_that_reports_something(text, line):
     """The last line is short, and not the logging library's complaint."""
     assert last_line(text) == line
 

@@ -104,7 +104,7 @@ def app_file(folder, kafka) -> None:
 
 
 @pytest.mark.parametrize(("kafka", "name", "cure"), BAD, ids=lambda one: str(one)[:70])
-def test_weft_run_says_what_is_wrong_and_what_to_do(
+def test_weft_run_reports_what_is_wrong_and_what_to_do(
     tmp_path, monkeypatch, capfd, kafka, name, cure
 ):
     """Exit code 2 and one line with the property and the cure; no traceback, no secret."""

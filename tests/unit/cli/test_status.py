@@ -102,7 +102,7 @@ def test_what_remains_is_unknown_while_no_broker_answers(shot):
     assert lines[1].startswith("No broker has answered for 45 s")
 
 
-def test_why_asks_several_runs_and_says_it_once():
+def test_why_asks_several_runs_and_reports_it_once():
     """`weft why nosuch` of three members of a group: one line, with the topics that there are."""
     row = {"text": "nosuch is not with this member now; it has orders.", "next": "",
            "about": "elsewhere", "stack": [], "rank": 8}  # fmt: skip

@@ -181,7 +181,7 @@ def test_hold_still(shot):
     assert len(top._history["rate"]) >= 1
 
 
-def test_when_nobody_answers_any_more(shot):
+def test_when_no_one_answers_any_more(shot):
     """What was seen last stays, and for how long nobody has answered stands above it."""
     asked = threading.Event()
 

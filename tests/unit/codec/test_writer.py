@@ -99,7 +99,7 @@ def test_the_cap_of_not_done_offsets(surplus: int):
         assert len(decode(0, encode(0, count + 5, not_done)).not_done) == count
 
 
-def test_a_map_whose_text_nobody_reads_is_refused():
+def test_a_map_whose_text_no_one_reads_is_refused():
     """What would be longer than any reader takes is an error, not a text."""
     chance = random.Random(SEED)
     not_done = list(accumulate(chance.randint(2, 20_000) for _ in range(limits.NOT_DONE_MAX)))

@@ -15,7 +15,7 @@ from weft.policies import Batch, Commit, Retry, Skip
 from weft.types import Record, Sent
 
 
-def test_full_batch_starts_at_once(make_desk):
+def test_full_batch_starts_immediately(make_desk):
     """`max_records` ready records do not linger."""
     desk = make_desk(in_batches(2))
     (part,) = desk.assign(0)

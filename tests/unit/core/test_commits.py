@@ -18,7 +18,7 @@ from weft.types import Sent
 UNORDERED = HandlerSpec("h", ordering="unordered")
 
 
-def test_commit_says_frontier_and_what_is_done_beyond(make_desk):
+def test_commit_reports_frontier_and_what_is_done_beyond(make_desk):
     """One commit carries the lowest offset not done and the map of what is done past it."""
     desk = make_desk(UNORDERED)
     (part,) = desk.assign(0)
@@ -171,7 +171,7 @@ def test_refused_commit_waits_its_time(make_desk, verdict, again_s, map_chars):
     assert again.items[0][:3] == item[:3]
 
 
-def test_refused_map_is_told_with_the_next_limit(make_desk):
+def test_refused_map_is_reported_with_the_next_limit(make_desk):
     """The log says what to raise, and what is tried next."""
     desk, _, _ = refused(make_desk, "too_large", map_chars=64)
     (note,) = desk.take(fx.Note)
@@ -209,7 +209,9 @@ def test_late_answer_of_an_ended_epoch_is_dropped(make_desk):
 
 
 @pytest.mark.parametrize(("verdict", "said"), [("stored", [2]), ("retry", []), ("gone", [])])
-def test_what_holds_is_said_again_after_a_late_commit_of_a_former_epoch(make_desk, verdict, said):
+def test_what_holds_is_reported_again_after_a_late_commit_of_a_former_epoch(
+    make_desk, verdict, said
+):
     """Librdkafka sent it again, after the new epoch's, and put back the older frontier."""
     desk = make_desk()
     (former,) = desk.assign(0)
@@ -225,7 +227,7 @@ def test_what_holds_is_said_again_after_a_late_commit_of_a_former_epoch(make_des
     assert [i.frontier for sent in desk.take(fx.CommitOffsets) for i in sent.items] == said
 
 
-def test_start_of_a_new_group_is_committed_at_once(make_desk):
+def test_start_of_a_new_group_is_committed_immediately(make_desk):
     """Without a committed offset the resolved start does not wait for the interval."""
     desk = make_desk()
     desk.pass_time(0.5)
@@ -313,7 +315,7 @@ def test_claims_without_room_in_the_map_are_looked_at_again_after_a_while(make_d
     assert (sent.items[0].frontier, offsets(sent.items[0].claims)) == (2, [1, 0])
 
 
-def test_nobody_waits_for_marks_that_were_withdrawn(make_desk):
+def test_no_one_waits_for_marks_that_were_withdrawn(make_desk):
     """The partition goes, and no commit is looked for on its account."""
     once = {"retry": Retry(attempts=1), "on_exhausted": Skip()}
     desk = make_desk(HandlerSpec("h", delivery="at_most_once", **once))
@@ -373,7 +375,7 @@ def test_the_number_of_records_is_of_all_partitions(make_desk):
     assert [item.frontier for item in sent.items] == [2, 2]
 
 
-def test_a_partition_whose_commit_was_lost_says_it_as_soon_as_that_is_known(make_desk):
+def test_a_partition_whose_commit_was_lost_reports_it_as_soon_as_that_is_known(make_desk):
     """What the broker holds was read back: a record that waits for its commit waits no longer."""
     desk = make_desk(HandlerSpec("h", commit_each=True), limits=Limits(commit_answer_s=2.0))
     (part,) = desk.assign(0)

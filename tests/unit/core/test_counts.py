@@ -92,7 +92,7 @@ def test_a_refused_dead_letter_is_the_last_error(make_desk):
 
 
 @pytest.mark.parametrize(("length", "told"), [(199, 199), (200, 200), (201, 200)])
-def test_a_long_refusal_of_a_dead_letter_is_told_shortened(make_desk, length, told):
+def test_a_long_refusal_of_a_dead_letter_is_reported_shortened(make_desk, length, told):
     """Its first 200 characters stand in the record's story."""
     desk = make_desk(HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=DeadLetter("dlq")))
     (part,) = desk.assign(0)
@@ -104,7 +104,7 @@ def test_a_long_refusal_of_a_dead_letter_is_told_shortened(make_desk, length, to
 
 
 @pytest.mark.parametrize(("length", "told"), [(99, 99), (100, 100), (101, 100)])
-def test_a_long_error_is_told_shortened(make_desk, length, told):
+def test_a_long_error_is_reported_shortened(make_desk, length, told):
     """Its first 100 characters stand in the record's story; the record keeps it whole."""
     desk = make_desk(HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=Skip()))
     (part,) = desk.assign(0)
@@ -181,7 +181,7 @@ def test_a_commit_is_in_doubt_when_its_time_is_over_and_not_before(make_desk):
         HandlerSpec("h", delivery="at_most_once", retry=Retry(attempts=1), on_exhausted=Skip()),
     ],
 )
-def test_nobody_waits_for_a_commit_that_is_stored(make_desk, spec):
+def test_no_one_waits_for_a_commit_that_is_stored(make_desk, spec):
     """The partition is looked at no more, until it has a claim again."""
     desk = make_desk(spec)
     (part,) = desk.assign(0)
@@ -235,7 +235,7 @@ def test_reported_outputs_are_those_that_a_transaction_stored(make_desk, committ
 
 
 @pytest.mark.parametrize(("delivery", "count"), [("at_least_once", 2), ("at_most_once", 0)])
-def test_what_no_map_says_yet_is_under_way(make_desk, delivery, count):
+def test_what_no_map_reports_yet_is_under_way(make_desk, delivery, count):
     """Running or being sent; a started-mark is in the map already."""
     policy = {"retry": Retry(attempts=1), "on_exhausted": Skip()}
     desk = make_desk(HandlerSpec("h", ordering="unordered", delivery=delivery, **policy))

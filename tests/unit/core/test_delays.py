@@ -106,7 +106,7 @@ def test_records_come_back_in_the_order_of_their_times(make_desk):
     assert offsets(desk.started()) == [1]
 
 
-def test_time_outs_are_told_when_they_are_over(make_desk):
+def test_time_outs_are_reported_when_they_are_over(make_desk):
     """Each once, in the order of their starts; what ended in time is not."""
     desk = make_desk(HandlerSpec("h", ordering="unordered", timeout_s=2.0, concurrency=3))
     (part,) = desk.assign(0)

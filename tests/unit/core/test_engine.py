@@ -45,7 +45,7 @@ def test_stop_buffered_finishes_what_is_in_memory(make_desk):
 
 
 @pytest.mark.parametrize("before", [None, "in_flight", "buffered"])
-def test_stop_now_ends_at_once(make_desk, before):
+def test_stop_now_ends_immediately(make_desk, before):
     """`now` waits for nothing, whatever was asked for before."""
     desk = make_desk()
     (part,) = desk.assign(0)

@@ -105,7 +105,7 @@ def test_a_culprit_fails_with_the_reason_where_others_get_through():
         assert any(through for what, through in broker.sent[before:after] if what)
 
 
-def test_each_of_several_culprits_fails_and_nobody_else():
+def test_each_of_several_culprits_fails_and_no_one_else():
     """They are found one after another, in several partitions."""
     broker = Broker(3, 4, 9, partitions=2)
     broker.handle(*range(12))
@@ -417,7 +417,7 @@ def test_one_alone_that_falls_is_the_culprit():
     assert halving.choose([part])[part] == works[1:]
 
 
-def test_an_abort_for_another_reason_says_nothing():
+def test_an_abort_for_another_reason_reports_nothing():
     """An output was named, or the time was over."""
     halving, works = Culprits(), pending(*"ab")
     for _ in range(2 * UNSPLIT_TRIES):

@@ -54,7 +54,7 @@ def test_the_slots_of_what_ends_are_those_of_its_handler(two, ended):
     assert [one.slots.free for one in desk.engine.state.handlers] == [0, 1]
 
 
-def test_a_transaction_says_nothing_of_the_commits_of_others(two):
+def test_a_transaction_reports_nothing_of_the_commits_of_others(two):
     """One handler is exactly_once, the other is not: each waits for its own answer."""
     desk, parts, works = two(delivery="exactly_once")
     plain, exact = ([w for w in works if w.partition is part] for part in parts)

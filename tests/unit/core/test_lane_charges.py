@@ -154,7 +154,7 @@ def test_lane_of_a_dead_letter_is_charged_until_it_is_stored(make_desk):
     assert charged(part) == (0, 0)
 
 
-def test_lane_of_a_parked_record_says_that_it_is_parked(make_desk):
+def test_lane_of_a_parked_record_reports_that_it_is_parked(make_desk):
     """One that waits for its next attempt moves again; one that is parked does not."""
     desk = make_desk(HandlerSpec("h", retry=Retry(attempts=2, delay_s=1.0, jitter=0.0)))
     (part,) = desk.assign(0)

@@ -187,7 +187,7 @@ def test_records_without_outputs_take_no_room():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_one_that_got_nothing_through_says_nothing_of_its_size(count):
+def test_one_that_got_nothing_through_reports_nothing_of_its_size(count):
     """However few were in it: the broker was away, and the room stays."""
     desk = exact(Limits(transaction_bytes=100 * SIZE), concurrency=50)
     (part,) = desk.assign(0)

@@ -60,7 +60,7 @@ def test_next_token_is_waited_for(make_desk):
     assert desk.engine.state.handlers[0].tokens_due() == 0.25
 
 
-def test_nobody_waits_for_a_token_without_a_slot(make_desk):
+def test_no_one_waits_for_a_token_without_a_slot(make_desk):
     """With every slot taken, or nothing ready, a token changes nothing."""
     desk = rated(make_desk, 4.0, concurrency=1)
     (work,) = desk.started()
@@ -87,7 +87,7 @@ def test_before_the_first_start_no_token_is_waited_for():
     assert handler.tokens_due() is None
 
 
-def test_a_saved_token_is_used_at_once(make_desk):
+def test_a_saved_token_is_used_immediately(make_desk):
     """A record that comes later does not wait for a new token."""
     desk = make_desk(HandlerSpec("h", ordering="unordered", rate_limit_per_s=2.0))
     (part,) = desk.assign(0)
@@ -100,7 +100,7 @@ def test_a_saved_token_is_used_at_once(make_desk):
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": Batch(2, 0.5)}])
-def test_while_nothing_may_start_nobody_waits_for_a_token_or_a_batch(make_desk, options):
+def test_while_nothing_may_start_no_one_waits_for_a_token_or_a_batch(make_desk, options):
     """Outputs back up: the engine asks to be woken for what it can do, and not again and again."""
     desk = rated(make_desk, 4.0, **options)
     desk.do("halt", "outputs", on=True)

@@ -41,7 +41,7 @@ def test_a_mark_that_is_taken_back_lowers_the_top_to_what_is_done():
     assert (offsets.top, list(offsets.incomplete)) == (4, [1, 2, 3, 5])
 
 
-def test_what_is_read_of_a_commit_that_is_not_in_doubt_says_nothing():
+def test_what_is_read_of_a_commit_that_is_not_in_doubt_reports_nothing():
     """Its own answer is on the way, or has come."""
     desk = Desk(UNORDERED, limits=Limits(commit_answer_s=60.0))
     (part,) = desk.assign(0)

@@ -36,7 +36,7 @@ def test_a_commit_within_the_log_is_where_it_starts(committed):
     assert resolve(found(committed), "stop") == Start(committed, committed - 1)
 
 
-def test_the_map_says_what_is_done():
+def test_the_map_reports_what_is_done():
     """Up to its top, but for its holes."""
     text = encode(20, 24, [20, 22])
     assert resolve(found(20, text), "stop") == Start(20, 24, (20, 22))

@@ -200,7 +200,7 @@ def test_an_accused_output_that_gets_through_clears_those_accused_after_it():
     assert not waiting.suspects.alone
 
 
-def test_an_output_that_was_not_acknowledged_and_gets_through_clears_nobody():
+def test_an_output_that_was_not_acknowledged_and_gets_through_clears_no_one():
     """Its partition has a leader again; that says nothing of those that were refused."""
     waiting = Waiting(0, 1, 2, 3)
     waiting.goes()
@@ -224,7 +224,7 @@ def test_who_has_failed_alone_is_not_cleared_by_another():
     assert waiting.goes() == [4]
 
 
-def test_accused_alone_is_nobody():
+def test_accused_alone_is_no_one():
     """Nothing else waits: it goes on as before."""
     waiting = Waiting(0)
     assert not waiting.accused(0)
@@ -280,7 +280,7 @@ def test_a_suspect_without_others_fails_never():
         assert waiting.aborted() == []
 
 
-def test_one_of_several_that_is_not_acknowledged_fails_nobody_yet():
+def test_one_of_several_that_is_not_acknowledged_fails_no_one_yet():
     """Those that go alone together: some were taken, the others are tried again."""
     waiting = Waiting(0, 1, 2)
     waiting.goes()
@@ -290,7 +290,7 @@ def test_one_of_several_that_is_not_acknowledged_fails_nobody_yet():
     assert waiting.held(0) == []
 
 
-def test_nobody_is_suspected_where_nothing_was_acknowledged():
+def test_no_one_is_suspected_where_nothing_was_acknowledged():
     """All that was in it and all that waits: the broker is away."""
     waiting = Waiting(0, 1)
     waiting.goes()
@@ -334,7 +334,7 @@ def test_what_stands_behind_a_suspect_in_its_lane_waits_for_it(ordering, others)
     assert waiting.goes() == others
 
 
-def test_a_suspect_that_gets_through_begins_anew():
+def test_a_suspect_that_gets_through_begins_again():
     """Those that were not acknowledged are one group: who joins it later has failed nothing yet."""
     waiting = Waiting(0, 1, 2)
     waiting.goes()

@@ -43,7 +43,7 @@ def test_what_is_given_up_is_reported_by_its_policy(policy, outcome):
 @pytest.mark.parametrize(
     ("policy", "told"), [(Park(), ["failed", "parked"]), (Skip(), ["failed", "skipped"])]
 )
-def test_what_is_given_up_is_told_to_the_log(policy, told):
+def test_what_is_given_up_is_reported_to_the_log(policy, told):
     """The attempt that failed, and what became of the record."""
     troubles = given_up(policy).take(fx.Troubled)
     assert [one.outcome for one in troubles] == told
@@ -71,7 +71,7 @@ def test_a_dead_letter_of_exactly_once_goes_with_the_transaction():
     assert [one.outcome for one in desk.take(fx.Finished)] == ["dead_lettered"]
 
 
-def test_a_stored_commit_is_told_and_a_refused_one_is_not():
+def test_a_stored_commit_is_reported_and_a_refused_one_is_not():
     """What `on_commit` hears is what the broker holds."""
     desk = Desk(HandlerSpec("h", ordering="unordered"), limits=Limits(commit_retry_s=0.1))
     (part,) = desk.assign(0)
@@ -88,7 +88,7 @@ def test_a_stored_commit_is_told_and_a_refused_one_is_not():
     assert [(one.partition, one.frontier) for one in stored.committed] == [(0, 2)]
 
 
-def test_a_commit_without_room_for_its_map_says_that_nothing_beyond_is_done():
+def test_a_commit_without_room_for_its_map_reports_that_nothing_beyond_is_done():
     """The frontier alone is committed: nothing past it is claimed."""
     desk = Desk(HandlerSpec("h", ordering="unordered"), limits=Limits(map_chars=3))
     (part,) = desk.assign(0)

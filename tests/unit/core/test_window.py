@@ -158,7 +158,7 @@ def test_a_second_long_lane_past_the_top_holds_nothing_back(desk):
     assert kept(desk, part) == 40_009
 
 
-def test_what_is_behind_more_gaps_than_a_map_tells_waits(desk):
+def test_what_is_behind_more_gaps_than_a_map_reports_waits(desk):
     """A compacted log: each gap between records of the lane that stands is a run of its own."""
     (part,) = desk.assign(0)
     standing_lane(desk, part, range(0, 20_000, 2))

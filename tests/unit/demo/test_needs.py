@@ -28,7 +28,7 @@ def test_missing_libraries_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(NEEDED) >= {"aiohttp", "matplotlib", "pyspark", "pyarrow", "pandas"}
 
 
-def test_without_java_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_it_reports_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Java: one line with the cure."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)

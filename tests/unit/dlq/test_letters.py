@@ -174,7 +174,7 @@ def test_a_record_goes_home_as_it_was():
     )
 
 
-def test_replays_are_counted_whoever_writes_the_letters():
+def test_replays_are_counted_any_caller_writes_the_letters():
     """Spring keeps a record's headers; Weft takes the letter's name away and counts itself."""
     sent = home(SPRING)
     letter = letter_of(dead(*sent.headers, *SPRING[1:]))

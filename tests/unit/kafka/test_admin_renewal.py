@@ -94,7 +94,7 @@ def test_the_new_client_is_asked(admin: KafkaAdmin) -> None:
 @pytest.mark.parametrize(
     "answer", [FACTS, KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))]
 )
-def test_any_answer_begins_the_count_anew(admin: KafkaAdmin, answer: Any) -> None:
+def test_any_answer_begins_the_count_again(admin: KafkaAdmin, answer: Any) -> None:
     """A refusal is an answer, too."""
     unanswered(admin, _UNANSWERED_MAX - 1)
     Client.answer = answer

@@ -25,7 +25,7 @@ class Foreign:
         return 7
 
 
-def test_many_unreadable_headers_are_told_of_once(
+def test_many_unreadable_headers_are_reported_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """5,000 of them gave 5,000 warnings."""

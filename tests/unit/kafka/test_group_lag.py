@@ -42,7 +42,7 @@ def test_what_is_done_beyond_does_not_count():
 
 
 @pytest.mark.parametrize(("runs", "full"), [(286, False), (287, True)])
-def test_a_full_map_is_told_by_its_runs(runs, full):
+def test_a_full_map_is_reported_by_its_runs(runs, full):
     """However few characters it takes compressed: what has started may end in any order."""
     text, _ = encode_fitting(0, 2 * runs, list(range(0, 2 * runs, 2)), limit_chars=4096)
     row = lag_of(committed(0, text), Bounds(0, 10_000))
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_a_problem_of_its_row():
         (-1, OPEN_TOO_LONG_S + 0.1, False),  # not asked, or not answered
     ],
 )
-def test_an_open_transaction_is_said_where_it_holds_the_oldest(stable_end, age_s, said):
+def test_an_open_transaction_is_reported_where_it_holds_the_oldest(stable_end, age_s, said):
     """Only where nothing left may be read, and has not been for longer than usual."""
     lag = PartitionLag("t", 0, end=20, oldest_not_done=10, oldest_age_s=age_s)
     found = behind_transaction(lag, Bounds(0, 20, stable_end))

@@ -95,7 +95,7 @@ class AlwaysBreaks(Breaks):
         raise SystemError("returned NULL without setting an exception")
 
 
-def test_a_producer_that_breaks_again_and_again_is_told_of_once(
+def test_a_producer_that_breaks_again_and_again_is_reported_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line a minute, however often it is made anew."""

@@ -43,7 +43,7 @@ def test_only_what_lasts_is_the_end(last_s: float, ends: bool) -> None:
     assert (heard(0.0, 10.0, last_s).lasting() is not None) == ends
 
 
-def test_an_answer_in_between_begins_the_grace_anew() -> None:
+def test_an_answer_in_between_begins_the_grace_again() -> None:
     """Something was served: not every login is refused."""
     assert heard(0.0, 20.0, 40.0, served_at=25.0).lasting() is None
 
@@ -73,7 +73,9 @@ def test_the_users_callback_is_called_too() -> None:
     assert told == [AWAY]
 
 
-def test_a_quota_is_told_once_a_minute_and_to_the_user(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quota_is_reported_once_a_minute_and_to_the_user(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """With the broker and the client's name; the end of the waiting is no news."""
     clock, heard_by_user = Clock(), []
     told = Refusals({"client.id": "slow", "throttle_cb": heard_by_user.append}, clock)

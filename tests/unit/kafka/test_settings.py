@@ -45,7 +45,9 @@ def refusal(kafka=None, producer=None, **more) -> str:
         ({"partitioner": "consistent"}, {"partitioner": "fnv1a"}, "fnv1a"),
     ],
 )
-def test_keys_go_where_java_sends_them_unless_the_user_says_otherwise(kafka, producer, expected):
+def test_keys_go_where_java_sends_them_unless_the_user_sets_a_partitioner(
+    kafka, producer, expected
+):
     """Java's partitioner by default, in every producer of Weft's; `producer` wins over `kafka`."""
     assert made(kafka, producer).producer["partitioner"] == expected
 
@@ -70,7 +72,7 @@ def test_real_clients_are_made_with_them() -> None:
     AdminClient(settings.admin).poll(0)
 
 
-def test_defaults_stand_where_the_user_says_nothing() -> None:
+def test_defaults_hold_unless_the_user_sets_them() -> None:
     """What Weft sets for a consumer and a producer."""
     settings = made()
     expected = {
@@ -299,7 +301,7 @@ def test_the_address_is_known_by_either_name() -> None:
     assert settings.bootstrap == "kafka:1"
 
 
-def test_a_property_without_effect_is_said_in_the_log(caplog) -> None:
+def test_a_property_without_effect_is_reported_in_the_log(caplog) -> None:
     """Any property of librdkafka is taken; one that does nothing here is not taken silently."""
     with caplog.at_level(logging.WARNING, "weft.kafka"):
         made({"auto.commit.interval.ms": 100})

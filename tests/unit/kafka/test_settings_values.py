@@ -74,7 +74,7 @@ def test_hints_are_for_names_that_librdkafka_does_not_take() -> None:
         ("debug", "everything", "debug"),
     ],
 )
-def test_a_wrong_value_says_what_is_wanted(name, value, wants) -> None:
+def test_a_wrong_value_reports_what_is_wanted(name, value, wants) -> None:
     """Type, range, word, and rules between properties: always one line with the name."""
     message = refusal({name: value})
     assert wants in message

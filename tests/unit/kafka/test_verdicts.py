@@ -222,7 +222,7 @@ def test_the_documentation_is_this_table() -> None:
         ("PRODUCER_FENCED", "another producer has started with the same transactional.id"),
     ],
 )
-def test_the_end_of_transactions_says_why(name: str, means: str) -> None:
+def test_the_end_of_transactions_reports_why(name: str, means: str) -> None:
     """A right that was taken away is no other member."""
     text = _why(KafkaError(getattr(KafkaError, name)))
     assert means in text
@@ -257,7 +257,7 @@ def test_an_abort_is_laid_to_what_is_in_it_only_where_it_may_lie_there(
     assert of_content(CODES[name]) == content
 
 
-def test_what_ends_a_run_is_told_with_its_cure() -> None:
+def test_what_ends_a_run_is_reported_with_its_cure() -> None:
     """What passes by itself is not: librdkafka's words are enough."""
     refused = error_text(KafkaError(CODES["TOPIC_AUTHORIZATION_FAILED"]))
     assert refused == f"{KafkaError(29).str()}: {reason(29)}"

@@ -226,7 +226,7 @@ def test_of_a_silent_member_no_count_is_left():
     assert (sums["in_flight"], sums["buffered"]) == (2, 18)
 
 
-def test_status_tells_of_a_silent_member_what_nobody_else_tells():
+def test_status_shows_of_a_silent_member_what_no_other_reports():
     """Grey and in one line where others have its partitions; never with what it was doing."""
     alive, dead = shot("m1", [0, 1]), shot("m2", [1], silent_s=40.0)
 
@@ -257,7 +257,7 @@ def said(*texts, about="running"):
     return {"sentences": [{"text": text, "next": "", "about": about} for text in texts]}
 
 
-def test_what_runs_of_a_group_say_of_a_record_is_told_once():
+def test_what_runs_of_a_group_report_of_a_record_is_reported_once():
     """Each tells it with the time at which it was asked; what only one says stays."""
     first, second = "Record 7 runs for 5.3 s.", "Record 7 runs for 7.4 s."
     assert why_of(said(first), said(second)) == ["run-0", first]
@@ -275,7 +275,7 @@ def test_a_topic_of_many_partitions_does_not_flood_the_terminal():
     assert lines[-1] == "and 9,900 more: name a partition, or see --json"
 
 
-def test_that_nothing_holds_up_is_told_of_each_run():
+def test_that_nothing_holds_up_is_reported_of_each_run():
     """Two groups that are well say the same."""
     well = said("Nothing holds up a commit.", about="healthy")
     assert why_of(well, well).count("Nothing holds up a commit.") == 2

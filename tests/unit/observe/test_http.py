@@ -60,7 +60,7 @@ def start():
         server.close()
 
 
-def test_probes_say_why(start):
+def test_probes_report_why(start):
     """200 with ok; 503 with the reason in the body."""
     well, ill = start(), start(Ill())
     assert get(well, "/livez")[:2] == (200, "ok\n")

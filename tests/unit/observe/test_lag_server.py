@@ -71,7 +71,7 @@ def test_only_get(serve):
     refused.value.close()
 
 
-def test_a_broker_that_is_away_is_said_to_be(serve, monkeypatch):
+def test_a_broker_that_is_away_is_reported_to_be(serve, monkeypatch):
     """An old figure scales nobody: after a minute there is none, with the reason."""
     rows = [[ROW]]
 
@@ -90,7 +90,7 @@ def test_a_broker_that_is_away_is_said_to_be(serve, monkeypatch):
     assert 'weft_group_up{group="g"} 0.0' in get(port, "/metrics")[1]
 
 
-def test_parked_records_scale_nobody_up(monkeypatch):
+def test_parked_records_scale_no_one_up(monkeypatch):
     """What stands in front of done records for a minute is not work for more members."""
     more = PartitionLag("t", 1, 1_000, 0, 0, 1_000, 0, 5.0, 0, None)
     board = LagBoard(lambda: [ROW, more], "g", 5.0)
@@ -101,7 +101,7 @@ def test_parked_records_scale_nobody_up(monkeypatch):
     assert board.scale() == {"group": "g", "value": 1_000, "standing": 11}
 
 
-def test_what_waits_behind_a_full_map_scales_nobody_up(monkeypatch):
+def test_what_waits_behind_a_full_map_scales_no_one_up(monkeypatch):
     """One record blocks 61,622: none of them can start, however many members there are."""
     row = PartitionLag("t", 0, 90_000, 100, 28_278, 61_622, 100, 600.0, 28, None, 53, full=True)
     board = LagBoard(lambda: [row], "g", 5.0)
@@ -165,7 +165,7 @@ def test_a_port_in_use_is_one_line():
             listening("--http", "127.0.0.1", port)
 
 
-def test_without_the_extra_the_line_says_what_to_install(monkeypatch):
+def test_without_the_extra_the_line_reports_what_to_install(monkeypatch):
     """Not a traceback."""
     monkeypatch.setitem(__import__("sys").modules, "starlette", None)
     with pytest.raises(ConfigError, match=r"pip install 'weft\[http\]'"):

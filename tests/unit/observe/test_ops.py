@@ -53,7 +53,7 @@ def strange(expression):
     return found
 
 
-def test_every_metric_and_label_is_told_by_a_run():
+def test_every_metric_and_label_is_reported_by_a_run():
     """No query asks for what is not there."""
     assert [one for one in queries() if strange(one)] == []
     assert strange('weft_gone{place="nowhere"}') == {"weft_gone", "nowhere"}
@@ -74,7 +74,7 @@ def test_panels_have_places_of_their_own_and_a_query():
     assert len(ids) == len(set(ids))
 
 
-def test_every_alert_says_what_to_do():
+def test_every_alert_reports_what_to_do():
     """A name of ours, how bad it is, what is so, and what to do about it."""
     for rule in rules():
         assert rule["alert"].startswith("Weft")

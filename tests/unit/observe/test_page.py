@@ -60,7 +60,7 @@ def test_views_have_limits(given, said):
     assert view_of({"count": "200", "topic": "t" * 300, "offset": "1" * 19})["count"] == 200
 
 
-def test_while_nobody_watches_only_sums_are_asked_for():
+def test_while_no_one_watches_only_sums_are_asked_for():
     """Blockers walk over every record; they are looked up when somebody comes, before it is told."""
     asked = []
 

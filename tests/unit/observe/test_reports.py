@@ -76,7 +76,7 @@ def test_a_report_has_every_field_of_a_snapshot():
     assert unpacked(packed(sent))[0] == sent
 
 
-def test_of_endless_partitions_those_with_most_left_are_told():
+def test_of_endless_partitions_those_with_most_left_are_reported():
     """A report stays small; what is left out is counted."""
     rows = [partition(n) for n in range(PARTITIONS_MAX + 1)]
     told, _ = unpacked(packed(shot(partitions=rows)))
@@ -161,7 +161,7 @@ PIECES = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_whatever_is_in_a_report_the_page_and_why_go_on(data):
+def test_whatever_is_in_a_report_the_page_and_why_continue(data):
     """A real report with some of its values taken out or replaced: refused, or shown."""
     told = copy.deepcopy(REAL)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -174,7 +174,7 @@ def test_a_partition_behind_an_open_transaction_is_not_said_to_move():
     assert [one.about for one in told] == ["open_transaction"]
 
 
-def test_a_healthy_run_is_said_to_be():
+def test_a_healthy_run_is_reported_to_be():
     """With how much is left."""
     quick = record(waiting_behind=0, done_beyond=0, for_s=0.2)
     (told,) = why(shot(quick))
@@ -205,7 +205,7 @@ def test_a_partition_without_a_commit():
     )
 
 
-def test_of_many_partitions_that_stand_alike_one_is_told():
+def test_of_many_partitions_that_stand_alike_one_is_reported():
     """A rebalance of ten thousand is two lines; another member's, or another cause, has its own."""
     halts = [
         {"cause": "revoking", "topic": "orders", "partition": n, "member": f"m{n % 2}"}
@@ -219,7 +219,7 @@ def test_of_many_partitions_that_stand_alike_one_is_told():
     ]  # fmt: skip
 
 
-def test_a_topic_of_ten_thousand_partitions_is_answered_at_once():
+def test_a_topic_of_ten_thousand_partitions_is_answered_immediately():
     """Each cause is looked at once, not once for each partition: that was a hundred million."""
     rows = [{**partition(), "partition": n} for n in range(10_000)]
     halts = [{"cause": "revoking", "topic": "orders", "partition": n} for n in range(10_000)]

@@ -90,7 +90,7 @@ def said(capsys, *arguments):
     "answer",
     [b"", b"\n", HOSTILE, b"[]\n", b"7\n", b"{}\n", json.dumps({"state": "running"}).encode()],
 )
-def test_a_socket_of_somebody_else(capsys, tmp_path, command, answer):
+def test_a_socket_of_another_user(capsys, tmp_path, command, answer):
     """What answers there is no run of Weft."""
     with stranger(local.folder() / "7-0.sock", answer):
         code, line = said(capsys, command)
@@ -98,7 +98,7 @@ def test_a_socket_of_somebody_else(capsys, tmp_path, command, answer):
     assert "7-0.sock: the server there is not a Weft run" in line or "no answer: " in line
 
 
-def test_a_socket_where_nobody_answers(capsys, monkeypatch):
+def test_a_socket_where_no_one_answers(capsys, monkeypatch):
     """A process that hangs: how long was waited."""
     monkeypatch.setattr(local, "ANSWER_S", 0.2)
     with stranger(local.folder() / "7-0.sock", None):
@@ -126,7 +126,7 @@ def test_a_runtime_folder_that_is_not_there(capsys, monkeypatch):
         (401, b"a token is needed: Authorization: Bearer TOKEN\n", "a token is needed"),
     ],
 )
-def test_a_web_server_of_somebody_else(capsys, command, status, body, told):
+def test_a_web_server_of_another_user(capsys, command, status, body, told):
     """Nothing of what it says is printed, but for Weft's own words."""
     with web(status, body) as url:
         code, line = said(capsys, command, "--url", url)
@@ -134,7 +134,7 @@ def test_a_web_server_of_somebody_else(capsys, command, status, body, told):
     assert told in line
 
 
-def test_a_url_where_nobody_listens(capsys):
+def test_a_url_where_no_one_listens(capsys):
     """The address and the reason."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

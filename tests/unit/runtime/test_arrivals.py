@@ -19,7 +19,7 @@ def test_a_record_came_with_its_poll():
     assert one.at("t", 1, 10) is None
 
 
-def test_what_is_read_again_begins_anew():
+def test_what_is_read_again_begins_again():
     """A new assignment, or a log that was made again, starts at a lower offset."""
     one = Arrivals()
     one.came("t", 0, 10, 1.0)

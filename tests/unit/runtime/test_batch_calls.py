@@ -60,7 +60,7 @@ def test_records_are_acknowledged_by_what_they_are() -> None:
         batch.ack(record(7))
 
 
-def test_a_batch_that_is_acknowledged_as_a_whole_says_so() -> None:
+def test_a_batch_that_is_acknowledged_as_a_whole_reports_it() -> None:
     """Neither ack nor nack."""
     told = Told(explicit=False)
     batch = RecordBatch(told, RECORDS)

@@ -151,7 +151,7 @@ def test_a_batch_that_is_dropped_before_it_began_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_a_batch_goes_on_for_what_stays(both: bool) -> None:
+def test_a_batch_continues_for_what_stays(both: bool) -> None:
     """S6: one of its two partitions goes away: nothing of the other is handled again."""
 
     async def main(loop: asyncio.AbstractEventLoop) -> None:

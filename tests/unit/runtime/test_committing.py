@@ -161,7 +161,7 @@ def test_the_last_commit_is_asked_again_where_no_answer_came(member: Member) -> 
     assert [[one.offset for one in sent] for sent in member.consumer.stored] == [[1]]
 
 
-def test_the_last_commit_is_given_up_where_nobody_answers(
+def test_the_last_commit_is_given_up_where_no_one_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group waits for what is given away: it is asked for three seconds, not longer."""
@@ -331,7 +331,7 @@ def sent(member: Member) -> int:
 
 
 @pytest.mark.parametrize(("verdict", "stored"), [("stored", True), ("retry", False)])
-def test_an_answer_is_told_with_its_commit(
+def test_an_answer_is_reported_with_its_commit(
     member: Member, heard: list[tuple[int, bool]], verdict: Verdict, stored: bool
 ) -> None:
     """Whoever waits for it hears which one it was; the engine has it by then."""
@@ -355,7 +355,7 @@ def test_a_commit_is_stored_once_all_of_it_is(
 
 
 @pytest.mark.parametrize("token", [1, 7])
-def test_an_answer_of_a_stranger_is_told_nobody(
+def test_an_answer_of_a_stranger_is_reported_no_one(
     member: Member, heard: list[tuple[int, bool]], token: int
 ) -> None:
     """Of a partition that the commit did not name, or of a commit that was never sent."""
@@ -364,7 +364,7 @@ def test_an_answer_of_a_stranger_is_told_nobody(
     assert heard == []
 
 
-def test_the_brokers_reason_is_told(member: Member) -> None:
+def test_the_brokers_reason_is_reported(member: Member) -> None:
     """A commit that may never be stored ends the run, and its last words say why."""
     sent(member)
     member.committer.take([CommitAnswer(1, "t", 0, "stop", "not allowed")])
@@ -385,7 +385,7 @@ def starts(member: Member) -> int:
     return sum(len(effect.works) for effect in member.started)
 
 
-def test_a_member_that_stood_still_starts_nothing_before_it_is_proven(member: Member) -> None:
+def test_a_member_that_was_suspended_starts_nothing_before_it_is_proven(member: Member) -> None:
     """Whoever comes through the door first; the proof is a commit that the broker takes."""
     stand_still(member)
     before = starts(member)
@@ -427,7 +427,7 @@ def test_a_thread_that_goes_round_in_time_is_never_doubted(member: Member) -> No
 
 
 @pytest.mark.parametrize("kind", ["threads", "async"])
-def test_what_was_handed_over_before_it_stood_still_is_given_back(
+def test_what_was_passed_on_before_it_was_suspended_is_given_back(
     member: Member, kind: str
 ) -> None:
     """A worker that wakes first calls nothing: its records go back into their lanes."""

@@ -52,7 +52,7 @@ def test_what_an_earlier_letter_gave_up_stays_marked():
     assert dict(again.headers)["__dlq.errors.value.omitted"] == b"too large"
 
 
-def test_a_count_that_is_no_number_begins_anew():
+def test_a_count_that_is_no_number_begins_again():
     """Headers are anybody's data."""
     for bad in (None, b"", b"x", b"9" * 5_000):
         headers = (("__dlq.errors.topic", b"t"), ("__dlq.errors.replay.count", bad))

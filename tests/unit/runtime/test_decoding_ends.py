@@ -41,7 +41,7 @@ def test_ctrl_c_in_a_decoder_is_ctrl_c():
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_its_record_fails_and_the_reader_goes_on(is_async):
+def test_its_record_fails_and_the_reader_continues(is_async):
     """The record is parked at its first attempt and read as bytes; the next one is handled."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
 
@@ -342,7 +342,7 @@ def test_what_cannot_decode_is_refused(options, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_dataclass_without_msgspec_says_what_to_install(monkeypatch):
+def test_a_dataclass_without_msgspec_reports_what_to_install(monkeypatch):
     """One line, when it is decorated."""
     monkeypatch.setitem(sys.modules, "msgspec", None)
     app = weft.App(group="g", kafka={"bootstrap.servers": "x"})

@@ -16,7 +16,7 @@ from weft.runtime.door import Door
 from weft.testing import MemoryKafka, run
 
 
-def test_every_event_is_taken_once_whoever_is_inside() -> None:
+def test_every_event_is_taken_once_any_caller_is_inside() -> None:
     """Eight threads hand in events at the same time: all are taken, none twice, one at a time."""
     door = Door(Engine([HandlerSpec("h")]), lambda _: None)
     inside, seen = threading.Lock(), []

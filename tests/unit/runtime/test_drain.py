@@ -121,7 +121,7 @@ def test_without_parked_records_we_wait_however_long(clock: list[float]) -> None
     assert not drain.finished(engine, 0.0, ours)
 
 
-def test_a_record_handed_over_at_most_once_and_parked_is_no_reason_to_wait():
+def test_a_record_passed_on_at_most_once_and_parked_is_no_reason_to_wait():
     """Its dead letter was refused: it counts as done, only its lane rests, and the drain ends."""
     spec = HandlerSpec("h", delivery=AT_MOST_ONCE, on_exhausted=DeadLetter("d"), retry=Retry(1))
     engine = Engine([spec])

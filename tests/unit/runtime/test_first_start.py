@@ -31,7 +31,7 @@ def told(caplog, word):
     return [one for one in caplog.records if word in one.getMessage()]
 
 
-def test_a_new_group_says_where_it_starts(kafka, caplog):
+def test_a_new_group_reports_where_it_starts(kafka, caplog):
     """Once, at the first start; a group that has committed says nothing."""
     caplog.set_level(logging.INFO, "weft")
     app = app_on(kafka)
@@ -106,7 +106,7 @@ def test_dead_letter_topics_are_made_where_that_was_asked_for(kafka):
         other.run(until="drained")
 
 
-def test_a_topic_that_only_the_handler_names_is_said_once(kafka, caplog):
+def test_a_topic_that_only_the_handler_names_is_reported_once(kafka, caplog):
     """`Produce(topic=...)` cannot be looked at before: the first refusal says what to do."""
     for _ in range(5):
         kafka.produce("orders", "1")
@@ -124,7 +124,7 @@ def test_a_topic_that_only_the_handler_names_is_said_once(kafka, caplog):
     assert "weft topics create" in line.getMessage()
 
 
-def test_refusals_are_told_so_many_times_and_no_more(caplog):
+def test_refusals_are_reported_so_many_times_and_no_more(caplog):
     """A topic taken from each record cannot fill the log."""
     refusals = Refusals()
     for number in range(REPORTED_MAX + 10):

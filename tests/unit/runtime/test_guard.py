@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
-def test_a_death_is_told_with_its_cause(error: BaseException) -> None:
+def test_a_death_is_reported_with_its_cause(error: BaseException) -> None:
     """Also sys.exit(), which Python would not even print."""
     told = []
 
@@ -32,7 +32,7 @@ def test_a_death_is_told_with_its_cause(error: BaseException) -> None:
     assert told == [("weft-x", error)]
 
 
-def test_a_thread_that_returns_tells_nothing() -> None:
+def test_a_thread_that_returns_reports_nothing() -> None:
     """It has ended, not died; it gets its arguments."""
     told, seen = [], []
     thread = guard.thread("weft-x", seen.append, lambda *death: told.append(death), 7)

@@ -79,7 +79,7 @@ def test_what_cannot_be_sent_names_the_fix(returned, output, fix):
         messages(returned, output)
 
 
-def test_a_plain_handler_that_returns_a_coroutine_is_told_so():
+def test_a_plain_handler_that_returns_a_coroutine_is_reported_so():
     """It was never awaited: the handler should be an `async def`."""
 
     async def forgotten():
@@ -148,7 +148,7 @@ class Position(pydantic.BaseModel):
         (lambda value: 1 / 0, b"SECRET-SECRET-17", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_decoders_say_is_without_the_value(decode, value, said):
+def test_what_decoders_report_is_without_the_value(decode, value, said):
     """Neither message nor traceback of an undecodable record quotes it."""
     try:
         decoding_of("bytes", decode).here(Record("t", 0, 0, 0, None, value))

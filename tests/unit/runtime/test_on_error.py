@@ -86,7 +86,7 @@ def test_from_a_worker_process_comes_the_text():
         assert "in raising" in error.traceback
 
 
-def test_a_slow_callback_leaves_calls_out_and_says_so(caplog, monkeypatch):
+def test_a_slow_callback_leaves_calls_out_and_reports_it(caplog, monkeypatch):
     """What waits for it is bounded: the rest is counted in one line."""
     monkeypatch.setattr(telling, "CALLS_MAX", 2)
     go, calls = threading.Event(), []

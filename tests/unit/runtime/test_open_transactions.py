@@ -97,7 +97,7 @@ def test_what_was_found_is_forgotten_once_nothing_stands():
     assert member.telling.stable_ends == {}
 
 
-def test_nobody_answers():
+def test_no_one_answers():
     """Nothing is said, and it is asked again later."""
     member = Member(12, 40)
     member.telling.stable_ends = {WHERE: 12}

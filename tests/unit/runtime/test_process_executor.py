@@ -217,7 +217,7 @@ def test_at_most_once_gives_one_at_a_time(office: Any) -> None:
     assert desk.child.one_at_a_time
 
 
-def test_what_may_not_be_called_any_more_is_given_back_at_once(office: Any) -> None:
+def test_what_may_not_be_called_any_more_is_given_back_immediately(office: Any) -> None:
     """Its partition is going: queued again, and its slot free, without another event."""
     desk = office()
     works = desk.bench.poll(2)
@@ -227,7 +227,7 @@ def test_what_may_not_be_called_any_more_is_given_back_at_once(office: Any) -> N
     assert (desk.free, desk.child.sent) == (4, [])
 
 
-def test_what_no_pipe_can_carry_fails_at_once(office: Any) -> None:
+def test_what_no_pipe_can_carry_fails_immediately(office: Any) -> None:
     """It alone: those that were to be sent with it go; and without another event."""
     desk = office(retry=weft.Retry(attempts=1))
     desk.child.unsendable = {b"1"}
@@ -517,7 +517,7 @@ def test_the_span_of_a_failed_attempt_goes_with_the_next(office: Any) -> None:
     assert desk.child.sent[-1].failed == {desk.child.numbers()[0]: (1, 2, 3)}
 
 
-def test_workers_without_spans_are_told_once(
+def test_workers_without_spans_are_reported_once(
     office: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where this process has a tracer provider and the workers have none."""

@@ -17,7 +17,7 @@ from weft.runtime.calls.processes.protocol import Reply
 __all__ = ["office"]
 
 
-def test_a_call_killed_for_its_time_out_says_so(office: Any) -> None:
+def test_a_call_killed_for_its_time_out_reports_it(office: Any) -> None:
     """It is a failed attempt like any other, and kills no record for good."""
     desk = office(timeout_s=5.0, retry=weft.Retry(attempts=5, delay_s=60))
     (work,) = desk.poll(1)
@@ -43,7 +43,7 @@ def test_a_batch_is_killed_for_its_time_out_though_its_first_record_is_done(offi
     assert works[1].failure.error.type == "AttemptTimeout"
 
 
-def test_a_time_out_of_what_has_just_ended_kills_nobody(office: Any) -> None:
+def test_a_time_out_of_what_has_just_ended_kills_no_one(office: Any) -> None:
     """Its answer came in that very moment; the next call has nothing to do with it."""
     desk = office(timeout_s=5.0)
     first, second = desk.poll(2)

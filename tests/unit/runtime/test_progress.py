@@ -54,7 +54,7 @@ def test_a_terminal_shows_it():
     assert "lag 1,200" in stream.getvalue()
 
 
-def test_before_the_start_it_says_so():
+def test_before_the_start_it_reports_it():
     """The app has no snapshot yet."""
 
     def missing():

@@ -97,7 +97,7 @@ def test_each_wait_is_twice_as_long_up_to_the_most(place: Place, again: Rejoinin
 
 
 @pytest.mark.parametrize(("since_s", "expected"), [(CALM_S, 1.0), (CALM_S + 0.25, FIRST_S)])
-def test_the_waits_begin_anew_after_a_calm_time(
+def test_the_waits_begin_again_after_a_calm_time(
     place: Place, again: Rejoining, since_s: float, expected: float
 ) -> None:
     """A minute since it began last, and a little more."""

@@ -16,7 +16,7 @@ from weft.runtime.run.result_stream import RESULTS_MAX, ResultStream
 @pytest.mark.parametrize(
     ("count", "full"), [(RESULTS_MAX - 1, []), (RESULTS_MAX, [True]), (RESULTS_MAX + 1, [True])]
 )
-def test_a_full_stream_says_so_once_and_again_when_half_is_read(count, full):
+def test_a_full_stream_reports_so_once_and_again_when_half_is_read(count, full):
     """At its limit it asks for a rest, at half of it for more."""
     stream, levels = ResultStream(), []
     stream.on_level = levels.append

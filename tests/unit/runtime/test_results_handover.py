@@ -170,7 +170,7 @@ def test_a_slow_listener_holds_the_intake_under_its_own_name(name):
     assert {who for who, _ in member.did} == {"report", name}
 
 
-def test_nobody_listens_to_a_run_whose_reader_left_before_its_start():
+def test_no_one_listens_to_a_run_whose_reader_left_before_its_start():
     """The engine is not asked to report for one who has closed his stream."""
     stream, member = ResultStream(), Member()
     stream.close()

@@ -59,7 +59,7 @@ def told(caplog):
     return Told()
 
 
-def test_the_first_failure_is_told_with_its_traceback(told, caplog):
+def test_the_first_failure_is_reported_with_its_traceback(told, caplog):
     """Where, which attempt, what error; the traceback stands below the line."""
     told.fail(7)
     assert told.lines() == [
@@ -87,7 +87,7 @@ def test_failures_alike_are_counted_in_the_next_line(told):
     assert (line["offset"], line["left_out"]) == (6, 5)
 
 
-def test_what_was_left_out_is_said_at_the_end(told):
+def test_what_was_left_out_is_reported_at_the_end(told):
     """Never dropped unsaid."""
     for offset in range(4):
         told.fail(offset)
@@ -161,7 +161,7 @@ def test_the_place_is_the_innermost_line():
     assert place_of("") == ""
 
 
-def test_a_run_tells_what_failed(caplog, monkeypatch):
+def test_a_run_reports_what_failed(caplog, monkeypatch):
     """80 records whose handler raises: the log has the traceback, each outcome, and all counts."""
     caplog.set_level(logging.INFO, logger="weft")
     monkeypatch.setattr(telling, "ALIKE_EVERY_S", 60.0)

@@ -82,7 +82,7 @@ def test_a_partition_that_comes_back_of_the_same_topic_keeps_its_commit():
     assert cluster.reread_of == []
 
 
-def test_a_topic_made_again_while_the_partition_was_away_is_noticed(caplog):
+def test_a_topic_recreated_while_the_partition_was_away_is_noticed(caplog):
     """Its id is asked for where the partition was ours before; it is said, whoever saw it first."""
     cluster = Cluster()
     cluster.look()
@@ -112,7 +112,7 @@ def test_a_deleted_topic_is_no_other_topic():
     assert cluster.reread_of == []
 
 
-def test_the_ledger_is_told_when_a_topic_came_again_while_its_partition_was_away():
+def test_the_ledger_is_reported_when_a_topic_came_again_while_its_partition_was_away():
     """It would look for the new topic's records under the old id, and find them done."""
     cluster = Cluster()
     cluster.look()
@@ -123,7 +123,7 @@ def test_the_ledger_is_told_when_a_topic_came_again_while_its_partition_was_away
     assert cluster.unsure == ["t"]
 
 
-def test_the_ledger_is_told_of_an_epoch_that_ended_before_its_id_was_known():
+def test_the_ledger_is_reported_of_an_epoch_that_ended_before_its_id_was_known():
     """Nobody can say then whether the topic that is assigned now is the same."""
     cluster = Cluster()
     cluster.topic_ids.closed([cluster.partition])
@@ -131,7 +131,7 @@ def test_the_ledger_is_told_of_an_epoch_that_ended_before_its_id_was_known():
     assert cluster.unsure == ["t"]
 
 
-def test_the_ledger_is_told_after_the_former_topics_epochs_are_closed():
+def test_the_ledger_is_reported_after_the_former_topics_epochs_are_closed():
     """A record of theirs that began in between would be kept under the new topic's id."""
     cluster = Cluster()
     cluster.look()
@@ -159,7 +159,7 @@ def test_an_epoch_that_began_with_the_new_topic_does_not_hide_those_of_the_old()
 GONE = "topic no longer exists"
 
 
-def test_a_topic_that_was_deleted_is_told_once(caplog):
+def test_a_topic_that_was_deleted_is_reported_once(caplog):
     """A consumer waits for it in silence, for ever (found on a real broker)."""
     cluster = Cluster()
     cluster.look()
@@ -175,7 +175,7 @@ def test_a_topic_that_was_deleted_is_told_once(caplog):
     assert "weft topics create" in line
 
 
-def test_a_topic_is_missed_only_where_somebody_answers(caplog):
+def test_a_topic_is_missed_only_where_someone_answers(caplog):
     """Brokers that are away, or one that is a moment behind, say nothing of it."""
     cluster = Cluster()
     for ids in [None] * 10 + [{}, {"t": "first"}] * MISSED_MAX:

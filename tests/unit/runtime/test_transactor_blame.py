@@ -69,7 +69,7 @@ def test_alone_with_a_reason_that_may_pass_it_is_not() -> None:
     assert (heard["refused"], heard["reason"]) == ([], DENIED)
 
 
-def test_without_a_reason_silence_is_told_as_such() -> None:
+def test_without_a_reason_silence_is_reported_as_such() -> None:
     """A time-out: those that nobody acknowledged."""
     deliveries: list[Delivery | None] = [STORED, None]
     heard = told(TransactionEnd("aborted", deliveries), deliveries)
@@ -84,7 +84,7 @@ def test_a_message_that_was_refused_is_the_reason() -> None:
     assert (heard["stuck"], heard["reason"]) == ([], None)
 
 
-def test_a_committed_one_blames_nobody() -> None:
+def test_a_committed_one_blames_no_one() -> None:
     """It was settled after an error, and had gone through."""
     deliveries: list[Delivery | None] = [STORED]
     heard = told(TransactionEnd("committed", deliveries, "no", DENIED, lasts=True), deliveries)

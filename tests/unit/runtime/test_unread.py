@@ -85,7 +85,7 @@ def test_a_partition_that_is_not_fetched_is_refreshed_and_sought_after_30_s() ->
     assert (seat.dog.stuck, seat.dog.ends) == ({}, {})
 
 
-def test_one_that_stays_stuck_is_fetched_anew_every_30_s() -> None:
+def test_one_that_stays_stuck_is_fetched_again_every_30_s() -> None:
     """Not at every look."""
     seat = Seat(end=9).pass_time(4 * STILL_S + 8)
     assert len(seat.sought) == 4

@@ -116,7 +116,7 @@ def look_at_records(member, watched):
     watched.look(None)
 
 
-def test_a_long_call_is_told_at_each_limit():
+def test_a_long_call_is_reported_at_each_limit():
     """At 30 s, 5 min and 1 h, once each, with how to end it."""
     member = Member()
     member.calls("async")
@@ -183,7 +183,7 @@ def test_calls_that_wait_behind_others_are_not_long():
     assert member.told() == []
 
 
-def test_calls_none_of_which_has_begun_are_told():
+def test_calls_none_of_which_has_begun_are_reported():
     """Workers that do not open, a prefetch that hangs: nobody else would say so."""
     member = Member()
     member.calls("processes")
@@ -197,7 +197,7 @@ def test_calls_none_of_which_has_begun_are_told():
     assert "prefetch" in fields["next"]
 
 
-def test_unacknowledged_outputs_are_told():
+def test_unacknowledged_outputs_are_reported():
     """Five seconds after they were given to the producer."""
     member = Member()
     works = member.poll(3)
@@ -212,7 +212,7 @@ def test_unacknowledged_outputs_are_told():
     assert (what, fields["records"], fields["offset"]) == ("outputs are not acknowledged", 3, 0)
 
 
-def test_no_partition_is_told_with_the_groups_state():
+def test_no_partition_is_reported_with_the_groups_state():
     """After five seconds, then at longer and longer times; no longer once there is one."""
     member = Member()
     watched = Watching(member, "g", None)
@@ -297,7 +297,7 @@ def test_a_lone_member_is_still_joining_while_its_topic_is_there(topics, exist, 
 
 
 @pytest.mark.parametrize("handler", [True, False])
-def test_a_loop_that_stands_is_told_with_its_stack(monkeypatch, handler):
+def test_a_loop_that_stands_is_reported_with_its_stack(monkeypatch, handler):
     """What blocks it is found, and where; that it is a handler only where it is one."""
     monkeypatch.setattr(watching, "LOOP_STANDS_S", 0.2)
     monkeypatch.setattr(watching, "LOOP_ASKED_EVERY_S", 0.01)

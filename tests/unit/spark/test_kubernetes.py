@@ -200,7 +200,7 @@ def test_scripts_are_shell() -> None:
     assert set(OURS) >= {"weft.control.port", "weft.control.wait_s"}
 
 
-def test_a_pod_without_its_secret_says_so() -> None:
+def test_a_pod_without_its_secret_reports_it() -> None:
     """One line that names the variable and where it comes from, exit code 2."""
     given = {"KAFKA_BOOTSTRAP": "h:1", "KAFKA_USERNAME": "u", "GROUP": "g"}
     done = subprocess.run(

@@ -171,7 +171,7 @@ def test_a_commit_past_the_end_follows_the_policy(
     assert len(seen) == expected
 
 
-def test_produce_says_where_the_record_is(memory_broker: MemoryKafka) -> None:
+def test_produce_reports_where_the_record_is(memory_broker: MemoryKafka) -> None:
     """Topic, partition, offset, key; `records` gives it back."""
     memory_broker.create_topic("t", 3)
     sent = memory_broker.produce("t", "v", "k", partition=2, headers=(("h", None),), timestamp_ms=5)

@@ -184,7 +184,7 @@ def test_on_result_and_the_lifespan_are_served() -> None:
     assert told == ["closed", *results]
 
 
-def test_a_broker_of_ones_own_goes_on_where_it_was() -> None:
+def test_a_broker_of_ones_own_continues_where_it_was() -> None:
     """With `broker=` the group's progress stays: a second run handles the new records only."""
     app, seen = make_app()
     with MemoryKafka() as broker:

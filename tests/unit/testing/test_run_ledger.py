@@ -87,7 +87,7 @@ def test_the_given_database_has_the_writes(tmp_path):
     assert app.handlers[0].ledger is own
 
 
-def test_a_ledger_for_nobody_is_refused():
+def test_a_ledger_for_no_one_is_refused():
     """Given to an app without a ledger it would do nothing."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "kafka.example:9092"})
     app.consume("t")(print)

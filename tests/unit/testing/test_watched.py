@@ -49,7 +49,7 @@ def test_a_change_without_an_edge_is_red() -> None:
         ("commit", (states.IDLE, states.IN_DOUBT)),
     ],
 )
-def test_an_edge_that_no_seed_takes_is_told(
+def test_an_edge_that_no_seed_takes_is_reported(
     what: str, edge: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A way that only the table knows makes a push red: its seeds must miss none."""

@@ -114,7 +114,7 @@ def test_batch_whose_partitions_all_go_never_starts(make_desk):
     assert (batches(desk), handler.slots.free) == ([], handler.spec.concurrency)
 
 
-def test_outputs_that_are_refused_are_not_made_again(make_desk):
+def test_outputs_that_are_refused_are_not_recreated(make_desk):
     """The record was handled: it is given up with what the broker said, at its first attempt."""
     desk = make_desk(ONCE)
     desk.engine.report_results(on=True)

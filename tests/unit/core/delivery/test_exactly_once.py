@@ -16,7 +16,7 @@ from weft.types import Record
 EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=3, delay_s=1.0, jitter=0.0))
 
 
-def test_lane_goes_on_before_the_transaction_ends(make_desk):
+def test_lane_continues_before_the_transaction_ends(make_desk):
     """The next record starts when the handler returns; its output waits."""
     desk = make_desk(EXACT)
     (part,) = desk.assign(0)
@@ -228,7 +228,7 @@ def offset_of(work) -> int:
     return work.record.offset
 
 
-def test_what_waits_for_a_transaction_on_the_way_wakes_nobody(make_desk):
+def test_what_waits_for_a_transaction_on_the_way_wakes_no_one(make_desk):
     """Its turn comes with the answer: until then there is nothing to look at."""
     desk = make_desk(EXACT)
     first, second = desk.assign(0, 1)

@@ -16,7 +16,7 @@ from weft.spark.fleet.limits import ALIVE_EVERY_S, SILENT_S
     ("after_s", "done", "told"),
     [(0.25, 5, 1), (0.25, 6, 2), (ALIVE_EVERY_S - 0.01, 5, 1), (ALIVE_EVERY_S, 5, 2)],
 )
-def test_progress_is_told_when_there_is_some(monkeypatch, after_s, done, told) -> None:
+def test_progress_is_reported_when_there_is_some(monkeypatch, after_s, done, told) -> None:
     """And where there is none, often enough that the driver knows that it lives."""
     sent: list[Any] = []
     now = [100.0]

@@ -30,7 +30,7 @@ def roster() -> Roster:
     return Roster(2, Orders(static=True, ends=[], callbacks=[], log_level=20), Heard().ears())
 
 
-def test_members_on_executors_that_go_are_told_once(roster, monkeypatch) -> None:
+def test_members_on_executors_that_go_are_reported_once(roster, monkeypatch) -> None:
     """The member of a decommissioned executor is told to leave; the other is not."""
     monkeypatch.setattr(lookout, "_MOVE_LOOK_S", -1.0)
     wires = [join(roster, "0.0"), join(roster, "1.0")]

@@ -141,7 +141,7 @@ def test_a_process_id_of_elsewhere_proves_nothing(fleet, dead, theirs) -> None:
 
 
 @pytest.mark.parametrize(("ended", "out"), [(True, ["g-run-1"]), (False, [])])
-def test_a_neighbour_says_whether_it_has_ended(fleet, ended, out) -> None:
+def test_a_neighbour_reports_whether_it_has_ended(fleet, ended, out) -> None:
     """A member under the dead one's kernel is asked for its process."""
     neighbour = fleet.join(0, 7, "theirs")
     fleet.roster.left(1, fleet.join(1, 8, "theirs"))

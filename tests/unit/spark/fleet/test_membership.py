@@ -97,7 +97,7 @@ def test_a_driver_that_answers_lives(monkeypatch) -> None:
     server.close()
 
 
-def test_a_port_that_says_nothing_proves_nothing(monkeypatch) -> None:
+def test_a_port_that_reports_nothing_proves_nothing(monkeypatch) -> None:
     """Some other program has the port now, or a firewall: the session time-out decides."""
     monkeypatch.setattr("weft.spark.fleet.dead_members._DIAL_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # its backlog takes the call
@@ -105,7 +105,7 @@ def test_a_port_that_says_nothing_proves_nothing(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("away_s", "lines"), [(AWAY_S - 0.5, 0), (AWAY_S + 0.1, 1)])
-def test_an_absence_is_told_once(away_s, lines, caplog, monkeypatch) -> None:
+def test_an_absence_is_reported_once(away_s, lines, caplog, monkeypatch) -> None:
     """A member that nobody has replaced after its time is one line with what that means."""
     now = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: now)  # which stands still while we look

@@ -12,7 +12,7 @@ def relay(wanted: list[bool]) -> Relay:
     return Relay(app.options, None, wanted.append, None)
 
 
-def test_a_reader_that_comes_as_the_run_ends_is_told_so() -> None:
+def test_a_reader_that_comes_as_the_run_ends_is_reported_so() -> None:
     """It came after the last result and before the run was over: it does not wait for ever."""
     wanted: list[bool] = []
     one = relay(wanted)

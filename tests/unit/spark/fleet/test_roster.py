@@ -84,7 +84,7 @@ def progress(roster: Roster, wire: FakeWire, done: int, finished: Any = ()) -> N
     roster.received(0, wire, {**message, "places": places})
 
 
-def test_a_member_is_told_how_things_are(roster) -> None:
+def test_a_member_is_reported_how_things_are(roster) -> None:
     """The welcome has the ends and whether it comes back."""
     wire = join(roster)
     assert (wire.said[0]["ends"], wire.said[0]["again"]) == ([["t", 0, 9]], False)
@@ -254,7 +254,7 @@ def test_the_owner_answers_first(roster, pair) -> None:
 
 @pytest.mark.parametrize("committed", [110, 107, 104])
 @pytest.mark.parametrize("heir", [0, 1])
-def test_what_a_killed_life_did_not_tell_is_counted(roster, committed, heir) -> None:
+def test_what_a_killed_life_did_not_report_is_counted(roster, committed, heir) -> None:
     """It told of 7 records and had committed more, as much, or less: each record counts once."""
     wires = [join(roster, "0.0"), join(roster, "1.0")]
     begun(roster, 0, wires[0], 100)
@@ -382,7 +382,7 @@ class Traitor:
         return print, ("loaded",)
 
 
-def test_results_that_nobody_asked_for_are_not_loaded(roster, heard, capsys) -> None:
+def test_results_that_no_one_asked_for_are_not_loaded(roster, heard, capsys) -> None:
     """While nobody reads results no pickle of a member is opened; the line is acknowledged."""
     wire = join(roster)
     data = base64.b64encode(pickle.dumps([Traitor()])).decode()

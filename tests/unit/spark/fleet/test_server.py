@@ -86,7 +86,7 @@ def test_a_strange_proof_is_no_traceback(server, crowd, capfd, caplog) -> None:
     assert crowd.joined_places == []
 
 
-def test_a_member_that_says_it_wrong_is_a_line_in_the_log(server, crowd, caplog) -> None:
+def test_a_member_that_reports_it_wrong_is_a_line_in_the_log(server, crowd, caplog) -> None:
     """What fails in hearing a member is told in one line, and its connection ends."""
     wire = Wire(dial(server))
     introduce(wire, SECRET, "0.0", {})

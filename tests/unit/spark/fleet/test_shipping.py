@@ -97,7 +97,7 @@ def test_the_sources_are_the_same_file_for_the_same_app(folder) -> None:
     assert {"weft/core/engine.pyc", "weft/observe/static/page.html", "helper.py"} <= set(names)
 
 
-def test_an_executor_without_dependencies_says_so(folder, tmp_path_factory) -> None:
+def test_an_executor_without_dependencies_reports_it(folder, tmp_path_factory) -> None:
     """The task needs nothing but Python to tell what is missing."""
     packed = python(
         folder,
@@ -123,7 +123,7 @@ def test_an_executor_without_dependencies_says_so(folder, tmp_path_factory) -> N
     assert answer.endswith("False")
 
 
-def test_an_app_that_needs_more_says_what(folder) -> None:
+def test_an_app_that_needs_more_reports_what(folder) -> None:
     """An import that fails on the executor is named, with the cure."""
     answer = python(
         folder,

@@ -89,7 +89,7 @@ def answer(raw: socket.socket, **other: Any) -> None:
         ({"proof": ["x"]}, False),
     ],
 )
-def test_the_proof_is_for_what_is_said(ends, other, good) -> None:
+def test_the_proof_is_for_what_is_reported(ends, other, good) -> None:
     """It covers the place and the facts; one that is no proof is a refusal, not an exception."""
     driver, _, raw = ends
     thread, outcome = aside(admit, driver, SECRET, RUN)
@@ -232,7 +232,7 @@ def test_a_cut_line_is_the_end(ends) -> None:
     assert driver.receive() is None
 
 
-def test_sending_to_nobody_is_an_error_of_its_own(ends) -> None:
+def test_sending_to_no_one_is_an_error_of_its_own(ends) -> None:
     """A line that has ended raises WireError, whatever the platform calls it."""
     driver, member, _ = ends
     driver.close()

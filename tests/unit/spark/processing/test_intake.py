@@ -28,7 +28,7 @@ def test_all_columns_become_the_record():
     assert group.sizes == [6]
 
 
-def test_what_a_dataframe_does_not_have_is_as_kafka_says_it():
+def test_what_a_dataframe_does_not_have_is_as_kafka_reports_it():
     """No timestamp is -1; no headers are none; nulls stay None."""
     (group,) = groups(record_batch([(7, None, None)]))
     assert group.records == [Record("t", 0, 7, -1, None, None, ())]
@@ -45,7 +45,7 @@ def test_null_timestamps_and_headers():
     assert [r.headers for r in group.records] == [(), (("a", b""),)]
 
 
-def test_partitions_of_a_chunk_are_told_apart():
+def test_partitions_of_a_chunk_are_reported_apart():
     """Topics and partitions mixed in offset order: each group ascending, none lost."""
     rows = [(t, p, o, b"", b"") for o in range(3) for p in (1, 0, 2**31 - 1) for t in ("b", "a")]
     found = {

@@ -29,7 +29,7 @@ except ImportError as error:
 """
 
 
-def test_an_executor_without_weft_says_what_to_do():
+def test_an_executor_without_weft_reports_what_to_do():
     """The function can be loaded there, and tells which Python lacks it."""
     data = pickles.dumps(task_function(b"", "check"))
     done = subprocess.run(
@@ -67,7 +67,7 @@ def test_workers_without_weft_are_found_out_before_a_task_fails(monkeypatch):
         check_workers(SimpleNamespace(sparkContext=workers))
 
 
-def test_workers_with_weft_are_looked_at_once(monkeypatch):
+def test_workers_with_weft_are_checked_only_once(monkeypatch):
     """And those of this very Python not at all."""
     other, same = Workers("/opt/good/python"), Workers(sys.executable)
     for workers in (other, other, same):

@@ -101,7 +101,7 @@ def test_the_whole_partition_can_be_a_lane(rows, facts):
     assert facts == list(range(20))
 
 
-def test_a_failure_is_a_row_and_its_lane_goes_on(rows, facts):
+def test_a_failure_is_a_row_and_its_lane_continues(rows, facts):
     """Attempts are used up, the row says so with the last error, and the key's next is handled."""
 
     def handler(record):
@@ -242,7 +242,7 @@ def test_rows_carry_what_a_replay_needs(rows, carry, values):
     assert good["story"] == (None if carry == "failed" else [])
 
 
-def test_a_call_that_hangs_is_told_in_the_log(rows, caplog, monkeypatch):
+def test_a_call_that_hangs_is_reported_in_the_log(rows, caplog, monkeypatch):
     """Once it has run for a while: the record, the attempt and for how long."""
     monkeypatch.setattr(slow_module, "SLOW_S", 0.3)
     monkeypatch.setattr(slow_module, "LOOK_EVERY_S", 0.1)

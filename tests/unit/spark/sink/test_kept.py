@@ -40,7 +40,7 @@ def test_a_broken_one_is_not_taken_again() -> None:
     assert kept.take(options("a")) is not sending
 
 
-def test_one_that_is_in_use_is_nobody_elses() -> None:
+def test_one_that_is_in_use_is_no_one_elses() -> None:
     """Two tasks in one process: each has its own."""
     kept = Kept()
     sending = kept.take(options("a"))

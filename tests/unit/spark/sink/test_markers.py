@@ -57,7 +57,7 @@ def test_markers_of_earlier_releases_are_read():
         ("t", b"v", b"k", -1, [("a", None)]),
     ],
 )
-def test_rows_that_differ_in_anything_are_told_apart(other):
+def test_rows_that_differ_in_anything_are_reported_apart(other):
     """Topic, value, key, chosen partition, headers; null and empty are two things."""
     (one,) = _digests(("t", b"v", b"k", -1, None))
     (two,) = _digests(other)

@@ -28,7 +28,7 @@ def test_what_passes_by_itself_is_waited_for(code, waits):
     assert is_final(error) is not waits
 
 
-def test_an_answer_that_nobody_thought_of_is_waited_out():
+def test_an_answer_that_no_one_thought_of_is_waited_out():
     """A query that runs ends at once only where waiting cannot help, such as rights."""
     assert not is_final(KafkaException(KafkaError(KafkaError.UNKNOWN)))
     assert not is_final(TimeoutError())

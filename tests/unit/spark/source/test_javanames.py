@@ -180,7 +180,7 @@ def test_properties_of_consumers_are_accepted():
     ],
     ids=lambda kafka: next(iter(kafka)),
 )
-def test_values_that_do_not_fit_together_are_refused_at_once(kafka):
+def test_values_that_do_not_fit_together_are_refused_immediately(kafka):
     """What only a consumer checks is told before the job starts, too."""
     with pytest.raises(ConfigError):
         check_properties({"bootstrap.servers": "x:1", **kafka})

@@ -282,7 +282,7 @@ def test_a_reference_becomes_what_it_names(monkeypatch, tmp_path):
         ("${env:", "holds a secret in clear"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_told(value, says):
+def test_a_reference_that_leads_nowhere_is_reported(value, says):
     """One line with the option's name."""
     with refused(re.escape(says)) as caught:
         options(kafka__ssl__key__pem=value)

@@ -93,7 +93,7 @@ def test_a_shorter_log_is_reported():
     assert losses == ["a-0 was read to 8, but its log ends at 3 now"]
 
 
-def test_a_topic_made_again_is_read_from_its_start():
+def test_a_topic_recreated_is_read_from_its_start():
     """The same name with another id is another topic, even if it is longer than the old one."""
     losses = Losses()
     start = StreamOffset({A0: 8}, {A0: 6}, IDS)

@@ -36,7 +36,7 @@ def test_a_wrong_version_is_one_line_with_the_cure(monkeypatch, package, version
 
 
 @pytest.mark.parametrize(("version", "good"), [("4.1.4", False), ("4.2.0", True), ("4.3.0", True)])
-def test_what_wants_a_newer_spark_says_so(monkeypatch, version, good):
+def test_what_wants_a_newer_spark_reports_it(monkeypatch, version, good):
     """What needs it, what is there, why, and the way to it, in one line."""
     monkeypatch.setattr(requirements, "installed_version", lambda name: version)
     if good:
@@ -62,7 +62,7 @@ def test_limits_of_versions(version, good):
     assert in_range(version, (2, 2), (3, 0)) is good
 
 
-def test_a_spark_without_weft_says_what_to_install(tmp_path):
+def test_a_spark_without_weft_reports_what_to_install(tmp_path):
     """The class of the format travels by value, as Spark sends it, to a Connect server, say."""
     from pyspark.cloudpickle import dumps
 

@@ -104,7 +104,7 @@ def test_what_is_in_the_way_is_named(tmp_path) -> None:
         plan_of(tmp_path / "none", None)
 
 
-def test_a_table_that_may_not_be_written_is_said_at_once(tmp_path, monkeypatch) -> None:
+def test_a_table_that_may_not_be_written_is_reported_immediately(tmp_path, monkeypatch) -> None:
     """A commit without a row is tried before anything starts."""
     plan_of(tmp_path)
 

@@ -73,7 +73,7 @@ def test_a_group_that_is_as_far_is_left_alone() -> None:
     assert ahead(found, done_from({0, 1, 2})) is found
 
 
-def test_topics_made_again_are_kept_apart() -> None:
+def test_topics_recreated_are_kept_apart() -> None:
     """A topic with another id is another topic, and the former one is forgotten."""
     first, second, other = Source("t", "1", 0), Source("t", "2", 0), Source("u", "1", 0)
     progress = Progress().with_done({first: Entry(1, Done(5, 4)), other: Entry(1, Done(2, 1))})
