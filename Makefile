@@ -19,7 +19,7 @@ NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 
-.PHONY: help mutate setup demo test test-fast test-page chaos-short test-all lint types bench docs lock need-broker
+.PHONY: help mutate setup demo test test-fast test-page spark-matrix chaos-short test-all lint types bench docs lock need-broker
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minut
 # apt-get install chromium chromium-driver (Debian); screenshots land in test-out/page/
 test-page: need-broker ## The page in a real Chromium (apt-get install chromium chromium-driver)
 	$(BIN)/python -m pytest tests/integration/page
+
+spark-matrix: need-broker ## Each of Weft's ways on Spark 3.5, 4.0, 4.1, 4.2 and 4.3 (15 minutes)
+	$(BIN)/python -m pytest -rA tests/integration/spark/test_versions.py
 
 chaos-short: need-broker ## Faults of three brokers: is every partition read again at once?
 	$(BIN)/python -m pytest -rA tests/integration/processes/test_three_brokers.py

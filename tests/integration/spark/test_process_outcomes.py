@@ -83,7 +83,7 @@ def test_other_columns_are_carried_as_they_are(records, tmp_path):
     assert some.columns[8:] == ["ride"]
     with pytest.raises(ConfigError, match="DataFrame has no column rides: it has topic"):
         process(df, failing(calls), carry=["rides"])
-    with pytest.raises(ConfigError, match="the rows have a column status of their own"):
+    with pytest.raises(ConfigError, match="the rows have their own column status"):
         process(df.withColumn("status", F.lit(1)), failing(calls), carry="*")
 
 

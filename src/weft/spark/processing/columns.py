@@ -133,7 +133,7 @@ def other_columns(df: DataFrame, carry: object, where: str) -> dict[str, str]:
     for name in names:
         if name in OWN:
             raise ConfigError(
-                f"{where}: carry: the rows have a column {name} of their own: rename the"
+                f"{where}: carry: the rows have their own column {name}: rename the"
                 " DataFrame's, or leave it out of carry=[…]"
             )
         if df.columns.count(name) != 1 or names.count(name) != 1:
@@ -219,7 +219,7 @@ def _are_headers(kind: DataType) -> bool:
 
 
 def hash_column(records: DataFrame) -> Column:
-    """What tells a record from another one in its place."""
+    """What distinguishes a record from another one in its place."""
     value = F.col("value")
     if "map<" in records.schema["value"].dataType.simpleString():  # Spark hashes no maps
         value = F.to_json(value)

@@ -6,7 +6,7 @@ A task decides once which rows it leaves over, and the decision is a file before
 the next batch begins with its rows. Spark may run a batch again whose rows a sink has already (its
 commit was cut off), and a sink that knows the batch leaves out what comes then. So an attempt
 that finds a decision follows it: it finishes all other rows, however long they take, and leaves
-over the same. Of two attempts at once the first file counts, and the other one fails.
+over the same. Of two concurrent attempts the first file counts, and the other one fails.
 """
 
 from __future__ import annotations

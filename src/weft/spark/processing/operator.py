@@ -77,8 +77,8 @@ def process(
     columns to all rows, as they are.
 
     `progress`: a folder (a path or URI that this process and all executors reach) where tasks keep
-    what they have finished: the same job with the same folder goes on where another one ended, and
-    gives all rows. Of a stream: where rows wait that were not finished by the deadline.
+    what they have finished: the same job with the same folder resumes where another one ended,
+    and gives all rows. Of a stream: where rows wait that were not finished by the deadline.
 
     `deadline_s`: of a stream: so long after a task of a micro-batch has begun no call begins in it;
     what is not finished then waits for the next one, in order. Calls that run are waited for.

@@ -161,8 +161,8 @@ def checked_progress(
     if deadline_s is None:
         if progress is not None and streaming:
             raise ConfigError(
-                f"{where}: progress={progress!r}: a stream goes on by its checkpoint: leave it out,"
-                " or give deadline_s= too"
+                f"{where}: progress={progress!r}: a stream resumes from its checkpoint: leave it"
+                " out, or give deadline_s= too"
             )
         return
     if not is_positive(deadline_s) or not isinstance(progress, str):

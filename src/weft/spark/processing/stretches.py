@@ -1,11 +1,11 @@
-"""Finished rows of a task, kept in a folder: a job that is repeated goes on behind them.
+"""Finished rows of a task, kept in a folder: a job that is repeated resumes behind them.
 
     FOLDER/process.json          what the job was: slots, ordering, the columns of its rows
     FOLDER/00003/….parquet       stretches of rows that task 3 has finished
 
 A task's share is the same each time, because `slots` and `ordering` are those of the folder's
 first run. A row is done when a stretch has its topic, partition and offset; a hash of key and
-value beside it tells a record from another one that was given its place.
+value beside it distinguishes a record from another one in its place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("weft.spark")
 STRETCH_ROWS = 10_000
 STRETCH_BYTES = 8 * 2**20
 STRETCH_S = 5.0
-#: The column that tells records from each other.
+#: The column that distinguishes records.
 HASH = "__weft_hash"
 JOB = "process.json"
 VERSION = 1

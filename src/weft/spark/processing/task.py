@@ -37,7 +37,7 @@ from weft.spark.source.worker import settle_in
 WAITING_RECORDS_MAX = 30_000
 WAITING_BYTES_MAX = 32 * 2**20
 #: Rows are handed to Spark when there are so many, or after so long.
-ROWS_AT_ONCE = 10_000
+ROWS_EACH = 10_000
 ROWS_EVERY_S = 0.2
 CLOSE_S = 20.0
 
@@ -86,13 +86,13 @@ def _task_number() -> int:
 
 
 def task_of_batch() -> TaskOfBatch:
-    """Where this task is; FatalError where Spark does not say."""
+    """Where this task is; FatalError where Spark does not name it."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     batch = None if context is None else context.getLocalProperty(BATCH_ID)
     if context is None or query is None or batch is None:
         raise FatalError(
-            "process: deadline_s: Spark does not say which micro-batch this is (it does not to a"
+            "process: deadline_s: Spark does not name this micro-batch (it does not to a"
             " foreachBatch over Spark Connect): leave deadline_s out"
         )
     return TaskOfBatch(query, int(batch), context.partitionId())
@@ -170,7 +170,7 @@ def _rows(
         while _is_full(lanes):
             yield from _finished(lanes)
         lanes.feed(_taken_in(chunk, settings, intake, held))
-        if lanes.finished_count >= ROWS_AT_ONCE:
+        if lanes.finished_count >= ROWS_EACH:
             yield from _finished(lanes)
     while lanes.outstanding:
         yield from _finished(lanes)
@@ -193,7 +193,7 @@ def _rows_in_time(
     while (waiting or lanes.outstanding) and clock() < ends:
         if waiting and not _is_full(lanes):
             lanes.feed(_taken_in(waiting.popleft(), settings, intake, held), left.attempts)
-        if not waiting or _is_full(lanes) or lanes.finished_count >= ROWS_AT_ONCE:
+        if not waiting or _is_full(lanes) or lanes.finished_count >= ROWS_EACH:
             yield from _finished(lanes)
     lanes.stop_starting()
     while running := lanes.running():
@@ -220,7 +220,7 @@ def _is_full(lanes: Lanes) -> bool:
     return lanes.outstanding >= WAITING_RECORDS_MAX or lanes.waiting_bytes() >= WAITING_BYTES_MAX
 
 
-def _finished(lanes: Lanes, count: int = ROWS_AT_ONCE) -> Rows:
+def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
     """Wait a little for so many finished records, and make those that there are rows."""
     if count:
         lanes.wait(count, ROWS_EVERY_S)

@@ -134,7 +134,7 @@ def inside_log(
     return result
 
 
-def go_on(
+def resumed(
     start: StreamOffset, latest: StreamOffset, earliest: Earliest, report: Report
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Where each partition of `latest` is read from next, and where each was read from first.

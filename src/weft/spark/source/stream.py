@@ -23,7 +23,7 @@ from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings
 from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset, with_lag
 from weft.spark.source.options import SourceOptions
-from weft.spark.source.plan import batch_ranges, go_on, inside_logs, reporter, resolve
+from weft.spark.source.plan import batch_ranges, inside_logs, reporter, resolve, resumed
 from weft.spark.source.progress import GroupProgress
 from weft.spark.source.ranges import split_ranges
 
@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin, stop = stream_offset(start), self._own(end)
             report = reporter(fail_on_data_loss=options.fail_on_data_loss)
             if stop.first == {}:  # `_somewhere`: only now the start is known, and what is lost
-                go_on(self._own(start), stop, cluster.earliest, report)
+                resumed(self._own(start), stop, cluster.earliest, report)
             self._answered = stop  # of a batch that is repeated too
             ranges = batch_ranges(begin, stop, cluster.layout(), cluster.earliest, report)
             return list[InputPartition](
@@ -165,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(kept, topic_ids=layout.topic_ids)
 
     def _somewhere(self) -> StreamOffset:
-        """The ends of the logs, for a restart on a PySpark that does not say where it was."""
+        """The ends of the logs, for a restart on a PySpark that does not report where it was."""
         latest = self._log_ends(StreamOffset({}))
         self._ended = latest.positions
         return StreamOffset(latest.positions, {}, latest.topic_ids)
@@ -181,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(IDLE_WAIT_S)
             latest = self._log_ends(start)
         report = reporter(fail_on_data_loss=self._options.fail_on_data_loss)
-        begin, first = go_on(start, latest, self._connected().earliest, report)
+        begin, first = resumed(start, latest, self._connected().earliest, report)
         end = self._ended = self._admitted(begin, latest.positions, limit)
         return StreamOffset(end, first, latest.topic_ids)
 

@@ -72,7 +72,7 @@ def test_every_record_is_one_row_however_often_the_task_is_killed(task, facts, m
     """Kills at any row, two attempts at once, stretches of any size: by a seed."""
     chance = random.Random(seed)
     monkeypatch.setattr(stretches, "STRETCH_ROWS", chance.randint(1, 30))
-    monkeypatch.setattr("weft.spark.processing.task.ROWS_AT_ONCE", chance.randint(1, 20))
+    monkeypatch.setattr("weft.spark.processing.task.ROWS_EACH", chance.randint(1, 20))
     records = records_of(100)
     for _ in range(chance.randint(1, 4)):
         attempts = [task(records, pieces=chance.randint(1, 9)) for _ in range(chance.randint(1, 2))]

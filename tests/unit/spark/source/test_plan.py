@@ -13,9 +13,9 @@ from weft.spark.source.plan import (
     batch_ranges,
     batch_start,
     check_all_named,
-    go_on,
     inside_log,
     reporter,
+    resumed,
 )
 from weft.spark.source.ranges import OffsetRange
 
@@ -55,9 +55,11 @@ def test_a_later_batch_begins_where_the_one_before_ended():
 def test_first_offsets_are_carried_on():
     """Every end offset has the very first start of each partition."""
     latest = StreamOffset({A0: 9, A1: 4}, None, IDS)
-    begin, first = go_on(StreamOffset({A0: 2}, None, IDS), latest, earliest_of(), Losses())
+    begin, first = resumed(StreamOffset({A0: 2}, None, IDS), latest, earliest_of(), Losses())
     assert (begin, first) == ({A0: 2, A1: 0}, {A0: 2, A1: 0})
-    begin, first = go_on(StreamOffset({A0: 7, A1: 1}, first, IDS), latest, earliest_of(), Losses())
+    begin, first = resumed(
+        StreamOffset({A0: 7, A1: 1}, first, IDS), latest, earliest_of(), Losses()
+    )
     assert (begin, first) == ({A0: 7, A1: 1}, {A0: 2, A1: 0})
 
 
@@ -71,7 +73,7 @@ def test_a_new_partition_that_lost_its_start_is_reported():
     """Its first records were never read."""
     losses = Losses()
     latest = StreamOffset({A0: 2, A1: 9}, None, IDS)
-    begin, _ = go_on(StreamOffset({A0: 2}, {A0: 0}, IDS), latest, earliest_of(a1=5), losses)
+    begin, _ = resumed(StreamOffset({A0: 2}, {A0: 0}, IDS), latest, earliest_of(a1=5), losses)
     assert begin[A1] == 5
     assert losses == ["the new partition a-1 starts at 5, its first records are gone"]
 
@@ -80,7 +82,7 @@ def test_a_partition_that_is_gone_is_reported_and_left_out():
     """So is everything of a topic that was deleted."""
     losses = Losses()
     start = StreamOffset({A0: 2, B0: 3}, {A0: 0, B0: 0}, IDS)
-    begin, first = go_on(start, StreamOffset({A0: 2}, None, IDS), earliest_of(), losses)
+    begin, first = resumed(start, StreamOffset({A0: 2}, None, IDS), earliest_of(), losses)
     assert (begin, first) == ({A0: 2}, {A0: 0})
     assert losses == ["partition b-0 is gone"]
 
@@ -89,7 +91,7 @@ def test_a_shorter_log_is_reported():
     """A log that ends before what was read was cut."""
     losses = Losses()
     start = StreamOffset({A0: 8}, {A0: 0}, IDS)
-    go_on(start, StreamOffset({A0: 3}, None, IDS), earliest_of(), losses)
+    resumed(start, StreamOffset({A0: 3}, None, IDS), earliest_of(), losses)
     assert losses == ["a-0 was read to 8, but its log ends at 3 now"]
 
 
@@ -98,7 +100,7 @@ def test_a_topic_recreated_is_read_from_its_start():
     losses = Losses()
     start = StreamOffset({A0: 8}, {A0: 6}, IDS)
     again = StreamOffset({A0: 20}, None, {"a": "id-2"})
-    begin, first = go_on(start, again, earliest_of(a0=1), losses)
+    begin, first = resumed(start, again, earliest_of(a0=1), losses)
     assert (begin, first) == ({A0: 1}, {A0: 1})
     assert losses == ["topic a was deleted and recreated; its unread records are lost"]
     assert batch_start(A0, start, StreamOffset({A0: 20}, first, again.topic_ids)) == 1
