@@ -134,8 +134,8 @@ def test_missing_or_wrong_packages_are_named(monkeypatch) -> None:
     monkeypatch.setattr(requirements, "installed_version", versions.get)
     with pytest.raises(weft.ConfigError, match=r"pandas>=2.2,<3.0, found 3.0.1: pip install"):
         fleet_settings(2, None, None, None)
-    versions.update(pandas="2.2.0", pyspark="3.5.1")
-    with pytest.raises(weft.ConfigError, match=r"pyspark>=4.2,<5.0, found 3.5.1"):
+    versions.update(pandas="2.2.0", pyspark="3.4.1")
+    with pytest.raises(weft.ConfigError, match=r"pyspark>=3.5,<5.0, found 3.4.1"):
         fleet_settings(2, None, None, None)
     del versions["pyspark"]
     with pytest.raises(weft.ConfigError, match="pyspark, which is not installed"):
