@@ -87,6 +87,14 @@ class SimKafka(MemoryKafka):
         self.connections: dict[str, SimConnection] = {}
         self.clock = world.clock  # type: ignore[assignment]  # a Clock like the two it may be
         MEMORY[self.bootstrap] = lambda settings: SimConnection(self, settings)
+        #: consumers of killed members that are in their group still
+        self.lingering: list[SimConsumer] = []
+
+    def time_out(self) -> None:
+        """End the sessions that are over."""
+        for one in [one for one in self.lingering if self.world.sim.now >= one.gone_at]:
+            self.lingering.remove(one)
+            one.vanish()
 
 
 class SimConnection(MemoryConnection):
@@ -98,12 +106,15 @@ class SimConnection(MemoryConnection):
         self.world = kafka.world
         self.oracle = kafka.oracle
         self.member = kafka.world.starting
+        #: when its group no longer waits for it, once it was killed
+        self.gone_at = 0.0
         kafka.connections[self.member] = self
 
     def kill(self) -> None:
-        """Die as by kill -9."""
+        """Die as by kill -9: the group waits for a session, or until it is pushed out."""
         with self._kafka.changed:
             self.dead = "killed"
+            self.gone_at = self.world.sim.now + self.world.setup.lingers_s
             for consumer in self._consumers:
                 consumer.vanish()
 
@@ -141,6 +152,7 @@ class SimConsumer(MemoryConsumer):
 
     def __init__(self, connection: SimConnection) -> None:
         super().__init__(connection.kafka, connection, connection.config)
+        self._of, self.kafka = connection, connection.kafka
         self.world = connection.world
         self.oracle = connection.oracle
         self.network = connection.kafka.network
@@ -155,6 +167,24 @@ class SimConsumer(MemoryConsumer):
         return self.world.setup
 
     # -- the group ---------------------------------------------------------------------------------
+
+    @property
+    def gone_at(self) -> float:
+        """See SimConnection."""
+        return self._of.gone_at
+
+    def vanish(self) -> None:
+        """Be gone from the group; a killed member is in it until its time is over."""
+        if self.world.sim.now >= self.gone_at:
+            super().vanish()
+        elif self not in self.kafka.lingering:
+            self.oracle.stats["lingered"] += 1
+            self.kafka.lingering.append(self)
+
+    def _serve_group(self) -> None:
+        with self.kafka.changed:
+            self.kafka.time_out()
+        super()._serve_group()
 
     def _take(self, partitions: Sequence[TopicPartition]) -> None:
         self.oracle.assigned(self.member, partitions)

@@ -84,6 +84,8 @@ class Setup:
     odds: Odds = field(default_factory=Odds)
     #: a worker process imports and loads for so long before it takes a call
     opens_s: float = 0.0
+    #: how long the group waits for a member that was killed
+    lingers_s: float = 0.0
 
     @property
     def transactional(self) -> bool:
@@ -149,6 +151,7 @@ def draw(seed: int) -> Setup:
             stall_s=rng.choice((0.05, 0.6)),
             odds=odds,
             opens_s=random.Random(f"opens {seed}").choice((0.0, 0.0, 4.0)),
+            lingers_s=random.Random(f"lingers {seed}").choice((0.0, 0.5, 4.0)),
         )
     )
 

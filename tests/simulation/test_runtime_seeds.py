@@ -18,7 +18,17 @@ from simulators.runtime.world import World
 from simulators.seeds import Totals
 from weft.runtime.member.telling import Telling
 
-SEEN = ("calls", "commits", "epochs", "killed", "loaded", "lost", "released", "workers killed")
+SEEN = (
+    "calls",
+    "commits",
+    "epochs",
+    "killed",
+    "lingered",
+    "loaded",
+    "lost",
+    "released",
+    "workers killed",
+)
 
 
 def run(first: int, count: int, jobs: int) -> Totals:
