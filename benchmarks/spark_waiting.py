@@ -1,6 +1,6 @@
 """A service that takes 50 ms, called for each record on Spark: `process` beside Spark's own ways.
 
-    python benchmarks/spark_waiting.py [--records 4000] [--keys 150] [--rounds 3] [--json FILE]
+    python benchmarks/spark_waiting.py [--records 4000] [--keys 2000] [--rounds 3] [--json FILE]
 
 The same records on `local[2]`, 20 calls at once in each of two tasks, by
 
@@ -124,7 +124,7 @@ def main() -> int:
     """Run all ways in turn."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=int, default=4_000)
-    parser.add_argument("--keys", type=int, default=150)
+    parser.add_argument("--keys", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="also write the lines to this file")
     asked = parser.parse_args()
@@ -164,7 +164,8 @@ def fill(spark: Any, place: str, records: int, keys: int) -> None:
     """Records as a Kafka source gives them."""
     spark.range(0, records, 1, SLOTS).selectExpr(
         "'t' as topic", "0 as partition", "id as offset",
-        f"cast(concat('k', id % {keys}) as binary) as key", "cast(null as binary) as value",
+        f"cast(concat('k', pmod(hash(id), {keys})) as binary) as key",
+        "cast(null as binary) as value",
     ).write.parquet(place)  # fmt: skip
 
 
