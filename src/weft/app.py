@@ -181,9 +181,9 @@ class App:
     ) -> RunReport:
         """Run until stopped, or `until="drained"`.
 
-        SIGINT and SIGTERM stop it when this is the main thread. `sink`, on a fleet, is a
-        `weft.spark.DeltaTable` that results go into as rows. Raises ConfigError for bad
-        configuration, before anything is consumed.
+        SIGINT and SIGTERM stop it when this is the main thread. `sink`, on a fleet, is the
+        `weft.spark.DeltaTable` or `IcebergTable` that results go into as rows. Raises ConfigError
+        for bad configuration, before anything is consumed.
         """
         run = self._prepare(engine, until, members, master, spark, conf, sink)
         run.install_signals()

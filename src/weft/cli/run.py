@@ -49,14 +49,11 @@ def run(
     ] = None,
     sink: Annotated[
         str | None,
-        typer.Option(metavar="delta:URI", help="spark: a table for results, each row once."),
+        typer.Option(metavar="TABLE", help="spark: results to delta:URI, iceberg:CATALOG:NAME."),
     ] = None,
     sink_schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMNS",
-            help='spark: its columns, if it is new: "inside boolean, zone string".',
-        ),
+        typer.Option(metavar="COLUMNS", help='spark: a new table: "inside boolean, zone string".'),
     ] = None,
     log_format: Annotated[str, typer.Option(help="text or json; one line per event.")] = "text",
     log_level: Annotated[
@@ -139,6 +136,11 @@ def table_of(sink: str | None, schema: str | None) -> TableSink | None:
     kind, _, where = sink.partition(":")
     if kind == "parquet":
         raise ConfigError(f"--sink {sink}: plain Parquet tables are gone: write {EXAMPLE}")
+    if kind == "iceberg" and all(where.partition(":")):
+        from weft.spark.table import IcebergTable
+
+        catalog, _, name = where.partition(":")
+        return IcebergTable(catalog, name, schema)
     if kind != "delta" or not where:
         raise ConfigError(f"--sink {sink!r} is not a table: write {EXAMPLE}")
     from weft.spark.table import DeltaTable

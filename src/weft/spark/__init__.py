@@ -18,13 +18,14 @@ from weft.errors import ConfigError
 if TYPE_CHECKING:
     from weft.spark.datasource import KafkaSource
     from weft.spark.processing import once, process, replay
-    from weft.spark.table import DeltaTable
+    from weft.spark.table import DeltaTable, IcebergTable
 
-__all__ = ["DeltaTable", "KafkaSource", "once", "process", "replay"]
+__all__ = ["DeltaTable", "IcebergTable", "KafkaSource", "once", "process", "replay"]
 
 #: Public name -> the module that holds it.
 _HOMES = {
     "DeltaTable": "weft.spark.table",
+    "IcebergTable": "weft.spark.table",
     "KafkaSource": "weft.spark.datasource",
     "once": "weft.spark.processing",
     "process": "weft.spark.processing",

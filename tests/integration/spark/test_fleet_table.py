@@ -1,4 +1,4 @@
-"""A fleet's results into a Delta table: every row once, whatever is killed between two steps."""
+"""A fleet's results into Delta and Iceberg tables: every row once, whatever is killed between two steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as DeltaLog
+from pyiceberg.catalog import load_catalog
 from tests.integration.spark.fleet_kit import START_S, fill, running, wait_until
 from tests.integration.spark.sink_kit import messages
 
@@ -32,7 +33,7 @@ import asyncio, os, signal, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 import weft
-from weft.spark import DeltaTable
+from weft.spark import DeltaTable, IcebergTable
 
 HERE = Path({here!r})
 
@@ -76,8 +77,8 @@ async def handle(record):
     return {{"n": record.value, "name": record.key.decode()}}
 
 if __name__ == "__main__":
-    from weft.spark.table import delta
-    for store in (delta.DeltaStore,):
+    from weft.spark.table import delta, iceberg
+    for store in (delta.DeltaStore, iceberg.IcebergStore):
         def append(self, rows, *given, real=store.append):
             if rows.num_rows:
                 dies_once("driver-before")
@@ -92,8 +93,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def job(tmp_path, topic, kafka_broker) -> Any:
+TABLES = {
+    "delta": 'DeltaTable(HERE / "table", "n long, name string", interval_s=0.3)',
+    "iceberg": 'IcebergTable({"name": "here", "type": "sql", "uri": f"sqlite:///{HERE}/catalog.db", "warehouse": '
+    'f"file://{HERE}/warehouse"}, "rides.checked", "n long, name string", interval_s=0.3)',
+}
+
+
+@pytest.fixture(params=["delta"])
+def job(request, tmp_path, topic, kafka_broker) -> Any:
     """A folder with job.py for a topic with records in it."""
     name, dead = topic(PARTITIONS, "table"), topic(1, "dead")
     fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS, keys=40)
@@ -102,9 +110,9 @@ def job(tmp_path, topic, kafka_broker) -> Any:
         "session.timeout.ms": 120_000,
         "heartbeat.interval.ms": 500,
     }
-    table = 'DeltaTable(HERE / "table", "n long, name string", interval_s=0.3)'
     values = {"here": str(tmp_path), "group": f"g-{name}", "kafka": kafka, "topic": name}
-    (tmp_path / "job.py").write_text(JOB.format(**values, dead=dead, table=table, wait_s=START_S))
+    text = JOB.format(**values, dead=dead, table=TABLES[request.param], wait_s=START_S)
+    (tmp_path / "job.py").write_text(text)
     return tmp_path, name, dead
 
 
@@ -115,8 +123,13 @@ def run(folder: Path) -> Any:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """What another reader sees in the files of the table's newest version."""
-    table = folder / "table"
-    files = DeltaLog(table).file_uris() if (table / "_delta_log").exists() else []
+    files: list[str] = []
+    if (folder / "table" / "_delta_log").exists():
+        files = DeltaLog(folder / "table").file_uris()
+    elif (folder / "catalog.db").exists():
+        where = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+        table = load_catalog("here", type="sql", **where).load_table("rides.checked")
+        files = [one.file.file_path.removeprefix("file://") for one in table.scan().plan_files()]
     if not files:
         return []
     found = duckdb.connect().execute("select * from read_parquet(?)", [files])
@@ -143,6 +156,9 @@ def check_whole(folder: Path, broker: LocalBroker, topic: str, dead: str) -> Non
         assert admin.group_offsets(f"g-{topic}", list(ends), 60) == ends
 
 
+@pytest.mark.parametrize(
+    "job", ["delta", pytest.param("iceberg", marks=pytest.mark.long)], indirect=True
+)
 def test_members_killed_between_the_steps(job, kafka_broker) -> None:
     """Before the rows are with the driver, before its answer, and before offsets are committed."""
     folder, topic, dead = job
@@ -157,6 +173,7 @@ def test_members_killed_between_the_steps(job, kafka_broker) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("job", list(TABLES), indirect=True)
 @pytest.mark.parametrize("when", ["driver-before", "driver-after", ""])
 def test_a_driver_killed_and_started_again(job, kafka_broker, when) -> None:
     """Before and after a commit of the table, or at any time: the next run goes on."""

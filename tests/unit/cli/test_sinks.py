@@ -9,7 +9,7 @@ import pytest
 
 from weft.cli.run import table_of
 from weft.errors import ConfigError
-from weft.spark.table import DeltaTable
+from weft.spark.table import DeltaTable, IcebergTable
 
 COLUMNS = "inside boolean"
 
@@ -18,6 +18,7 @@ def test_a_folder_and_its_columns_are_a_table() -> None:
     """As in app.run(sink=...); without the option there is none."""
     assert table_of("delta:/shared/checked", COLUMNS) == DeltaTable("/shared/checked", COLUMNS)
     assert table_of("delta:s3://b/checked", None) == DeltaTable("s3://b/checked")
+    assert table_of("iceberg:c:ns.t", COLUMNS) == IcebergTable("c", "ns.t", COLUMNS)
     assert table_of(None, None) is None
 
 
@@ -28,6 +29,8 @@ def test_a_folder_and_its_columns_are_a_table() -> None:
         ("parquet:/x", COLUMNS, "plain Parquet tables are gone: write --sink delta:"),
         ("/x", COLUMNS, "--sink '/x' is not a table: write --sink delta:"),
         ("delta:", COLUMNS, "is not a table: write --sink delta:"),
+        ("iceberg:ns.t", COLUMNS, "is not a table: write --sink delta:"),
+        ("iceberg:c:t", COLUMNS, "give NAMESPACE.TABLE"),
         ("orc:/x", COLUMNS, "is not a table: write --sink delta:"),
         ("delta:/x", " ", "give the columns of what handlers return"),
     ],

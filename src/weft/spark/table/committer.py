@@ -21,7 +21,7 @@ import pyarrow as pa
 from weft.runtime.logs import event
 from weft.spark.table.desk import Desk, Hand
 from weft.spark.table.progress import Entry, Source, done_of
-from weft.spark.table.store import Moved, Store, Unavailable, Unfit
+from weft.spark.table.store import MOVED_MAX, Moved, Store, Unavailable, Unfit
 
 _log = logging.getLogger("weft")
 
@@ -99,6 +99,13 @@ class Committer:
     # -- on its thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            _log.exception("the table's writer broke, please report it with this trace")
+            self._on_unfit(f"the writer of {self._store.name} broke: {type(error).__name__}")
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 while not self._closed and not self._claims and self._wait_s() > 0:
@@ -180,9 +187,9 @@ class Committer:
 
     def _add(self, opened: Sequence[tuple[_Asked, Hand, pa.Table]]) -> None:
         began = self._now()
-        while True:
+        for _ in range(MOVED_MAX):
             if self._in_doubt:
-                self._read([])
+                self._read([source for _, hand, _ in opened for source in hand.entries])
             mine = [one for one in opened if not self._desk.stale(one[1])]
             draft = self._desk.draft([hand for _, hand, _ in mine])
             parts = [
@@ -199,6 +206,8 @@ class Committer:
                 self._in_doubt = True
                 continue
             break
+        else:
+            raise Unavailable(f"other writers were first {MOVED_MAX} times in a row")
         if count:
             self._desk.learn(draft.progress)
         self._rest_s, self._next_at = 0.0, self._now() + self._interval_s

@@ -8,7 +8,6 @@ made for one version of the table and fails where another writer has taken it.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection, Mapping
 
@@ -25,9 +24,12 @@ from deltalake.exceptions import (
 from weft.errors import ConfigError
 from weft.spark.table.matching import check_same, in_order, plain
 from weft.spark.table.progress import Done, Entry, Progress, Source
-from weft.spark.table.store import Moved, Unavailable, Unfit
+from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
 
 _KEY = "weft"
+#: commits that others may have added since
+_MORE = 20
+_BROKEN = "Invalid data found"
 
 
 class DeltaStore:
@@ -63,7 +65,9 @@ class DeltaStore:
         marks[self._app()] = version
         stamp = int(time.time() * 1_000)
         properties = CommitProperties(
-            custom_metadata={_KEY: {"group": self._group, "progress": progress.to_json()}},
+            custom_metadata={
+                _KEY: {"group": self._group, "version": version, "progress": progress.to_json()}
+            },
             max_commit_retries=0,
             app_transactions=[Transaction(app, at, stamp) for app, at in marks.items()],
         )
@@ -79,6 +83,8 @@ class DeltaStore:
         except SchemaMismatchError as error:
             raise Unfit(first_line(error)) from error
         except (DeltaError, OSError) as error:
+            if _BROKEN in str(error):  # what stands behind it are values
+                raise Unfit("a constraint of the table, such as NOT NULL, refuses rows") from None
             raise Unavailable(first_line(error)) from error
         self._known = version, progress
         return version
@@ -89,21 +95,23 @@ class DeltaStore:
         return "/".join([_KEY, self._group, *parts])
 
     def _found(self, version: int | None) -> Progress:
-        """What the commit of this version says; nothing where the log has forgotten it."""
+        """What the commit of this version says; nothing where the log has forgotten it.
+
+        The newest commits are looked through, since the library cannot be asked for one.
+        """
         if version is None:
             return Progress()
-        try:
-            then = Table(
-                self._table.table_uri,
-                version=version,
-                storage_options=self._table._storage_options,  # noqa: SLF001  # as write_deltalake does
-            )
-            said = then.history(1)[0][_KEY]
-            return (
-                Progress.from_json(said["progress"]) if said["group"] == self._group else Progress()
-            )
-        except (DeltaError, KeyError, IndexError, ValueError, TypeError):
-            return Progress()
+        for info in self._table.history(self._table.version() - version + _MORE):
+            said = info.get(_KEY)
+            if isinstance(said, dict) and (said.get("group"), said.get("version")) == (
+                self._group,
+                version,
+            ):
+                try:
+                    return Progress.from_json(said["progress"])
+                except (KeyError, ValueError) as error:
+                    raise Unavailable(f"commit {version} is not as Weft wrote it") from error
+        return Progress()
 
     def _with_frontiers(self, progress: Progress, wanted: Collection[Source]) -> Progress:
         """Of partitions that the commit does not speak of, what the log keeps for ever."""
@@ -124,7 +132,7 @@ def opened(
         store = DeltaStore(_table(uri, dict(options) or None, columns), group)
         if columns is not None:
             check_same(f"the Delta table {uri}", store.columns, columns)
-        _try_out(store)
+        try_out(store)
     except (DeltaError, OSError, Unavailable, Unfit) as error:
         said = first_line(error)
         raise ConfigError(f"sink: the Delta table {uri} cannot be used: {said}") from error
@@ -140,24 +148,3 @@ def _table(uri: str, options: dict[str, str] | None, columns: pa.Schema | None) 
                 f"sink: there is no Delta table at {uri}: give schema=, and it is made"
             ) from None
         return Table.create(uri, columns, storage_options=options, mode="ignore")
-
-
-def _try_out(store: DeltaStore) -> None:
-    """Write once without a row: who may not write, or cannot, is told before anything starts."""
-    while True:
-        progress = store.read(())
-        try:
-            store.append(store.columns.empty_table(), progress, {})
-        except Moved:
-            continue
-        return
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def first_line(error: Exception) -> str:
-    """What a store's error says, in one line."""
-    text = _COLOUR.sub("", str(error)).replace("↳", "")
-    said = [words for line in text.splitlines() if (words := " ".join(line.split()))]
-    return ": ".join(said)[:400] or type(error).__name__

@@ -34,10 +34,10 @@ def served(
 def planned(sink: TableSink, group: str, spark: Any) -> tuple[TablePlan, Store]:
     """What members must know, and the open table; raises ConfigError in one line."""
     columns = None if sink.schema is None else columns_of(_fields(sink.schema, spark))
-    store, theirs = sink.opened(columns, group)
+    store = sink.opened(columns, group)
     if columns is None:
         columns = columns_of(
-            pa.schema([field for field in theirs if field.name not in PLACE.names])
+            pa.schema([field for field in store.columns if field.name not in PLACE.names])
         )
     return TablePlan(columns.serialize().to_pybytes(), sink.interval_s), store
 

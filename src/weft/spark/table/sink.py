@@ -61,8 +61,8 @@ class TableSink(ABC):
         """Raise ConfigError where a look shows that there can be no such table."""
 
     @abstractmethod
-    def opened(self, columns: pa.Schema | None, group: str) -> tuple[Store, pa.Schema]:
-        """The table and its columns, made where there is none; raises ConfigError."""
+    def opened(self, columns: pa.Schema | None, group: str) -> Store:
+        """The table, made where there is none; raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -92,10 +92,8 @@ class DeltaTable(TableSink):
             if "://" in text:
                 raise ConfigError(f"DeltaTable({text!r:.80}): give a folder, or s3://BUCKET/TABLE")
             text = str(Path(text).absolute())
-        given: object = {} if storage_options is None else storage_options
-        if not isinstance(given, Mapping) or not all(
-            isinstance(one, str) for pair in given.items() for one in pair
-        ):
+        given = {} if storage_options is None else storage_options
+        if given and not _is_texts(given):
             raise ConfigError(
                 "DeltaTable: storage_options must be a dict of text, such as "
                 '{"AWS_REGION": "eu-central-1"}'
@@ -124,12 +122,71 @@ class DeltaTable(TableSink):
                 f"sink: {folder} has files and is no Delta table: give an empty or new folder"
             )
 
-    def opened(self, columns: pa.Schema | None, group: str) -> tuple[Store, pa.Schema]:
-        """The table and its columns, made where there is none; raises ConfigError."""
+    def opened(self, columns: pa.Schema | None, group: str) -> Store:
+        """The table, made where there is none; raises ConfigError."""
         from weft.spark.table.delta import opened
 
-        store = opened(self.uri, self.storage_options, columns, group)
-        return store, store.columns
+        return opened(self.uri, self.storage_options, columns, group)
+
+
+_NAME = re.compile(r"[^.\s]+(\.[^.\s]+)+")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class IcebergTable(TableSink):
+    """A table of an Iceberg catalog, which only the driver must reach.
+
+    `catalog`: a name in PyIceberg's configuration, or the catalog's properties, such as
+    `{"type": "rest", "uri": "https://…"}`, with its `name` if it has one; `name`:
+    `NAMESPACE.TABLE`.
+    Raises ConfigError for what cannot be a table.
+    """
+
+    catalog: str | Mapping[str, str] = field(repr=False)  # its properties hold secrets
+    name: str
+
+    def __init__(
+        self,
+        catalog: str | Mapping[str, str],
+        name: str,
+        schema: Any = None,
+        *,
+        interval_s: float = 10.0,
+    ) -> None:
+        given: object = catalog
+        given_name: object = name
+        if not (isinstance(given, str) and given) and not _is_texts(given):
+            raise ConfigError(
+                "IcebergTable: catalog must be a name in PyIceberg's configuration, or a dict of "
+                'text, such as {"type": "rest", "uri": "https://…"}'
+            )
+        if not _NAME.fullmatch(name if isinstance(given_name, str) else ""):
+            raise ConfigError(f"IcebergTable: name={name!r:.80}: give NAMESPACE.TABLE")
+        for one, value in {
+            "catalog": catalog if isinstance(catalog, str) else dict(catalog),
+            "name": name, "schema": schema, "interval_s": interval_s,
+        }.items():  # fmt: skip
+            object.__setattr__(self, one, value)
+        self._check()
+
+    def check(self) -> None:
+        """Raise ConfigError where a look shows that there can be no such table."""
+        _check_installed("IcebergTable", "pyiceberg", "iceberg")
+
+    def opened(self, columns: pa.Schema | None, group: str) -> Store:
+        """The table, made where there is none; raises ConfigError."""
+        from weft.spark.table.iceberg import opened
+
+        return opened(self.catalog, self.name, columns, group)
+
+
+def _is_texts(given: object) -> bool:
+    """A dict of text, with something in it."""
+    return (
+        isinstance(given, Mapping)
+        and bool(given)
+        and all(isinstance(one, str) for pair in given.items() for one in pair)
+    )
 
 
 def _is_schema(schema: object) -> bool:

@@ -1,0 +1,135 @@
+"""An Iceberg table, without a JVM: rows, offsets and claims in one commit of its catalog.
+
+What the group has in the table stands in a table property, which outlives snapshots; each
+snapshot's summary says what it is for. A commit is made for one snapshot of the table and fails
+where another writer has taken its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    ValidationException,
+)
+from pyiceberg.table import Table
+
+from weft.errors import ConfigError
+from weft.spark.table.matching import check_same, in_order, plain
+from weft.spark.table.progress import Entry, Progress, Source
+from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
+
+#: Several groups may write one table: each has a property of its own.
+_PROPERTY = "weft.progress."
+_RETRIES = "commit.retry.num-retries"
+
+
+class IcebergStore:
+    """An Iceberg table, for one group."""
+
+    def __init__(self, table: Table, group: str) -> None:
+        self.name = f"Iceberg table {'.'.join(table.name())}"
+        self._table, self._group = table, group
+        self._property = _PROPERTY + group
+        self._columns = small(plain(table.schema().as_arrow()))
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The table's."""
+        return self._columns
+
+    def read(self, wanted: Collection[Source]) -> Progress:
+        """What the table has now."""
+        try:
+            self._table.refresh()
+        except Exception as error:
+            raise Unavailable(first_line(error)) from error
+        said = self._table.properties.get(self._property)
+        return Progress() if said is None else _unpacked(said)
+
+    def append(self, rows: pa.Table, progress: Progress, changed: Mapping[Source, Entry]) -> int:
+        """Add these; see Store."""
+        metadata = self._table.metadata
+        # In our copy alone: tried again by the library, they would go behind rows not yet seen.
+        once = {**metadata.properties, _RETRIES: "0"}
+        self._table.metadata = metadata.model_copy(update={"properties": once})
+        frontiers = [[*source, entry.done.frontier] for source, entry in changed.items()]
+        summary = {"weft.group": self._group, "weft.offsets": json.dumps(frontiers)}
+        try:
+            with self._table.transaction() as transaction:
+                if rows.num_rows:
+                    ours = in_order(rows, self._columns)
+                    transaction.append(ours, snapshot_properties=summary)
+                transaction.set_properties({self._property: _packed(progress)})
+        except CommitFailedException as error:
+            raise Moved(first_line(error)) from error
+        except (ValueError, ValidationException) as error:
+            raise Unfit(first_line(error)) from error
+        except Exception as error:
+            raise Unavailable(first_line(error)) from error
+        snapshot = self._table.current_snapshot()
+        return 0 if snapshot is None else snapshot.snapshot_id
+
+
+def _packed(progress: Progress) -> str:
+    return base64.b64encode(zlib.compress(progress.to_json().encode())).decode()
+
+
+def _unpacked(text: str) -> Progress:
+    try:
+        return Progress.from_json(zlib.decompress(base64.b64decode(text)))
+    except (ValueError, zlib.error) as error:
+        raise Unavailable(f"its property {_PROPERTY}… is not as Weft wrote it: {error}") from error
+
+
+def small(schema: pa.Schema) -> pa.Schema:
+    """Iceberg's smallest whole number has 32 bits."""
+    return pa.schema([pa.field(field.name, _small(field.type)) for field in schema])
+
+
+def _small(kind: pa.DataType) -> pa.DataType:
+    if kind in (pa.int8(), pa.int16()):
+        return pa.int32()
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _small(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _small(one.type)) for one in kind])
+    return kind
+
+
+def opened(
+    catalog: str | Mapping[str, str], name: str, columns: pa.Schema | None, group: str
+) -> IcebergStore:
+    """The table there, made where there is none; raises ConfigError in one line."""
+    try:
+        given = {"name": catalog} if isinstance(catalog, str) else catalog
+        # A catalog in a database keeps tables apart by the name that it is opened under.
+        store = IcebergStore(_table(load_catalog(**{"name": None, **given}), name, columns), group)
+        if columns is not None:
+            check_same(f"the Iceberg table {name}", store.columns, small(plain(columns)))
+        try_out(store)
+    except ConfigError:
+        raise
+    except Exception as error:  # of the catalog's own library, whichever it has
+        said = first_line(error)
+        raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {said}") from error
+    return store
+
+
+def _table(catalog: Catalog, name: str, columns: pa.Schema | None) -> Table:
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        if columns is None:
+            raise ConfigError(
+                f"sink: there is no Iceberg table {name}: give schema=, and it is made"
+            ) from None
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    return catalog.create_table_if_not_exists(name, small(plain(columns)))
