@@ -35,13 +35,13 @@ _COMMIT_BYTES_MAX = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a member said, and how to answer it."""
+    """A member's message, and how to answer it."""
 
     message: Mapping[str, Any]
     reply: Reply
 
-    def answer(self, **said: Any) -> None:
-        self.reply({"type": "table", "id": self.message["id"], **said})
+    def answer(self, **facts: Any) -> None:
+        self.reply({"type": "table", "id": self.message["id"], **facts})
 
 
 class Committer:

@@ -83,7 +83,7 @@ class DeltaStore:
         except SchemaMismatchError as error:
             raise Unfit(first_line(error)) from error
         except (DeltaError, OSError) as error:
-            if _BROKEN in str(error):  # what stands behind it are values
+            if _BROKEN in str(error):  # what follows it are values
                 raise Unfit("a constraint of the table, such as NOT NULL, refuses rows") from None
             raise Unavailable(first_line(error)) from error
         self._known = version, progress
@@ -102,13 +102,13 @@ class DeltaStore:
         if version is None:
             return Progress()
         for info in self._table.history(self._table.version() - version + _MORE):
-            said = info.get(_KEY)
-            if isinstance(said, dict) and (said.get("group"), said.get("version")) == (
+            entry = info.get(_KEY)
+            if isinstance(entry, dict) and (entry.get("group"), entry.get("version")) == (
                 self._group,
                 version,
             ):
                 try:
-                    return Progress.from_json(said["progress"])
+                    return Progress.from_json(entry["progress"])
                 except (KeyError, ValueError) as error:
                     raise Unavailable(f"commit {version} is not as Weft wrote it") from error
         return Progress()
@@ -134,8 +134,8 @@ def opened(
             check_same(f"the Delta table {uri}", store.columns, columns)
         try_out(store)
     except (DeltaError, OSError, Unavailable, Unfit) as error:
-        said = first_line(error)
-        raise ConfigError(f"sink: the Delta table {uri} cannot be used: {said}") from error
+        reason = first_line(error)
+        raise ConfigError(f"sink: the Delta table {uri} cannot be used: {reason}") from error
     return store
 
 

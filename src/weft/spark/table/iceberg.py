@@ -1,6 +1,6 @@
 """An Iceberg table, without a JVM: rows, offsets and claims in one commit of its catalog.
 
-What the group has in the table stands in a table property, which outlives snapshots; each
+What the group has in the table is a table property, which outlives snapshots; each
 snapshot's summary says what it is for. A commit is made for one snapshot of the table and fails
 where another writer has taken its place.
 """
@@ -51,8 +51,8 @@ class IcebergStore:
             self._table.refresh()
         except Exception as error:
             raise Unavailable(first_line(error)) from error
-        said = self._table.properties.get(self._property)
-        return Progress() if said is None else _unpacked(said)
+        packed = self._table.properties.get(self._property)
+        return Progress() if packed is None else _unpacked(packed)
 
     def append(self, rows: pa.Table, progress: Progress, changed: Mapping[Source, Entry]) -> int:
         """Add these; see Store."""
@@ -118,8 +118,8 @@ def opened(
     except ConfigError:
         raise
     except Exception as error:  # of the catalog's own library, whichever it has
-        said = first_line(error)
-        raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {said}") from error
+        reason = first_line(error)
+        raise ConfigError(f"sink: the Iceberg table {name} cannot be used: {reason}") from error
     return store
 
 

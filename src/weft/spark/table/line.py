@@ -88,8 +88,8 @@ class TableLine:
         deadline = time.monotonic() + timeout_s
         answer = self._ask(asked, lambda: time.monotonic() >= deadline)
         if answer is None or "error" in answer:
-            said = "the driver does not answer" if answer is None else answer["error"]
-            raise KafkaUnavailable(f"what the table has is not known: {said}")
+            reason = "the driver does not answer" if answer is None else answer["error"]
+            raise KafkaUnavailable(f"what the table has is not known: {reason}")
         held = {}
         for topic, number, epoch, frontier, top, not_done in answer["held"]:
             self._epochs[topic, number] = epoch

@@ -40,10 +40,10 @@ def check_same(table: str, theirs: pa.Schema, ours: pa.Schema) -> None:
     ]
     if not less and not more:
         return
-    said = [f"it has {', '.join(less)}"] if less else []
-    said += [f"this run has {', '.join(more)}"] if more else []
+    both = [f"it has {', '.join(less)}"] if less else []
+    both += [f"this run has {', '.join(more)}"] if more else []
     raise ConfigError(
-        f"sink: {table} has another schema: {' and '.join(said)}: give its schema, or another table"
+        f"sink: {table} has another schema: {' and '.join(both)}: give its schema, or another table"
     )
 
 

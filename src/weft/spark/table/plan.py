@@ -52,5 +52,5 @@ def _fields(schema: Any, spark: Any) -> pa.Schema:
         struct = spark.createDataFrame([], schema).schema if isinstance(schema, str) else schema
         return to_arrow_schema(struct, timezone="UTC")
     except Exception as error:
-        said = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ConfigError(f"sink: schema={schema!r:.80} cannot be read: {said:.200}") from error
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise ConfigError(f"sink: schema={schema!r:.80} cannot be read: {reason:.200}") from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from weft.spark.table.store import Store
 
-#: What stands in the place of a topic for outputs that are rows; no topic can be called so.
+#: In the place of a topic for outputs that are rows; no topic can be called so.
 TABLE = "<table>"
 INTERVAL_MAX_S = 60.0
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://.+")
@@ -34,7 +34,7 @@ class TableSink(ABC):
     """What every table has.
 
     `schema` are the columns of the values that handlers return: `"inside boolean, zone string"`, a
-    StructType or a pydantic model; None for a table that is there. Before them stand `topic`,
+    StructType or a pydantic model; None for a table that is there. Before them come `topic`,
     `partition`, `offset`, `key` and `timestamp` of the record. The fleet's rows are added
     together, every `interval_s` seconds while there are any, from 0 to 60.
     """

@@ -64,5 +64,5 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def first_line(error: Exception) -> str:
     """What a store's error says, in one line."""
     text = _COLOUR.sub("", str(error)).replace("↳", "")
-    said = [words for line in text.splitlines() if (words := " ".join(line.split()))]
-    return ": ".join(said)[:400] or type(error).__name__
+    parts = [words for line in text.splitlines() if (words := " ".join(line.split()))]
+    return ": ".join(parts)[:400] or type(error).__name__
