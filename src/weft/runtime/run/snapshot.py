@@ -121,7 +121,8 @@ def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
     granted = [row for row in rows if row["place"] in ("running", "not_begun")]
     runs = [row for row in granted if row["for_s"] is not None]
     read: dict[tuple[str, int, int], list[str]] = {}
-    for row in sorted(runs, key=lambda row: -row["for_s"]):
+    # Those that run first: what waits to begin was granted as long ago, and has no stack.
+    for row in sorted(runs, key=lambda row: (row["place"] != "running", -row["for_s"])):
         where = (row["topic"], row["partition"], row["offset"])
         if where not in read and (row["for_s"] < STACK_AFTER_S or len(read) >= STACKS_MAX):
             continue
