@@ -11,8 +11,8 @@ in, its own request to leave may have been lost behind its join.
 Without proof the session decides: a member that lives and is pushed out would be fenced in the
 middle of its work.
 
-Mostly Spark starts a killed member again within a second, and its static id brings it its
-partitions back without any rebalance. So a group that is at rest waits longer before that.
+Mostly Spark starts a killed member again within a second. The successor joins under another id, and
+the former holder is pushed out then, without further proof: it would be fenced by the same id, too.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class Lost:
     def look(self) -> None:
         """Begin with those who are lost since the last look; returns at once."""
         for slot in self._roster.slots:
+            while slot.displaced:
+                name = self._dead.static_id(slot.index, slot.displaced.pop())
+                threading.Thread(
+                    target=self._replaced, args=(slot, name), name="weft-lost", daemon=True
+                ).start()
             since = slot.silent_since
             if since is None or self._begun.get(slot.index) == since:
                 continue
@@ -81,6 +86,16 @@ class Lost:
                     seconds=round(time.monotonic() - since, 1),
                     reason=f"{proof}; the others get its partitions",
                 )
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+
+    def _replaced(self, slot: Slot, name: str) -> None:
+        """Push out the former holder of a place; its successor joins meanwhile."""
+        try:
+            left = self._dead.push_out([name])
+            what = "a dead member is still in the group" if left else "pushed out a dead member"
+            reason = "Spark has started it again; the group rebalances"
+            event(_log, "warning", what, member=slot.index, reason=reason)
         except (KafkaUnavailable, WeftError) as error:
             _log.debug("the group cannot be described now: %s", error)
 

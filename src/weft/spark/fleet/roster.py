@@ -111,6 +111,13 @@ class Roster:
     def _begin(self, slot: Slot, incarnation: Any, wire: Wire) -> None:
         if slot.incarnation != incarnation:
             self._fold(slot)
+            gone = slot.incarnation is None or slot.leaving or slot.vacant
+            if self.orders.static and not gone:
+                # A successor does not take a place that is still in the group. Killed between the
+                # two halves of a cooperative rebalance, its predecessor has given partitions up;
+                # under the same id no rebalance would follow, and no one would own them.
+                slot.displaced.append(slot.seat)
+                slot.seat += 1
         if slot.begin(incarnation, wire) and slot.lives > 1:
             event(_log, "info", "member is back", member=slot.index, pid=incarnation[1])
         self.changed.notify_all()

@@ -32,6 +32,8 @@ class Slot:
     seat: int = 0
     #: the last one was removed, and no successor has connected
     vacant: bool = False
+    #: holders whose successor has connected: to be pushed out
+    displaced: list[int] = field(default_factory=list)
     #: None without a connection
     wire: Wire | None = None
     #: it has connected once

@@ -176,12 +176,20 @@ def test_who_says_goodbye_has_left_or_is_pushed_out(fleet, left, out) -> None:
 
 
 def test_a_group_at_rest_waits_for_the_member_s_return(fleet, dead, monkeypatch) -> None:
-    """Its static id brings it its partitions back: it is not pushed out while that may be soon."""
+    """One rebalance then is enough, in which the successor joins: under an id of its own."""
     monkeypatch.setattr(lost, "RETURN_S", 60.0)
     fleet.ghosts.state = "STABLE"
     fleet.roster.left(1, fleet.join(1, dead))
     assert fleet.pushed_out() == []
+    assert fleet.join(1, os.getpid()).said[0]["seat"] == 1
+    assert fleet.pushed_out(30) == ["g-run-1"]
+
+
+def test_a_line_that_broke_keeps_its_place(fleet) -> None:
+    """The same process dials in again: it is in the group all the time."""
+    fleet.roster.left(1, fleet.join(1, os.getpid()))
     assert fleet.join(1, os.getpid()).said[0]["seat"] == 0
+    assert fleet.pushed_out() == []
 
 
 def test_a_run_that_stops_leaves_it_to_the_end(fleet, dead) -> None:
