@@ -84,7 +84,7 @@ def test_the_true_lag_as_json(group):
         "remaining": 2, "oldest_not_done": 7, "problem": None,
     }  # fmt: skip
     assert (second["committed"], second["remaining"]) == (None, COUNT)
-    assert "nothing is committed" in second["problem"]
+    assert "no commit" in second["problem"]
 
 
 def test_a_table_for_people(group):

@@ -176,7 +176,7 @@ def test_lines_become_records(kafka_broker, at, tmp_path):
     lines.write_bytes(b"one\n\ntwo\r\nthr\xffee")
     done = weft("produce", topic, str(lines), "--key", "k", *at)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"3 records sent to {topic} (1 empty line left out)\n"
+    assert done.stdout == f"3 records sent to {topic} (1 empty line skipped)\n"
     assert weft("produce", topic, *at, stdin="four\n").stdout == f"1 record sent to {topic}\n"
     found = values_of(kafka_broker.bootstrap, topic, 4)
     assert found == [(b"k", b"one"), (b"k", b"two"), (b"k", b"thr\xffee"), (None, b"four")]

@@ -288,7 +288,7 @@ def test_properties_are_checked_and_secrets_stay_secret(group: str, at: list[str
     for options, reason in [
         (["-X", "sasl.pasword=" + secret], "did you mean sasl.password?"),
         (["-X", "security.protocol=" + secret], "security.protocol"),
-        (["-X", "group.id=" + secret], "given by --group"),
+        (["-X", "group.id=" + secret], "set by --group"),
         (["-X", "client.id"], "write key=value"),
         (["--config", str(tmp_path / "absent")], "cannot be read"),
     ]:
