@@ -37,8 +37,7 @@ def test_a_dead_thread_is_red(tmp_path: Path) -> None:
          "-p", "no:cacheprovider", "-p", "tests.conftest", f"--rootdir={tmp_path}", str(test)],
         cwd=ROOT, capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
-    wrong = sorted(
-        line.rpartition("::")[2] for line in ran.stdout.splitlines() if line.startswith("ERROR ")
-    )
+    errors = [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("ERROR ")]
+    wrong = sorted(name.rpartition("::")[2] for name in errors)
     assert wrong == ["test_error", "test_exit"], ran.stdout
     assert "3 passed, 2 errors" in ran.stdout

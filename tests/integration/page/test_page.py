@@ -241,7 +241,9 @@ def test_a_member_dies_while_one_watches(browser, kafka, tmp_path):
         browser.open(f"http://{address}")
         browser.sees("live", f"{topic}[0]", "check")
         member.send_signal(signal.SIGKILL)
-        browser.sees("No answer since", "the process has ended or is unreachable", selector="#alarm")
+        browser.sees(
+            "No answer since", "the process has ended or is unreachable", selector="#alarm"
+        )
         browser.sees("no answer", selector="#live")
         assert f"{topic}[0]" in browser.text("main")
         browser.shoot("died")
