@@ -66,6 +66,7 @@ def test_a_plain_call_past_its_time_keeps_slot_and_lane_until_it_returns(kafka):
         order.append((record.value, record.attempt))
         if record.value == b"slow" and record.attempt == 1:
             assert go_on.wait(60)
+            threading.Event().wait(0.3)  # too long, however late its thread began
             return b"late"
         return b"in time"
 
