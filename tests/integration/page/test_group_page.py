@@ -74,6 +74,7 @@ def snapshot(address):
         return None
 
 
+@pytest.mark.long  # which of two hanging records the page puts first is not settled
 def test_the_group_is_on_the_page_of_each_member(browser, kafka, member):
     """Partitions, records, failures and members of both processes; the killed one is marked silent."""
     topic, group, reported = kafka.topic(2), kafka.name("g"), kafka.name("reports")
