@@ -18,9 +18,9 @@ the former holder is pushed out then, without further proof: it would be fenced 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
+from weft import guard
 from weft.errors import WeftError
 from weft.kafka.admin import KafkaAdmin
 from weft.kafka.ports import KafkaUnavailable
@@ -55,16 +55,15 @@ class Lost:
         for slot in self._roster.slots:
             while slot.displaced:
                 name = self._dead.static_id(slot.index, slot.displaced.pop())
-                threading.Thread(
-                    target=self._replaced, args=(slot, name), name="weft-lost", daemon=True
+                reason = "Spark has started it again; the group rebalances"
+                guard.thread(
+                    "weft-lost", self._push_out, guard.log_death, slot, name, reason
                 ).start()
             since = slot.silent_since
             if since is None or self._begun.get(slot.index) == since:
                 continue
             self._begun[slot.index] = since
-            threading.Thread(
-                target=self._look_after, args=(slot, since), name="weft-lost", daemon=True
-            ).start()
+            guard.thread("weft-lost", self._look_after, guard.log_death, slot, since).start()
 
     # -- one member --------------------------------------------------------------------------------
 
@@ -77,27 +76,16 @@ class Lost:
                 self._await_return(admin, slot, since)
                 if (name := self._vacated(slot, since)) is None:
                     return
-                left = self._dead.push_out([name])
-                event(
-                    _log,
-                    "warning",
-                    "a dead member is still in the group" if left else "pushed out a dead member",
-                    member=slot.index,
-                    seconds=round(time.monotonic() - since, 1),
-                    reason=f"{proof}; the others get its partitions",
-                )
+                self._push_out(slot, name, f"{proof}; the others get its partitions", since)
         except (KafkaUnavailable, WeftError) as error:
             _log.debug("the group cannot be described now: %s", error)
 
-    def _replaced(self, slot: Slot, name: str) -> None:
-        """Push out the former holder of a place; its successor joins meanwhile."""
-        try:
-            left = self._dead.push_out([name])
-            what = "a dead member is still in the group" if left else "pushed out a dead member"
-            reason = "Spark has started it again; the group rebalances"
-            event(_log, "warning", what, member=slot.index, reason=reason)
-        except (KafkaUnavailable, WeftError) as error:
-            _log.debug("the group cannot be described now: %s", error)
+    def _push_out(self, slot: Slot, name: str, reason: str, since: float | None = None) -> None:
+        """Take a dead holder out of the group; `since` when it was silent, where that is known."""
+        left = self._dead.push_out([name])
+        what = "a dead member is still in the group" if left else "pushed out a dead member"
+        silent = {} if since is None else {"seconds": round(time.monotonic() - since, 1)}
+        event(_log, "warning", what, member=slot.index, **silent, reason=reason)
 
     def _waits(self, slot: Slot, since: float) -> bool:
         """It has not returned, and the run continues."""

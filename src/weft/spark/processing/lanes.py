@@ -97,16 +97,17 @@ class TaskEngine(Engine):
         self._taken_in(done, ended)
 
     def _taken_in(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
-        self.finished.extend(done)
+        self._finish(done)
         if ended:
-            self.finished.extend([e.work for e in ended if e.work.state == DONE])
-        if len(self.finished) >= self.wanted:
-            self.enough.set()
+            self._finish([e.work for e in ended if e.work.state == DONE])
 
     def outputs_answered(self, now: float, answers: Sequence[OutputsAnswer]) -> None:
         """As in the core; these are finished with."""
         super().outputs_answered(now, answers)
-        self.finished.extend([work for work, _, _ in answers])
+        self._finish([work for work, _, _ in answers])
+
+    def _finish(self, works: Sequence[Work]) -> None:
+        self.finished.extend(works)
         if len(self.finished) >= self.wanted:
             self.enough.set()
 
