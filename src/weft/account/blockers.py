@@ -40,8 +40,9 @@ class Blocker(NamedTuple):
 
 
 def blockers(account: Account, parts: Iterable[Part], limit: int = BLOCKERS_MAX) -> list[Blocker]:
-    """The worst of all partitions, the worst first."""
-    found = (one for part in parts for one in _candidates(account, part))
+    """The worst of all partitions, the worst first; equals by topic, partition and offset."""
+    ordered = sorted(parts, key=lambda part: (part.topic, part.number))
+    found = (one for part in ordered for one in _candidates(account, part))
     return nlargest(limit, found, key=lambda one: one.weight)
 
 

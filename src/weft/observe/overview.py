@@ -149,8 +149,14 @@ def blockers(shots: Sequence[Row], parts: Sequence[Row]) -> list[dict[str, Any]]
         for row in shot.get("blockers", ())
         if holder.get((row["topic"], row["partition"])) == (member := _app(shot, "member"))
     ]
-    rows.sort(key=lambda row: (-row["waiting_behind"] - row["done_beyond"], row["since"] or 0))
+    rows.sort(key=most_blocking)
     return rows[:BLOCKERS_MAX]
+
+
+def most_blocking(row: Row) -> tuple[Any, ...]:
+    """The order is settled: what blocks most, then what has done so for longest, then by name."""
+    blocked = row["waiting_behind"] + row["done_beyond"]
+    return -blocked, row.get("since") or 0, row["topic"], row["partition"], row["offset"]
 
 
 def failures(shots: Iterable[Row]) -> list[dict[str, Any]]:

@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from tests.integration.app.conftest import _kafka, kafka, wait_for
+
+from weft.observe.feed import Feed
+from weft.observe.page import page_routes
+from weft.observe.serving import Serving, listening
 
 __all__ = ["_kafka", "kafka", "wait_for"]
 
 OUT = Path(__file__).parents[3] / "test-out" / "page"
 WAIT_S = 30.0
+#: the browser that a test has used
+OPEN = pytest.StashKey[Any]()
 NEEDED = (
     "no Chromium here: `apt-get install chromium chromium-driver` (Debian), then run this again"
 )
@@ -77,6 +84,11 @@ class Browser:
         """What the console was told since the last time: errors of scripts, refused loads."""
         return [line["message"] for line in self.driver.get_log("browser")]
 
+    def leave(self) -> list[str]:
+        """Leave the page before its server ends; what the console has reported so far."""
+        self.driver.get("about:blank")
+        return self.log()
+
     def shoot(self, name: str) -> None:
         """A screenshot, to be looked at."""
         OUT.mkdir(parents=True, exist_ok=True)
@@ -107,13 +119,38 @@ def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def browser(_browser: Browser) -> Iterator[Browser]:
+def browser(_browser: Browser, request: pytest.FixtureRequest) -> Browser:
     """The session's browser; a console that complains fails the test."""
-    _browser.log()
-    yield _browser
-    complaints = _browser.log()
-    _browser.driver.get("about:blank")
+    _browser.leave()
+    request.node.stash[OPEN] = _browser
+    return _browser
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Leave the page before any fixture ends: a page polls, and a refused request is a complaint.
+
+    Fixtures end in an order of their own: those that a test names behind `browser` end before it.
+    """
+    browser = item.stash.get(OPEN, None)
+    complaints = [] if browser is None else browser.leave()
+    yield
     assert complaints == []
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Feed], str]]:
+    """Serves the page of a feed until the test is over; its address."""
+    opened: list[Serving] = []
+
+    def start(feed: Feed) -> str:
+        routes = Starlette(routes=page_routes(feed))
+        opened.append(Serving(routes, listening("http", "127.0.0.1", 0), feed.close))
+        return f"http://{opened[-1].address}"
+
+    yield start
+    for one in opened:
+        one.close()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def free_address():
 
 
 @pytest.fixture
-def fleet(browser, kafka, tmp_path):
+def fleet(kafka, tmp_path):
     """Two members in local[2], a partition each: in each a record that hangs and one that fails."""
     topic, address = kafka.topic(2, name=kafka.name("orders")), free_address()
     for number in (0, 1):
@@ -79,7 +79,6 @@ def fleet(browser, kafka, tmp_path):
     with running(tmp_path, *arguments):
         wait_for(lambda: two_members(address), START_S)
         yield topic, address
-        browser.driver.get("about:blank")  # before its server is killed
 
 
 def member_of(browser, topic, number):

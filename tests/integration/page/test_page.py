@@ -11,13 +11,10 @@ import threading
 import urllib.request
 
 import pytest
-from starlette.applications import Starlette
 from tests.integration.page.conftest import wait_for
 
 import weft
 from weft.observe.feed import Feed, view_of
-from weft.observe.page import page_routes
-from weft.observe.serving import Serving, listening
 
 EVIL_KEY = "<script>document.title='owned'</script>"
 EVIL_ERROR = "<img src=x onerror=\"document.title='owned'\">\x1b[2J\x00" + "x" * 1_000_000
@@ -247,7 +244,7 @@ def test_a_member_dies_while_one_watches(browser, kafka, tmp_path):
         browser.sees("no answer", selector="#live")
         assert f"{topic}[0]" in browser.text("main")
         browser.shoot("died")
-        assert all("ERR_" in line for line in browser.log())  # that it tried again
+        assert all("ERR_" in line for line in browser.leave())  # that it tried again
     finally:
         member.kill()
         member.wait()
@@ -262,25 +259,17 @@ def answers(url):
         return False
 
 
-def test_one_spike_does_not_flatten_a_chart(browser):
+def test_one_spike_does_not_flatten_a_chart(browser, serve):
     """The scale is that of the other values; the spike is cut off, and its height is written."""
     feed = Feed(list, None)
     sample = {"remaining": 5, "lag": 9, "failures": 0, "p99_ms": {}}
     for second in range(200):
         rate = 90_000 if second == 150 else 800 + second
         feed._history.append({**sample, "at": 1000.0 + second, "rate_per_s": rate})
-    server = Serving(
-        Starlette(routes=page_routes(feed)), listening("http", "127.0.0.1", 0), feed.close
-    )
-    try:
-        browser.open(f"http://{server.address}")
-        browser.sees("90,000", selector=".peak")
-        highest = browser.run(
-            "return document.querySelectorAll('.ys')[1].innerText.split('\\n')[0]"
-        )
-        assert 999 <= int(highest.replace(",", "")) <= 2_000
-    finally:
-        server.close()
+    browser.open(serve(feed))
+    browser.sees("90,000", selector=".peak")
+    highest = browser.run("return document.querySelectorAll('.ys')[1].innerText.split('\\n')[0]")
+    assert 999 <= int(highest.replace(",", "")) <= 2_000
 
 
 class Many:
@@ -306,7 +295,7 @@ class Many:
         return None
 
 
-def test_ten_thousand_partitions(browser, kafka):
+def test_ten_thousand_partitions(browser, serve, kafka):
     """They are paged through, filtered and ordered; a member not heard of is marked."""
     app = kafka.app()
     app.consume(kafka.topic())(print)
@@ -314,20 +303,14 @@ def test_ten_thousand_partitions(browser, kafka):
     wait_for(lambda: run.snapshot()["partitions"])
     many = Many(run.snapshot(), 10_000)
     feed = Feed(many.members, many)
-    server = Serving(
-        Starlette(routes=page_routes(feed)), listening("http", "127.0.0.1", 0), feed.close
-    )
-    try:
-        browser.open(f"http://{server.address}")
-        browser.sees("1–50 of 10,000", "[9999]", "silent for 90 s", "No report from: m2")
-        browser.press("n", "n")
-        browser.sees("101–150 of 10,000", "[9899]", selector="#partitions")
-        browser.press("p")
-        browser.sees("51–100 of 10,000", selector="#partitions")
-        browser.shoot("many")
-        browser.click("#text")
-        browser.press(":777")
-        browser.sees("1–11 of 11", "[7779]", selector="#partitions")
-        assert len(json.dumps(feed.event(view_of({})))) < 100_000
-    finally:
-        server.close()
+    browser.open(serve(feed))
+    browser.sees("1–50 of 10,000", "[9999]", "silent for 90 s", "No report from: m2")
+    browser.press("n", "n")
+    browser.sees("101–150 of 10,000", "[9899]", selector="#partitions")
+    browser.press("p")
+    browser.sees("51–100 of 10,000", selector="#partitions")
+    browser.shoot("many")
+    browser.click("#text")
+    browser.press(":777")
+    browser.sees("1–11 of 11", "[7779]", selector="#partitions")
+    assert len(json.dumps(feed.event(view_of({})))) < 100_000

@@ -205,12 +205,18 @@ def test_the_worst_blocker_comes_first(make_desk):
     )  # fmt: skip
     assert (alone["offset"], alone["place"], alone["done_beyond"]) == (0, "parked", 1)
     assert (alone["at_frontier"], slow["at_frontier"]) == (True, False)
-    assert (alone["for_s"], alone["attempts"], alone["last_error"]["type"]) == (
-        3.0,
-        1,
-        "ValueError",
-    )
+    error = alone["last_error"]["type"]
+    assert (alone["for_s"], alone["attempts"], error) == (3.0, 1, "ValueError")
     assert [one["at"] for one in alone["story"]] == [1007.0] * 3
+
+
+def test_equal_blockers_are_in_order_of_their_names(make_desk):
+    """Calls that started in one moment: by partition, not by which was assigned first."""
+    desk = make_desk(HandlerSpec("h", concurrency=4))
+    for number in (2, 0, 1):
+        (partition,) = desk.assign(number)
+        desk.poll(partition, 0)
+    assert [row["partition"] for row in shot_of(desk)["blockers"]] == [0, 1, 2]
 
 
 def test_a_batchs_lane_is_walked_once(make_desk):

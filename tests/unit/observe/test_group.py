@@ -196,6 +196,18 @@ def test_why_speaks_of_the_whole_group():
     assert "is in a partition of member m2" in elsewhere["text"]
 
 
+def test_the_order_of_blockers_is_settled():
+    """What blocks most, then the oldest, then by name: whichever member reported it, and when."""
+    blocks_more = blocker(3, waiting_behind=9, since=5.0)
+    older, equal, other = blocker(2, since=0.5), blocker(1), blocker(0)
+    shots = [shot("m1", [0, 2]), shot("m2", [1, 3])]
+    shots[0]["blockers"], shots[1]["blockers"] = [other, older], [equal, blocks_more]
+    orders = [
+        [row["partition"] for row in overview(given)["blockers"]] for given in (shots, shots[::-1])
+    ]
+    assert orders == [[3, 2, 0, 1]] * 2
+
+
 def test_a_silent_member_does_nothing_any_more():
     """Its rate, its calls and its halts are gone; its partition is of who has it now."""
     dead = shot("m2", [1], age_s=60, halts=[{"cause": "slots", "handler": "check"}])

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weft.account.blockers import BLOCKERS_MAX
-from weft.observe.overview import NOW, failures
+from weft.observe.overview import NOW, failures, most_blocking
 from weft.runtime.histogram import summed
 from weft.types import TopicPartition
 
@@ -108,9 +108,7 @@ def _of_each(shots: Mapping[int, Mapping[str, Any]], name: str) -> list[dict[str
 
 def worst(shots: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of every member's blockers those that hold up most."""
-    rows = _of_each(shots, "blockers")
-    rows.sort(key=lambda row: row["waiting_behind"] + row["done_beyond"], reverse=True)
-    return rows[:BLOCKERS_MAX]
+    return sorted(_of_each(shots, "blockers"), key=most_blocking)[:BLOCKERS_MAX]
 
 
 def state_of(state: str, members: Sequence[str]) -> str:
