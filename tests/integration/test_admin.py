@@ -277,6 +277,7 @@ def test_absent_brokers_are_named_within_the_limit(request_name) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.long
 def test_a_request_waits_for_a_broker_that_is_coming_back(mortal_broker) -> None:
     """Within the limit, what passes by itself is waited out."""
     broker = mortal_broker

@@ -52,6 +52,7 @@ def nodes_listed(bootstrap):
     return {f"{one.host}:{one.port}" for one in admin.list_topics(timeout=60).brokers.values()}
 
 
+@pytest.mark.long
 def test_up_prints_the_address_of_a_broker_that_answers(weft):
     """`up` prints the address alone; it outlives the command and is idempotent; `down` ends it."""
     printed = weft("broker", "up")

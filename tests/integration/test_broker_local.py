@@ -84,6 +84,7 @@ def test_topics_are_not_made_by_accident(kafka_broker):
     assert "mistyped" not in admin.list_topics(timeout=60).topics
 
 
+@pytest.mark.long
 def test_a_killed_broker_comes_back_with_its_records():
     """Kill -9 and restart: same address, same records; settings given reach the broker."""
     with LocalBroker(config={"message.max.bytes": 54_321}) as broker:
@@ -117,6 +118,7 @@ def test_three_nodes_continue_without_one(three_nodes):
     assert len(consume(broker.bootstrap, "copied", 30)) == 30
 
 
+@pytest.mark.long
 def test_a_stopped_broker_resumes(mortal_broker):
     """SIGSTOP and SIGCONT reach the node: while it is stopped nothing answers."""
     broker = mortal_broker

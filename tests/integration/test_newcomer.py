@@ -95,6 +95,7 @@ def test_the_readmes_example_works_as_it_is_printed(port, shell, tmp_path):
     assert end_of(f"127.0.0.1:{port}", "gps.positions.dlq") == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_page_for_beginners_works_as_it_is_printed(port, shell, tmp_path):
     """Every line of it but pip's: one order billed, two dead letters, all of it committed."""

@@ -15,7 +15,10 @@ from tests.support.exactness import read_committed
 import weft
 from weft.kafka import clib
 
-FATAL_CODES = [KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+FATAL_CODES = [
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    pytest.param(KafkaError.CLUSTER_AUTHORIZATION_FAILED, marks=pytest.mark.long),
+]
 
 
 def break_client(client: Any, code: int) -> None:

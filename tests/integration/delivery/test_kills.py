@@ -63,8 +63,7 @@ def scenario(chaos: Callable[..., Chaos], mode: str, seed: int, **options: Any) 
 @pytest.mark.parametrize(
     ("mode", "kills"),
     [
-        ("each", 2),
-        *(pytest.param(mode, 2, marks=LONG) for mode in ("batch", "explicit")),
+        *(pytest.param(mode, 2, marks=LONG) for mode in ("each", "batch", "explicit")),
         *(pytest.param(mode, 6, marks=LONG) for mode in ("each", "batch", "explicit")),
     ],
 )
@@ -87,7 +86,7 @@ def test_at_least_once_loses_nothing(chaos: Callable[..., Chaos], mode: str, kil
                 assert verdict.repeats.get(excuse, 0) <= CONCURRENCY
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=LONG)])
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=LONG)])
 @pytest.mark.parametrize("kind", ["async", pytest.param("threads", marks=LONG)])
 @pytest.mark.timeout(240)
 def test_at_most_once_handles_nothing_twice(
@@ -116,7 +115,7 @@ def test_at_most_once_handles_nothing_twice(
 @pytest.mark.parametrize(
     ("mode", "kills"),
     [
-        ("exactly_once", 3),
+        ("exactly_once", 1),
         pytest.param("exact_batch", 2, marks=LONG),
         pytest.param("exactly_once", 6, marks=LONG),
         pytest.param("exact_batch", 6, marks=LONG),

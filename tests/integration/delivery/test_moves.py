@@ -18,7 +18,7 @@ LONG = pytest.mark.long
 def scenarios() -> list[object]:
     """Mode, protocol, kills too, seconds."""
     return [
-        ("exactly_once", "cooperative", False, 8),
+        pytest.param("exactly_once", "cooperative", False, 8, marks=LONG),
         pytest.param("each", "eager", False, 8, marks=LONG),
         pytest.param("at_most_once", "consumer", False, 8, marks=LONG),
         *(

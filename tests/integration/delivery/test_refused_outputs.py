@@ -27,8 +27,22 @@ def guarded(rights_broker: Guarded) -> Iterator[Kafka]:
     kafka.end_all()
 
 
-@pytest.mark.parametrize("ending", ["dead letter", "park"])
-@pytest.mark.parametrize("refusal", ["missing", "denied", "seen but denied"])
+@pytest.mark.parametrize(
+    ("refusal", "ending"),
+    [
+        ("missing", "dead letter"),
+        ("seen but denied", "park"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ("missing", "park"),
+                ("denied", "dead letter"),
+                ("denied", "park"),
+                ("seen but denied", "dead letter"),
+            )
+        ),
+    ],
+)
 @pytest.mark.timeout(120)
 def test_one_output_that_is_never_taken_ends_its_record_alone(
     guarded: Kafka, refusal: str, ending: str, caplog: pytest.LogCaptureFixture

@@ -68,7 +68,9 @@ def test_a_broker_that_restarts_tears_no_transaction(
         copied(run)
 
 
-@pytest.mark.parametrize("stopped_s", [2.0, pytest.param(14.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "stopped_s", [pytest.param(one, marks=pytest.mark.long) for one in (2.0, 14.0)]
+)
 @pytest.mark.timeout(240)
 def test_a_process_that_is_stuck_is_not_taken_for_fenced(
     chaos: Callable[..., Chaos], stopped_s: float
@@ -205,6 +207,7 @@ def poll_until_assigned(consumer: Consumer, *others: Consumer) -> None:
             member.poll(0.1)
 
 
+@pytest.mark.long
 def test_a_static_kip_848_member_comes_back_by_itself(chaos: Callable[..., Chaos]) -> None:
     """Refused until the old session has run out, it makes its consumer anew, and then it works."""
     refused = "recreating the consumer code=UNRELEASED_INSTANCE_ID"

@@ -76,10 +76,11 @@ def folder(tmp_path, topic, kafka_broker) -> Any:
     """A folder with an app for a topic with records in it."""
     name = topic(PARTITIONS, "connect")
     fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS)
-    write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=5)
+    write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=5, together=2)
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_fleet_over_connect_survives_a_killed_member(
     server, tmp_path, topic, kafka_broker
 ) -> None:
@@ -100,7 +101,6 @@ def test_a_fleet_over_connect_survives_a_killed_member(
         assert f"reason=drained done={RECORDS} " in fleet.text
 
 
-@pytest.mark.long
 def test_connect_need_not_be_named(server, folder) -> None:
     """SPARK_REMOTE says that this process works over Connect: members run there; Ctrl-C drains."""
     with running(folder, "--members", "2", env={"SPARK_REMOTE": server}) as fleet:
@@ -120,6 +120,7 @@ def test_a_master_beside_connect_is_refused(folder) -> None:
         assert "leave master= out to run the fleet there" in fleet.text.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_server_that_is_not_there_is_one_line(folder) -> None:
     """No Connect server at the address: exit code 2 and a line with the cure."""
     nowhere = f"sc://127.0.0.1:{free_port()}"

@@ -79,6 +79,7 @@ def test_a_killed_member_is_back_immediately(folder) -> None:
         assert all_gone(kin, STOP_S) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_drains_all_members(folder) -> None:
     """Ctrl-C: what runs is finished, the lifespans closed, and nothing stays."""
     with running(folder, "--members", "2") as fleet:

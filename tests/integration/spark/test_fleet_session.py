@@ -354,6 +354,7 @@ def committed_values(bootstrap: str, topic: str) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.long
 def test_a_member_that_keeps_dying_ends_the_run(spark, app_on, monkeypatch, caplog) -> None:
     """After a number of deaths the run ends with exit code 1 and tells which member and how."""
     for module in (slots, roster):

@@ -206,7 +206,7 @@ class Ride(BaseModel):
     tags: list[str] = []
 
 
-@pytest.mark.parametrize("columns", ["value", "of their own"])
+@pytest.mark.parametrize("columns", ["value", pytest.param("of their own", marks=pytest.mark.long)])
 def test_a_model_is_made_of_columns(spark, records, columns):
     """A struct column or columns of the fields' names, without JSON; carried and replayed so."""
 

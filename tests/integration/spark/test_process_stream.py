@@ -69,6 +69,7 @@ def test_a_failing_record_does_not_end_the_query(read_stream, topic, produce, ru
     assert (rows[1].attempts, rows[1].error) == (2, "ValueError: bad")
 
 
+@pytest.mark.long
 def test_unfinished_rows_go_to_the_next_batch(read_stream, topic, produce, run_once, tmp_path):
     """`deadline_s`: a record that waits for its retry holds its key, and not the micro-batch."""
     name = topic()

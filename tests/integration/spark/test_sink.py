@@ -26,7 +26,7 @@ def numbers(spark, count: int, *more: str):
     )
 
 
-@pytest.mark.parametrize("transactional", ["false", "true"])
+@pytest.mark.parametrize("transactional", [pytest.param("false", marks=pytest.mark.long), "true"])
 def test_every_column_arrives(spark, kafka_broker, topic, write, transactional):
     """Key, value, headers and partition; other columns are left out; nulls stay nulls."""
     name = topic(3)
@@ -147,7 +147,7 @@ def test_brokers_that_do_not_answer_are_reported_before_a_task_runs(spark, write
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("transactional", ["false", "true"])
+@pytest.mark.parametrize("transactional", [pytest.param("false", marks=pytest.mark.long), "true"])
 def test_a_stream_writes_each_batch(
     spark, kafka_broker, topic, produce, read_stream, tmp_path, transactional
 ):

@@ -86,6 +86,7 @@ def test_a_batch_half_committed_is_finished_by_another_number_of_tasks(query):
     assert query.values() == sorted(map(str, [*range(200), 7, 1, 1]))
 
 
+@pytest.mark.long
 def test_copies_recognised_by_two_tasks_are_written_when_the_batch_is_finished(query):
     """One of three equal rows is in Kafka; two tasks take it for theirs."""
     query.task(0, 0, rows(7, 8))
@@ -107,6 +108,7 @@ def test_a_run_that_was_superseded_writes_nothing(query):
     assert query.values() == ["1", "2"]
 
 
+@pytest.mark.long
 def test_topics_in_a_column_are_recognised_too(kafka_broker, topic):
     """A topic that comes later in the batch is noted before its first row."""
     names = [topic(), topic(2)]
@@ -120,6 +122,7 @@ def test_topics_in_a_column_are_recognised_too(kafka_broker, topic):
     assert [values(kafka_broker, name) for name in names] == [["v"], ["v", "v"]]
 
 
+@pytest.mark.long
 def test_an_attempt_that_fails_leaves_nothing(query):
     """Rows of an attempt that ended in the middle are aborted by the next one."""
 
@@ -163,7 +166,7 @@ def test_an_attempt_that_was_given_up_cannot_commit(query):
     assert query.values() == ["1", "2"]
 
 
-@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("keys", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_attempt_with_other_rows_is_refused(query, keys):
     """Plans with chance in them would lose rows: the line names the batch and the way out."""
     query.write(0, rows(1, 2, keys=keys))
@@ -173,6 +176,7 @@ def test_an_attempt_with_other_rows_is_refused(query, keys):
     assert query.values() == ["1", "2"]
 
 
+@pytest.mark.long
 def test_a_repeated_batch_with_other_rows_is_refused_before_it_is_written_twice(query):
     """The first repeat finds out after its tasks; the ones after it write nothing."""
     query.task(0, 0, rows(1, 2))

@@ -57,7 +57,7 @@ def die(broker):
     broker.restart()
 
 
-@pytest.mark.parametrize("outage", [pytest.param(hang, marks=pytest.mark.long), die])
+@pytest.mark.parametrize("outage", [hang, pytest.param(die, marks=pytest.mark.long)])
 def test_a_query_outlives_a_broker_that_is_away(spark, kafka_broker, topic, produce, start, outage):
     """Longer than a question's time-out, shorter than reconnectTimeout: it goes on by itself."""
     name = topic(2)
@@ -71,6 +71,7 @@ def test_a_query_outlives_a_broker_that_is_away(spark, kafka_broker, topic, prod
     assert seen(spark, query) == 3
 
 
+@pytest.mark.long
 def test_patience_ends_with_one_line(spark, kafka_broker, topic, produce, start):
     """After `reconnectTimeout` the query ends, and the error names the brokers."""
     name = topic()

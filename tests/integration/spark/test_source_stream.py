@@ -116,6 +116,7 @@ def test_a_restart_continues_exactly(topic, produce, pipeline):
     assert pipeline.logged(1)["$first"] == {name: {"0": 0, "1": 0}}
 
 
+@pytest.mark.long
 def test_latest_is_pinned_when_the_query_starts(topic, produce, pipeline):
     """What comes while a query is down is not skipped, although it starts at latest."""
     name = topic()
@@ -150,6 +151,7 @@ def test_a_first_batch_that_failed_is_repeated_from_the_log(topic, produce, read
     assert seen == [numbers(0, 3), numbers(0, 3), numbers(3, 5)]
 
 
+@pytest.mark.long
 def test_partitions_added_while_running(kafka_broker, topic, produce, pipeline, running):
     """A partition that comes later is read from its start, and that start is in the log."""
     name = topic()
@@ -165,6 +167,7 @@ def test_partitions_added_while_running(kafka_broker, topic, produce, pipeline, 
     assert pipeline.values() == numbers(0, 6)
 
 
+@pytest.mark.long
 def test_topics_that_a_pattern_finds_later(topic, produce, pipeline, running):
     """A new topic that matches is read from its start, although the query starts at latest."""
     prefix = f"late{uuid.uuid4().hex[:8]}"
@@ -177,6 +180,7 @@ def test_topics_that_a_pattern_finds_later(topic, produce, pipeline, running):
     assert pipeline.values() == numbers(0, 4)
 
 
+@pytest.mark.long
 def test_records_that_retention_took_before_they_were_read(kafka_broker, topic, produce, pipeline):
     """An error, or without failOnDataLoss what is left."""
     name = topic()
@@ -190,7 +194,9 @@ def test_records_that_retention_took_before_they_were_read(kafka_broker, topic, 
     assert pipeline.values() == numbers(0, 4) + numbers(7, 10)
 
 
-@pytest.mark.parametrize("records", [2, 6], ids=["shorter", "longer"])
+@pytest.mark.parametrize(
+    "records", [2, pytest.param(6, marks=pytest.mark.long)], ids=["shorter", "longer"]
+)
 def test_a_topic_recreated(kafka_broker, topic, produce, pipeline, records):
     """Told apart from the old one by its id, whatever its length: an error, or read anew."""
     name = topic()
@@ -205,6 +211,7 @@ def test_a_topic_recreated(kafka_broker, topic, produce, pipeline, records):
     assert sorted(pipeline.values(), key=int) == numbers(0, 4) + numbers(100, 100 + records)
 
 
+@pytest.mark.long
 def test_a_topic_that_is_deleted(kafka_broker, topic, produce, pipeline):
     """An error that names its partition; without failOnDataLoss the others are read on."""
     gone, stays = topic(prefix="gone"), topic(prefix="stays")
@@ -240,6 +247,7 @@ def test_too_few_records_wait_for_more(topic, produce, pipeline, running):
     assert rows() == [1, 5]
 
 
+@pytest.mark.long
 def test_what_is_held_back_is_let_through_in_time(topic, produce, pipeline, running):
     """After `maxTriggerDelay` any number of records is enough."""
     name = topic()
@@ -254,6 +262,7 @@ def test_what_is_held_back_is_let_through_in_time(topic, produce, pipeline, runn
     assert pipeline.values() == ["a", "b"]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_source_is_reported(topic, produce, pipeline):
     """An offset that is not one of Kafka's cannot be gone on from."""
     name = topic()
