@@ -23,6 +23,7 @@ COMMANDS = {
     "lag": "weft.cli.lag:lag",
     "replay": "weft.cli.replay:replay",
     "dlq": "weft.cli.dlq:app",
+    "parked": "weft.cli.parked:app",
 }
 
 

@@ -104,6 +104,9 @@ class LagTable:
         self._rows, self._left_out = ordered[:ROWS_MAX], ordered[ROWS_MAX:]
         total = sum(row.remaining or 0 for row in rows)
         self._title = f"group {group}: {total:,} remaining in {len(rows):,} partitions"
+        parked, held = (sum(getattr(row, name) for row in rows) for name in ("parked", "held"))
+        if parked or held:
+            self._title += f"; {parked:,} parked, {held:,} held: weft parked ls --group {group}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The wide table if it fits, else the narrow one."""

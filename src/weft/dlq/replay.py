@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 from weft.dlq.letters import REPLAY, Letter, Place, homeward, letter_of, without
 from weft.dlq.plan import Guard, Plan, Progress, Rules, make_plan
 from weft.errors import ConfigError, FatalError, Reject
 from weft.kafka.connect import Connection
+from weft.kafka.log_reader import fetch
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
 from weft.types import Record, Sent, TopicPartition
 from weft.where import Condition
@@ -35,8 +36,6 @@ BATCH_BYTES_MAX = 32 * 2**20
 #: between two looks at what has come to the source meanwhile
 LOOK_AGAIN_S = 5.0
 ATTEMPTS = 5
-#: offsets that are read for nothing between two wanted ones, rather than sought over
-GAP_MAX = 1_000
 
 #: the record as it was -> as it goes; None: it does not go
 Repair = Callable[[Record[Any]], Record[Any] | None]
@@ -120,11 +119,7 @@ class Box:
     def fetch(self, places: Collection[Place]) -> Iterator[Record[Any]]:
         """The records at these places, those that are still there."""
         known = self.admin.describe(sorted({place.topic for place in places}), ANSWER_S)
-        for ranges in _stretches([place for place in places if place.topic in known]):
-            for records in self.reader.read(ranges):
-                yield from (
-                    one for one in records if (one.topic, one.partition, one.offset) in places
-                )
+        yield from fetch(self.reader, {place for place in places if place.topic in known})
 
     def progress_after(self, letters: Sequence[Letter]) -> bool:
         """Whether commits can hold that all these went."""
@@ -421,22 +416,6 @@ def _pieces(
         size += size_of(one)
     if piece:
         yield piece
-
-
-def _stretches(places: Sequence[Place]) -> Iterator[Mapping[TopicPartition, tuple[int, int]]]:
-    """What to read for these: of each partition one stretch a round, without the wide gaps."""
-    rounds: list[dict[TopicPartition, tuple[int, int]]] = []
-    for where, group in groupby(sorted(places), key=lambda one: (one.topic, one.partition)):
-        number, last = -1, -GAP_MAX - 2
-        for place in group:
-            if place.offset - last > GAP_MAX:
-                number += 1
-                if number == len(rounds):
-                    rounds.append({})
-                rounds[number][where] = (place.offset, place.offset + 1)
-            last = place.offset
-            rounds[number][where] = (rounds[number][where][0], last + 1)
-    yield from rounds
 
 
 class _Pace:

@@ -36,7 +36,7 @@ OPEN_TOO_LONG_S = 30.0
 
 
 #: fields that are not of the contract
-INNER = ("holes", "full")
+INNER = ("holes", "full", "parked", "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class PartitionLag:
     holes: int = 0
     #: the offset map has no more room: nothing further out starts; not of the contract
     full: bool = False
+    #: as far as the commit remembers them; not of the contract
+    parked: int = 0
+    held: int = 0
 
     def row(self) -> dict[str, Any]:
         """As `weft lag --json` prints it."""
@@ -131,6 +134,8 @@ def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | Non
         problem,
         len(holes),
         full,
+        sum(one.parked and not one.held for one in known.rider.entries),
+        sum(one.held for one in known.rider.entries),
     )
 
 

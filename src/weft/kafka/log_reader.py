@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import groupby
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -25,6 +27,10 @@ AGAIN_S = 0.5
 ASKED_S = 5.0
 #: a leader that moves is waited for so long
 SILENT_S = 30.0
+#: offsets that are read for nothing between two wanted ones, rather than sought over
+GAP_MAX = 1_000
+#: topic, partition, offset
+Place = tuple[str, int, int]
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001  # a public constant
 
 
@@ -152,3 +158,26 @@ def _check(error: KafkaError, where: Where) -> None:
         raise ConfigError(f"topic {where[0]} may not be read: {reason(error.code())}")
     if error.fatal():
         raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
+
+
+def fetch(reader: LogReader, places: AbstractSet[Place]) -> Iterator[Record[Any]]:
+    """The records at these places, those that are still there."""
+    for ranges in _stretches(places):
+        for records in reader.read(ranges):
+            yield from (one for one in records if (one.topic, one.partition, one.offset) in places)
+
+
+def _stretches(places: AbstractSet[Place]) -> Iterator[Mapping[Where, tuple[int, int]]]:
+    """What to read for these: of each partition one stretch a round, without the wide gaps."""
+    rounds: list[dict[Where, tuple[int, int]]] = []
+    for where, group in groupby(sorted(places), key=lambda one: one[:2]):
+        number, last = -1, -GAP_MAX - 2
+        for _, _, offset in group:
+            if offset - last > GAP_MAX:
+                number += 1
+                if number == len(rounds):
+                    rounds.append({})
+                rounds[number][where] = (offset, offset + 1)
+            last = offset
+            rounds[number][where] = (rounds[number][where][0], last + 1)
+    yield from rounds

@@ -38,6 +38,8 @@ GAUGES = (
     ("weft_group_done_beyond_records", "Records done past the committed offset", "done_beyond"),
     ("weft_group_oldest_age_seconds", "Age of the oldest record not done", "oldest_age_s"),
     ("weft_group_map_characters", "Size of the offset map in the commit", "map_chars"),
+    ("weft_group_parked_records", "Records that the commit remembers as parked", "parked"),
+    ("weft_group_held_records", "Records that the commit remembers as held", "held"),
 )
 UP = ("weft_group_up", "1 while the group could be measured lately")
 PROBLEMS = ("weft_group_problem_partitions", "Partitions with a problem; weft lag names them")

@@ -1,0 +1,280 @@
+"""`weft parked`: which records wait, parked or held, from Kafka alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli import cluster
+from weft.cli.dlq_box import connected, cut, place_of, shown
+from weft.codec import Remembered
+from weft.dlq.letters import text_of
+from weft.errors import ConfigError
+from weft.kafka.group_rider import GroupRider, Kept, Part
+from weft.kafka.log_reader import Place
+from weft.observe.asking import question
+from weft.types import Record
+from weft.where import FIELDS, HEADER, Condition, Kind, Value, parse
+
+KEY_CHARS_MAX = 40
+SHOWN_CHARS_MAX = 2_000
+#: what --where may ask of a record of which a commit remembers little; no error's text is kept
+KEPT_FIELDS: Mapping[str, Kind] = {
+    **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "attempts")},
+    "state": "text",
+    "error.hash": "text",
+}
+
+app = typer.Typer(no_args_is_help=True)
+
+Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+Records = dict[Place, Record[Any]]
+
+
+@app.callback()
+def _parked() -> None:
+    """Look at records that are parked or held, also while no member of the group runs.
+
+    Example: weft parked ls --group geofence --bootstrap-servers localhost:9092
+    """
+
+
+@app.command()
+def ls(
+    group: Group,
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC[:PARTITION[:OFFSET]]]", help="Only these records."),
+    ] = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help='Such as \'state == "parked" and header.tenant == "acme"\'. Reads the records.',
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show the first so many in the table.")] = 50,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """List parked and held records, from the group's commits: attempts, until when, error hash.
+
+    Keys are read from the topics, by offset. --json prints every record, without keys.
+
+    Example: weft parked ls orders --group billing --bootstrap-servers localhost:9092
+    """
+    asked = question(place, None)
+    condition = None if where is None else _condition(where)
+    with _opened(bootstrap_servers, x, config, group) as source:
+        parts = source.read(asked.topic, asked.partition)
+        found = [one for one in _waiting(parts) if asked.offset in (None, one.known.offset)]
+        records: Records = {}
+        if condition is not None:
+            records = _records(source, found)
+            found = [one for one in found if condition.matches(_fields(one, records))]
+        elif not as_json:
+            records = _records(source, found[:limit])
+    _warn(parts)
+    if as_json:
+        typer.echo(json.dumps([_row(one) for one in found]))
+        return
+    if found:
+        Console().print(_table(found[:limit], records))
+    if len(found) > limit:
+        typer.echo(f"and {len(found) - limit:,} more: --limit {len(found)}, or --json")
+    typer.echo(_counted(found, parts, group))
+
+
+@app.command()
+def show(
+    record: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The record.")],
+    group: Group,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    values: Annotated[
+        bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
+    ] = False,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """Show one parked or held record: what is remembered of it, its key and headers.
+
+    Example: weft parked show orders:2:17 --group billing --values
+    """
+    wanted = place_of(record)
+    with _opened(bootstrap_servers, x, config, group) as source:
+        (part,) = source.read(wanted.topic, wanted.partition)
+        found = next((one for one in _waiting([part]) if one.place == wanted), None)
+        if found is None:
+            raise ConfigError(_why_not(part, wanted.offset, group))
+        message = _records(source, [found]).get(found.place)
+    row = _row(found) | {
+        "state": _state(found.known),
+        "exhausted_by": found.known.exhausted_by or None,
+        "in_log": message is not None,
+    }
+    if message is not None:
+        row["key"] = None if message.key is None else shown(message.key, SHOWN_CHARS_MAX)
+        row["time"] = _time(message.timestamp_ms / 1e3) if message.timestamp_ms >= 0 else None
+        row["headers"] = [
+            [cut(name, SHOWN_CHARS_MAX), shown(value, SHOWN_CHARS_MAX) if values else "…"]
+            for name, value in message.headers
+        ]
+        if values:
+            row["value"] = shown(message.value, SHOWN_CHARS_MAX)
+    if as_json:
+        typer.echo(json.dumps(row))
+        return
+    for name, value in row.items():
+        if name not in ("headers", "value"):
+            text = _time(value) if name == "held_until" and value is not None else str(value)
+            typer.echo(f"{name + ':':<14}{'-' if value is None else cut(text, SHOWN_CHARS_MAX)}")
+    for name, text in row.get("headers", ()):
+        typer.echo(f"  {name} = {text}")
+    if "value" in row:
+        typer.echo(f"value:        {row['value']}")
+    if message is None:
+        typer.echo("warning: retention or compaction deleted the record: skip it", err=True)
+
+
+@contextmanager
+def _opened(
+    bootstrap: str, x: Sequence[str] | None, config: Any, group: str
+) -> Iterator[GroupRider]:
+    connection = connected(bootstrap, x, config, group)
+    with cluster.answering(), GroupRider(connection, group) as source:
+        yield source
+
+
+def _condition(text: str) -> Condition:
+    try:
+        return parse(text, KEPT_FIELDS)
+    except ConfigError as error:
+        raise ConfigError(f"--where: {error}") from None
+
+
+def _waiting(parts: Sequence[Part]) -> list[Kept]:
+    """Those that wait for someone, not for their next attempt."""
+    return [one for part in parts for one in part.kept if one.known.parked or one.known.held]
+
+
+def _records(source: GroupRider, kept: Sequence[Kept]) -> Records:
+    places = {one.place for one in kept}
+    return {(one.topic, one.partition, one.offset): one for one in source.records(places)}
+
+
+def _fields(one: Kept, records: Records) -> Any:
+    """For --where."""
+    record = records.get(one.place)
+
+    def field(name: str) -> Value:
+        if name.startswith(HEADER) or name in ("key", "time"):
+            return None if record is None else _of_record(record, name)
+        known = one.known
+        values: dict[str, Value] = {
+            "topic": one.topic,
+            "partition": one.partition,
+            "offset": known.offset,
+            "attempts": known.attempts,
+            "state": _state(known),
+            "error.hash": _hash(known),
+        }
+        return values[name]
+
+    return field
+
+
+def _of_record(record: Record[Any], name: str) -> Value:
+    if name == "time":
+        return record.timestamp_ms if record.timestamp_ms >= 0 else None
+    if name == "key":
+        return None if record.key is None else text_of(record.key)
+    wanted = name.removeprefix(HEADER)
+    found = next((value for one, value in reversed(record.headers) if one == wanted), None)
+    return None if found is None else text_of(found)
+
+
+def _state(known: Remembered) -> str:
+    return "held" if known.held else "parked"
+
+
+def _hash(known: Remembered) -> str | None:
+    return None if known.error is None else f"{known.error:08x}"
+
+
+def _row(one: Kept) -> dict[str, Any]:
+    """The JSON format of the contract."""
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "offset": one.known.offset,
+        "attempts": one.known.attempts,
+        "error_hash": _hash(one.known),
+        "held_until": one.known.until_s,
+    }
+
+
+def _table(kept: Sequence[Kept], records: Records) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("record", "state", "until"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("attempts", justify="right")
+    for name in ("by", "error", "key"):
+        table.add_column(name, overflow="fold")
+    for one in kept:
+        known, record = one.known, records.get(one.place)
+        key = "deleted" if record is None else shown(record.key, KEY_CHARS_MAX)
+        cells = (
+            f"{one.topic}:{one.partition}:{known.offset}", _state(known),
+            "-" if known.until_s is None else _time(known.until_s), f"{known.attempts:,}",
+            known.exhausted_by or "-", _hash(known) or "-", key,
+        )  # fmt: skip
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _counted(found: Sequence[Kept], parts: Sequence[Part], group: str) -> str:
+    held = sum(one.known.held for one in found)
+    failing = sum(not (one.known.parked or one.known.held) for part in parts for one in part.kept)
+    text = f"{len(found) - held:,} parked, {held:,} held in group {group}"
+    return f"{text}; {failing:,} more failed and will be tried again" if failing else text
+
+
+def _warn(parts: Sequence[Part]) -> None:
+    """One line of each partition that may have more."""
+    for part in parts:
+        if part.problem:
+            line = f"warning: {part.topic}[{part.partition}]: {part.problem}"
+            typer.echo(f"weft: {line}", err=True)
+
+
+def _why_not(part: Part, offset: int, group: str) -> str:
+    """Why a record is not among those that are remembered."""
+    where = f"{part.topic}:{part.partition}:{offset}"
+    if part.problem:
+        return f"{where}: not known: {part.problem}"
+    if offset < part.frontier or (offset <= part.highest_seen and offset not in part.not_done):
+        return f"{where} is done in group {group}"
+    return (
+        f"{where} is neither parked nor held in group {group}: weft parked ls --group {group} "
+        "lists those that are"
+    )
+
+
+def _time(when_s: float) -> str:
+    """UTC, to the second."""
+    try:
+        return dt.datetime.fromtimestamp(int(when_s), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return str(when_s)

@@ -1,0 +1,132 @@
+"""What a group's commits remember of single records: parked, held, and how often they failed.
+
+Read from Kafka alone, also while no member runs: the riders behind the offset maps
+(`weft.codec.rider`), and the records themselves from their topic, by offset. It joins no group and
+writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from weft.codec import NONE, Remembered, Rider, UnreadableMap, decode
+from weft.errors import ConfigError
+from weft.kafka.connect import Connection
+from weft.kafka.log_reader import Place, fetch
+from weft.types import Record, TopicPartition
+
+ANSWER_S = 10.0
+#: offsets in an open transaction are waited for
+OFFSETS_S = 20.0
+#: what a rider leaves free where its next entry had no room: 9 bytes and what a text rounds off
+FULL_CHARS = 4096 - 16
+
+
+class Kept(NamedTuple):
+    """One record that a commit remembers."""
+
+    topic: str
+    partition: int
+    known: Remembered
+
+    @property
+    def place(self) -> Place:
+        """Where the record is."""
+        return self.topic, self.partition, self.known.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One partition's commit, as far as it can be read."""
+
+    topic: str
+    partition: int
+    frontier: int
+    highest_seen: int
+    not_done: frozenset[int]
+    rider: Rider = NONE
+    #: why records may be missing from the rider; "" if none are
+    problem: str = ""
+
+    @property
+    def kept(self) -> list[Kept]:
+        """The records that it remembers, ascending."""
+        return [Kept(self.topic, self.partition, one) for one in self.rider.entries]
+
+
+class GroupRider:
+    """The commits of one group, read once; close it, or use it as a context manager."""
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self.group = group
+        self._described = connection.described()
+        self._admin = connection.admin()
+        self._reader = connection.log_reader()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close both clients."""
+        self._reader.close()
+        self._admin.close()
+
+    def read(self, topic: str | None = None, partition: int | None = None) -> list[Part]:
+        """The partitions that the group has committed, of this topic or of all.
+
+        Raises ConfigError for a group, a topic or a partition that does not exist, and for a group
+        that has committed nothing there.
+        """
+        partitions = self._partitions(topic, partition)
+        held = self._reader.committed(partitions, OFFSETS_S) if partitions else {}
+        stored = {where: one for where, one in held.items() if one[0] is not None}
+        if not stored:
+            raise ConfigError(self._why_none(topic))
+        topics = sorted({where[0] for where in stored})
+        ends = self._admin.ends(topics, committed=False, timeout_s=ANSWER_S)
+        return [
+            _part(where, offset or 0, text, ends.get(where))
+            for where, (offset, text) in sorted(stored.items())
+        ]
+
+    def records(self, places: AbstractSet[Place]) -> Iterator[Record[Any]]:
+        """The records at these places, those that are still in their topic."""
+        return fetch(self._reader, places)
+
+    def _partitions(self, topic: str | None, partition: int | None) -> list[TopicPartition]:
+        names = self._admin.matching(("^",), ANSWER_S) if topic is None else [topic]
+        facts = self._admin.describe(names, ANSWER_S)
+        if topic is not None and topic not in facts:
+            raise ConfigError(f"topic {topic} does not exist at {self._described}")
+        counts = {name: facts[name].partitions for name in sorted(facts)}
+        if topic is None or partition is None:
+            return [(name, number) for name, count in counts.items() for number in range(count)]
+        if partition >= counts[topic]:
+            last = counts[topic] - 1
+            raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {last}")
+        return [(topic, partition)]
+
+    def _why_none(self, topic: str | None) -> str:
+        state, _ = self._admin.group_state(self.group, ANSWER_S)
+        if state == "DEAD":
+            return f"group {self.group} does not exist at {self._described}"
+        of = "" if topic is None else f" of topic {topic}"
+        return f"group {self.group} has committed nothing{of} yet at {self._described}"
+
+
+def _part(where: TopicPartition, frontier: int, text: str, log_end: int | None) -> Part:
+    try:
+        known = decode(frontier, text, log_end=log_end)
+    except UnreadableMap as reason:
+        problem = f"its metadata is not an offset map: {reason}"
+        return Part(*where, frontier, frontier - 1, frozenset(), problem=problem)
+    problem = known.rider.problem
+    if not problem and known.rider.entries and len(text) >= FULL_CHARS:
+        last = known.rider.entries[-1].offset
+        problem = f"its commit has no room for more: records after offset {last} may be missing"
+    not_done = frozenset(known.not_done)
+    return Part(*where, frontier, known.highest_seen, not_done, known.rider, problem)
