@@ -156,7 +156,7 @@ def blockers(shots: Sequence[Row], parts: Sequence[Row]) -> list[dict[str, Any]]
 def most_blocking(row: Row) -> tuple[Any, ...]:
     """The order is settled: what blocks most, then what has done so for longest, then by name."""
     blocked = row["waiting_behind"] + row["done_beyond"]
-    return -blocked, row.get("since") or 0, row["topic"], row["partition"], row["offset"]
+    return -blocked, row["since"] or 0, row["topic"], row["partition"], row["offset"]
 
 
 def failures(shots: Iterable[Row]) -> list[dict[str, Any]]:

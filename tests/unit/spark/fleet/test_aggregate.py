@@ -10,7 +10,8 @@ from weft.spark.fleet.outside import FleetSource, answered
 
 def shot(name: str, waits: int) -> dict:
     """One member's answer, with one blocker and one cause."""
-    blocker = {"offset": waits, "waiting_behind": waits, "done_beyond": 1}
+    place = {"topic": "t", "partition": 0, "offset": waits, "since": None}
+    blocker = {**place, "waiting_behind": waits, "done_beyond": 1}
     return {
         "shot": {
             "state": "running", "partitions": [], "handlers": {}, "counts": {"late": 1},

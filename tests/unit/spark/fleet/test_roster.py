@@ -120,7 +120,8 @@ def told(roster: Roster, index: int, wire: FakeWire, done: int, place: int | Non
 def reports(roster: Roster, index: int, wire: FakeWire, *partitions: int) -> None:
     """A member's snapshot: it has these partitions of t, a record runs and blocks in each."""
     rows = [{"topic": "t", "partition": number, "remaining": 1} for number in partitions]
-    blockers = [{**row, "waiting_behind": 1, "done_beyond": 0} for row in rows]
+    blocks = {"offset": 0, "since": None, "waiting_behind": 1, "done_beyond": 0}
+    blockers = [{**row, **blocks} for row in rows]
     halts = [{"cause": "buffers", **row} for row in rows] + [{"cause": "slots", "handler": "h"}]
     body = {
         "state": "running", "partitions": rows, "blockers": blockers, "halts": halts,
