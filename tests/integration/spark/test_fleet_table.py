@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 RECORDS, PARTITIONS = 1_200, 4
 
-#: Members and the driver die by their own hand where a file in the folder says so. The second half
-#: of each key's records waits for a file, too.
+#: Members and the driver die by their own hand where a file in the folder says so. Records of each
+#: key wait for a file, too: what a step's death needs is not handled before the last death.
 JOB = """
-import asyncio, os, signal, time
+import asyncio, logging, os, signal, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 import weft
@@ -68,8 +68,9 @@ app = weft.App(group={group!r}, kafka={kafka!r}, lifespan=lifespan, drain_timeou
              retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter({dead!r}))
 async def handle(record):
     await asyncio.sleep(0.005)
-    while record.value >= 15 and not (HERE / "go").exists():
-        await asyncio.sleep(0.05)
+    for first, gate in {gates!r}.items():
+        while record.value >= first and not (HERE / gate).exists():
+            await asyncio.sleep(0.05)
     if record.value % 30 == 29:
         raise ValueError("no")
     if record.value % 30 == 28:
@@ -77,6 +78,7 @@ async def handle(record):
     return {{"n": record.value, "name": record.key.decode()}}
 
 if __name__ == "__main__":
+    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
     from weft.spark.table import delta, iceberg
     for store in (delta.DeltaStore, iceberg.IcebergStore):
         def append(self, rows, *given, real=store.append):
@@ -100,6 +102,11 @@ TABLES = {
 }
 
 
+#: the first number within a key that waits for a file, by file
+ONE_BY_ONE = {8: "died-before", 16: "died-between", 24: "died-after"}
+AT_HALF = {15: "go"}
+
+
 @pytest.fixture(params=["delta"])
 def job(request, tmp_path, topic, kafka_broker) -> Any:
     """A folder with job.py for a topic with records in it."""
@@ -110,9 +117,10 @@ def job(request, tmp_path, topic, kafka_broker) -> Any:
         "session.timeout.ms": 120_000,
         "heartbeat.interval.ms": 500,
     }
+    gates = AT_HALF if request.function is test_a_driver_killed_and_started_again else ONE_BY_ONE
     values = {"here": str(tmp_path), "group": f"g-{name}", "kafka": kafka, "topic": name}
-    text = JOB.format(**values, dead=dead, table=TABLES[request.param], wait_s=START_S)
-    (tmp_path / "job.py").write_text(text)
+    values |= {"dead": dead, "table": TABLES[request.param], "wait_s": START_S, "gates": gates}
+    (tmp_path / "job.py").write_text(JOB.format(**values))
     return tmp_path, name, dead
 
 
@@ -162,7 +170,7 @@ def check_whole(folder: Path, broker: LocalBroker, topic: str, dead: str) -> Non
 def test_members_killed_between_the_steps(job, kafka_broker) -> None:
     """Before the rows are with the driver, before its answer, and before offsets are committed."""
     folder, topic, dead = job
-    for name in ("die-before", "die-between", "die-after", "go"):
+    for name in ("die-before", "die-between", "die-after"):
         (folder / name).touch()
     with run(folder) as fleet:
         assert fleet.wait(200) == 0, fleet.text
