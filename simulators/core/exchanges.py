@@ -12,7 +12,7 @@ from simulators.core.violation import Violation, require
 from simulators.core.world import World
 from weft.core import states
 from weft.core.work import Work
-from weft.testing.groups import METADATA_TOO_LARGE
+from weft.testing.memory import METADATA_TOO_LARGE
 from weft.types import ErrorInfo
 
 CONTENT = ErrorInfo("SimulatedAbort", "for something that is in it")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weft.codec import decode
 from weft.core.partition import Partition
 from weft.core.spec import KEY, PARTITION, HandlerSpec
-from weft.testing.groups import OffsetAndMetadata
+from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from weft.core.events import Assignment
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.core.work import Work
-from weft.testing.groups import OffsetAndMetadata
-from weft.testing.memory import Log, UnstableOffset
+from weft.testing.memory import Log, OffsetAndMetadata, UnstableOffset
 from weft.types import TopicPartition
 
 OUTPUT_BYTES = 300  # what each record's outputs weigh

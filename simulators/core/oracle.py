@@ -14,7 +14,7 @@ from weft.core.partition import Partition
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.work import Work
 from weft.policies import DeadLetter, Skip
-from weft.testing.groups import OffsetAndMetadata
+from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition
 
 SLACK = 1e-6  # floating-point seconds

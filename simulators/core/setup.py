@@ -18,7 +18,7 @@ from weft.core.spec import (
     Limits,
 )
 from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
-from weft.testing.groups import Protocol
+from weft.testing.memory import Protocol
 from weft.types import DeliveryName, Ordering
 
 UNBOUNDED_BYTES = 10**9

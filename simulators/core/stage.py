@@ -14,8 +14,7 @@ from simulators.core.setup import Odds, Setup
 from weft.core import effects as fx
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
-from weft.testing.groups import OffsetAndMetadata
-from weft.testing.memory import MemoryBroker, ProducerId
+from weft.testing.memory import MemoryBroker, OffsetAndMetadata, ProducerId
 from weft.types import TopicPartition
 
 GROUP = "g"

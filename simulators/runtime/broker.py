@@ -22,10 +22,9 @@ from weft.kafka.ports import (
     ToCommit,
     TransactionEnd,
 )
-from weft.testing.connection import MemoryConnection
+from weft.testing.connection import MemoryConnection, MemoryKafka
 from weft.testing.consumer import MemoryConsumer
-from weft.testing.groups import OffsetAndMetadata
-from weft.testing.kafka import MemoryKafka
+from weft.testing.memory import OffsetAndMetadata
 from weft.testing.producer import MemoryTransactions
 from weft.types import ErrorInfo, TopicPartition
 

@@ -10,7 +10,7 @@ from simulators.runtime.life import Claimed, Life, Place, Source
 from simulators.runtime.stage import Stage
 from weft.kafka.ports import ToCommit
 from weft.runtime.member.committing import LAST_ANSWER_S, LAST_COMMIT_S
-from weft.testing.groups import OffsetAndMetadata
+from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition
 
 #: a last commit waits so long for the answer to a former one

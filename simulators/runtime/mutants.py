@@ -13,9 +13,9 @@ from typing import Any
 from simulators.core.mutants import Mutant
 from simulators.runtime.setup import Setup
 from weft.kafka.ports import TransactionEnd, which_way
-from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.processes.executor import ProcessExecutor
+from weft.runtime.calls.record_batch import Acks
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
 from weft.runtime.member import committing, rebalance

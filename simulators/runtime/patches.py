@@ -32,8 +32,7 @@ from simulators.runtime.processes import Machine
 from simulators.runtime.scheduler import Scheduler
 from weft.runtime.calls.loops import new_loop
 from weft.runtime.calls.processes.link import SPAWN
-from weft.runtime.calls.processes.loglines import tell_parent
-from weft.runtime.calls.processes.protocol import found_by_name
+from weft.runtime.calls.processes.protocol import found_by_name, tell_parent
 from weft.runtime.door import since_boot
 from weft.runtime.run.outside import SOCKET_VARIABLE
 
@@ -46,7 +45,7 @@ PROCESSES = "weft.runtime.calls.processes"
 
 
 #: what an app imports when it runs
-AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.result_stream", "weft.runtime.calls.as_handled")
+AT_RUN = ("weft.runtime.run.run", "weft.runtime.run.result_stream")
 for _name in AT_RUN:
     import_module(_name)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip
-from weft.testing.groups import Protocol
+from weft.testing.memory import Protocol
 
 TOPIC, OUTPUT, DEAD = "in", "out", "in.dlq"
 

@@ -285,7 +285,7 @@ class App:
         """The run has the results' stream now, and learns what was paused before it."""
         self._run = run
         if self._stream is not None:
-            from weft.runtime.calls.as_handled import as_handled
+            from weft.runtime.run.result_stream import as_handled
 
             self._stream.as_handled = as_handled(self._handlers)
         self._stream = None
@@ -341,8 +341,7 @@ class App:
 
     def results(self) -> ResultStream:
         """The result of every record from now on, for one reader; ends when the app ends."""
-        from weft.runtime.calls.as_handled import as_handled
-        from weft.runtime.run.result_stream import ResultStream
+        from weft.runtime.run.result_stream import ResultStream, as_handled
 
         with self._handing_over:
             if self._run is not None and not self._run.over:

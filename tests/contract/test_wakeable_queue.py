@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from weft.broker import LocalBroker
-from weft.kafka import clib, wakeable
+from weft.kafka import clib
 from weft.kafka.ports import CommitReply
 
 SEED = 7
@@ -68,7 +68,7 @@ def test_no_record_is_left_sleeping(
     count, wait_s = 4000, 30.0  # a busy machine lets nobody sleep for so long
     chance = random.Random(SEED)
     pauses_s = iter([chance.choice((0, 0, 0.0005, 0.002)) for _ in range(count)])
-    queue = wakeable.WakeableQueue(consumer)
+    queue = clib.WakeableQueue(consumer)
     thread = produce(kafka_broker, topic, pauses_s)
     found = timeouts = 0
     deadline = time.monotonic() + 100
@@ -82,7 +82,7 @@ def test_no_record_is_left_sleeping(
     assert (found, timeouts) == (count, 0), f"seed {SEED}"
 
 
-def quiet(queue: wakeable.WakeableQueue, consumer: Consumer) -> None:
+def quiet(queue: clib.WakeableQueue, consumer: Consumer) -> None:
     """Serve the consumer until it has joined its group and has nothing more to do."""
     deadline = time.monotonic() + 60
     while not consumer.assignment():
@@ -95,7 +95,7 @@ def quiet(queue: wakeable.WakeableQueue, consumer: Consumer) -> None:
 
 def test_any_thread_wakes_the_waiting_one(consumer: Consumer):
     """A wake-up ends a wait at once, is kept for the next wait, and many are one."""
-    queue = wakeable.WakeableQueue(consumer)
+    queue = clib.WakeableQueue(consumer)
     quiet(queue, consumer)
     threading.Timer(0.05, queue.wake).start()
     began = time.monotonic()
@@ -116,7 +116,7 @@ def test_rebalances_end_the_wait(consumer: Consumer, topic: str):
     """Callbacks are work too: the assignment comes without any record."""
     assigned: list[object] = []
     consumer.subscribe([topic], on_assign=lambda _consumer, found: assigned.extend(found))
-    queue = wakeable.WakeableQueue(consumer)
+    queue = clib.WakeableQueue(consumer)
     deadline = time.monotonic() + 60
     while not assigned and time.monotonic() < deadline:
         assert queue.wait(30)
@@ -127,7 +127,7 @@ def test_rebalances_end_the_wait(consumer: Consumer, topic: str):
 
 def test_an_answered_commit_ends_the_wait(consumer: Consumer, topic: str):
     """A commit queue that signals wakes the waiting thread for its answer."""
-    queue = wakeable.WakeableQueue(consumer)
+    queue = clib.WakeableQueue(consumer)
     commits = clib.CommitQueue(consumer)
     commits.signal(queue)
     quiet(queue, consumer)
@@ -145,7 +145,7 @@ def test_an_answered_commit_ends_the_wait(consumer: Consumer, topic: str):
 
 def test_it_closes_twice_and_the_consumer_after_it(consumer: Consumer):
     """Closing gives the descriptors back once; the consumer closes without hanging."""
-    queue = wakeable.WakeableQueue(consumer)
+    queue = clib.WakeableQueue(consumer)
     assert queue.fileno() >= 0
     queue.close()
     queue.close()

@@ -19,7 +19,7 @@ import pytest
 import weft
 from weft.app import App
 from weft.core.states import COMMIT_TABLE, EPOCH_TABLE, RECORD_TABLE
-from weft.runtime.member import dead_letters
+from weft.runtime.member import outputs
 from weft.testing import run
 
 ROOT = Path(__file__).parents[2]
@@ -176,8 +176,8 @@ def test_the_readmes_twenty_lines_work_when_pasted() -> None:
 
 
 def test_every_header_of_a_dead_letter_is_documented() -> None:
-    """docs/options.md names what `runtime/member/dead_letters.py` writes."""
-    written = set(re.findall(r'"(__dlq[\w.]+\w)"', inspect.getsource(dead_letters)))
+    """docs/options.md names what `runtime/member/outputs.py` writes."""
+    written = set(re.findall(r'"(__dlq[\w.]+\w)"', inspect.getsource(outputs)))
     text = (ROOT / "docs/options.md").read_text()
     assert len(written) >= 6
     assert [name for name in sorted(written) if f"`{name}`" not in text] == []

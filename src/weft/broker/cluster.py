@@ -22,14 +22,17 @@ from weft.broker.process import (
     spawn_guarded,
     stop_all,
 )
-from weft.broker.settings import Node, check_config, check_shape, server_properties
 from weft.broker.state import (
     ClusterState,
+    Node,
+    check_config,
+    check_shape,
     choose_nodes,
     is_free,
     load_state,
     new_state,
     save_state,
+    server_properties,
 )
 from weft.broker.topics import wait_for_brokers
 from weft.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Self
 from weft.broker import topics
 from weft.broker.cluster import Cluster
 from weft.broker.process import BrokerError, send_signal
-from weft.broker.settings import check_config, check_shape
+from weft.broker.state import check_config, check_shape
 from weft.errors import ConfigError
 
 

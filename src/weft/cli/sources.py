@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.errors import ConfigError, FatalError
-from weft.kafka.last_words import words_of
+from weft.kafka.following import words_of
 from weft.kafka.ports import Word
 from weft.observe import local
 from weft.observe.asking import Question, is_answer, question

@@ -23,12 +23,11 @@ from confluent_kafka import (
 from weft import guard
 from weft.core.epochs import Found
 from weft.errors import ConfigError
-from weft.kafka import clib, ports, wakeable
+from weft.kafka import clib, ports
 from weft.kafka.asking import Asking
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog
-from weft.kafka.failures import root_cause
-from weft.kafka.refusals import Refusals
+from weft.kafka.failures import Refusals, root_cause
 from weft.kafka.settings import is_incremental
 from weft.kafka.verdicts import commit_verdict, error_text, poll_verdict
 
@@ -59,7 +58,7 @@ class KafkaConsumer:
         self.assign_may_block = config.get("group.protocol") != "consumer"
         self._instance_id = config.get("group.instance.id")
         self._log = config.get("logger")
-        self._wakeable = wakeable.WakeableQueue(self._consumer)
+        self._wakeable = clib.WakeableQueue(self._consumer)
         self._commits = clib.CommitQueue(self._consumer)
         self._commits.signal(self._wakeable)
         self._unanswered = 0

@@ -18,8 +18,7 @@ from weft.kafka import properties as librdkafka
 from weft.kafka.admin import UNTIMED_S, KafkaAdmin
 from weft.kafka.failures import passes, raised_code
 from weft.kafka.ports import CommittedOffset, KafkaUnavailable
-from weft.kafka.settings import ClientSettings
-from weft.kafka.values import check_addresses
+from weft.kafka.settings import ClientSettings, check_addresses
 from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
 
 #: How long a broker may take for one answer before it counts as absent.

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft import guard
+from weft.kafka.failures import Refusals
 from weft.kafka.ports import Delivery, OutMessage
-from weft.kafka.refusals import Refusals
 from weft.kafka.verdicts import delivery_verdict
 from weft.types import ErrorInfo, Sent
 

@@ -2,6 +2,7 @@
 
 Everything is checked here, without a network: names, ranges, words, and what librdkafka itself
 finds wrong when it makes a client (one without an address, gone again within a millisecond).
+librdkafka may hold in its queues a share of the member's budget.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from functools import partial
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.kafka.budgets import consumer_budget, producer_budget
 from weft.kafka.probing import check_combination
-from weft.kafka.properties import CALLBACKS, Scope, canonical, cure_for, properties
-from weft.kafka.secrets import redacted
-from weft.kafka.values import check_addresses, checked_value
+from weft.kafka.properties import CALLBACKS, Property, Scope, canonical, cure_for, properties
+from weft.kafka.secrets import is_shown, redacted
 from weft.types import DeliveryName
 
 __all__ = ["ClientSettings", "DeliveryName", "client_settings"]
@@ -284,3 +283,181 @@ def is_incremental(config: Mapping[str, Any]) -> bool:
     """Whether the group moves partitions one by one, instead of all at every rebalance."""
     strategy = str(config.get("partition.assignment.strategy", ""))
     return config.get("group.protocol") == "consumer" or "cooperative" in strategy
+
+
+#: Parts of `buffer_bytes`: fetched records not yet polled; one broker's next response, by which
+#: that queue is overshot; what is produced and not yet acknowledged. With 64 partitions of 1 MB
+#: records a process then stays about 80 MB over `buffer_bytes` (133 MB with twice the parts).
+_QUEUE_PART, _FETCH_PART, _PRODUCER_PART = 8, 16, 4
+
+#: librdkafka keeps about so much beside each queued record; small records are mostly that.
+RECORD_OVERHEAD_BYTES = 512
+
+#: Below so many queued records librdkafka fetches again; one response of 1 MB a partition comes on
+#: top. Its default of 100,000 is no faster, and the last of ten million records then find 13 %
+#: more memory in use than the second million did (with this: 2 %; benchmarks/run.py memory).
+_QUEUE_MAX_RECORDS = 10_000
+#: librdkafka's own defaults, which a large budget does not exceed: more only delays a revoke.
+_QUEUE_MAX_KBYTES = 65_536
+_FETCH_MAX_BYTES = 52_428_800
+_PARTITION_FETCH_MAX_BYTES = 1_048_576
+_MESSAGE_MAX_BYTES = 1_000_000
+_QUEUE_MIN_BYTES = 1024
+#: librdkafka does not accept less.
+_MESSAGE_MIN_BYTES = 1000
+#: Below the 100 MB that a broker reads by default.
+_REQUEST_MAX_BYTES = 64 * 2**20
+#: What a response may have around its records, by librdkafka's own check.
+_RESPONSE_FRAME_BYTES = 512
+
+
+def number(config: Config, name: str, default: int) -> int:
+    """A whole number of the configuration, by whichever of its names."""
+    for given, value in config.items():
+        if canonical(given) == canonical(name):
+            return int(value)
+    return default
+
+
+def consumer_budget(config: Config, records: int, size_bytes: int) -> Config:
+    """Queue and fetch sizes of a consumer, beside what the user has set.
+
+    librdkafka refuses a `fetch.max.bytes` below `message.max.bytes`, and a
+    `receive.message.max.bytes` below `fetch.max.bytes` and its frame.
+    """
+    queue_bytes = max(size_bytes // _QUEUE_PART, _QUEUE_MIN_BYTES)
+    response_bytes = max(size_bytes // _FETCH_PART, _QUEUE_MIN_BYTES)
+    message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
+    fetch_bytes = min(response_bytes, _FETCH_MAX_BYTES)
+    receive_bytes = number(config, "receive.message.max.bytes", 0)
+    if receive_bytes:
+        fetch_bytes = min(fetch_bytes, receive_bytes - _RESPONSE_FRAME_BYTES)
+    queued = min(records, queue_bytes // RECORD_OVERHEAD_BYTES, _QUEUE_MAX_RECORDS)
+    return {
+        "queued.min.messages": max(queued, 1),
+        "queued.max.messages.kbytes": min(queue_bytes // 1024, _QUEUE_MAX_KBYTES),
+        "fetch.max.bytes": max(fetch_bytes, message_bytes),
+        "max.partition.fetch.bytes": min(response_bytes, _PARTITION_FETCH_MAX_BYTES),
+    }
+
+
+def producer_budget(config: Config, size_bytes: int) -> Config:
+    """The producer's queue: its part of the budget, but always room for some large messages."""
+    message_bytes = number(config, "message.max.bytes", _MESSAGE_MAX_BYTES)
+    limit = properties()["queue.buffering.max.kbytes"].limits
+    kbytes = max(size_bytes // _PRODUCER_PART, 4 * message_bytes) // 1024
+    kbytes = min(kbytes, limit[1] if limit else kbytes)
+    queue_bytes = 1024 * number(config, "queue.buffering.max.kbytes", kbytes)
+    return {
+        "queue.buffering.max.kbytes": kbytes,
+        # The broker decides what is too large. One that is larger than the queue would wait for
+        # room for ever; a request past the broker's socket.request.max.bytes cuts the connection.
+        "message.max.bytes": max(_MESSAGE_MIN_BYTES, min(queue_bytes, _REQUEST_MAX_BYTES)),
+    }
+
+
+_TRUE_FALSE = frozenset({"true", "false", "t", "f", "1", "0"})
+#: Whole numbers that librdkafka also takes as a word, by their main names.
+_WORDS = {"request.required.acks": ("all",)}
+#: librdkafka takes an empty text for these, and the broker refuses every join.
+_NEVER_EMPTY = frozenset({"group.instance.id", "partition.assignment.strategy"})
+_PORT_MAX = 65_535
+_ADDRESS = re.compile(
+    r"^(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+)(?::(?P<port>\d+))?$"
+)
+
+
+def checked_value(name: str, value: Any, option: str) -> Any:
+    """The value, if the property takes it; raises ConfigError."""
+    if name in CALLBACKS:
+        return _callback(name, value, option)
+    known = properties()[name]
+    if value is None or (name in _NEVER_EMPTY and not str(value).strip()):
+        raise ConfigError(
+            f"{option}: {name} is {'None' if value is None else 'empty'}: give a value or remove "
+            "it (is an environment variable not set?)"
+        )
+    if not isinstance(value, str | int | float):
+        raise ConfigError(
+            f"{option}: {name} is a {type(value).__name__}: it takes {known.wants()}"
+            + (", several separated by commas" if isinstance(value, list | tuple | set) else "")
+        )
+    if not _takes(known, value):
+        shown = f" {value!r:.60}" if is_shown(name) else " its value"
+        raise ConfigError(f"{option}: {name} takes {known.wants()}, not{shown}")
+    return value
+
+
+def _callback(name: str, value: Any, option: str) -> Any:
+    if name == "logger":
+        if not isinstance(value, logging.Logger | logging.LoggerAdapter):
+            raise ConfigError(
+                f"{option}: logger takes a logging.Logger, not {type(value).__name__}"
+            )
+    elif not callable(value):
+        raise ConfigError(f"{option}: {name} takes a function, not {type(value).__name__}")
+    return value
+
+
+def _takes(known: Property, value: str | float) -> bool:
+    """Whether the text of a value is right; librdkafka would read "10.5" as 10."""
+    text = str(value).strip()
+    if known.kind == "boolean":
+        return text.lower() in _TRUE_FALSE
+    if isinstance(value, bool):
+        return False
+    if known.kind in ("enum value", "CSV flags"):
+        return not known.choices or _are_words(text, known)
+    if text in _WORDS.get(known.canonical, ()):
+        return True
+    if known.limits and known.kind in ("integer", "float"):
+        amount = _parsed(text, whole=known.kind == "integer")
+        return amount is not None and known.limits[0] <= amount <= known.limits[1]
+    return True
+
+
+def _are_words(text: str, known: Property) -> bool:
+    """Whether it is a word that the property knows, or several of them for flags."""
+    words = {word.lower() for word in known.choices}
+    if known.kind == "enum value":
+        return text.lower() in words
+    return all(flag.strip().lower().lstrip("-") in words for flag in text.split(","))
+
+
+def _parsed(text: str, *, whole: bool) -> float | None:
+    try:
+        return int(text, 0) if whole else float(text)
+    except ValueError:
+        return None
+
+
+_PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+
+
+def check_addresses(kafka: dict[str, Any]) -> None:
+    """Refuse a configuration without brokers, and addresses that cannot be any."""
+    name = "metadata.broker.list" if "metadata.broker.list" in kafka else "bootstrap.servers"
+    entries = [entry.strip() for entry in str(kafka.get(name, "")).split(",")]
+    if not any(entries):
+        raise ConfigError(
+            'kafka: bootstrap.servers is missing: kafka={"bootstrap.servers": "localhost:9092"}'
+        )
+    for entry in entries:
+        match = _ADDRESS.match(entry)
+        port = int(match["port"] or 1) if match else 0
+        if "@" in entry:  # not shown: what stands before it is a password
+            raise ConfigError(
+                f"kafka: {name} has a user or a password in an address: write host:port, and give "
+                "those as sasl.username and sasl.password"
+            )
+        scheme, web, _ = entry.partition("://")
+        if web and scheme.lower() not in _PROTOCOLS:
+            raise ConfigError(
+                f"kafka: {name} has {entry!r:.80}, which is not the address of a broker: write "
+                "host:port, without http://"
+            )
+        if match is None or not 1 <= port <= _PORT_MAX or entry.isdigit():  # a port alone
+            raise ConfigError(
+                f"kafka: {name} has {entry!r:.80}, which is not an address: write host:port, "
+                "several separated by commas"
+            )

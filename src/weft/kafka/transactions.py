@@ -17,10 +17,9 @@ from typing import Any, Literal
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from weft.kafka import clib
-from weft.kafka.failures import root_cause
+from weft.kafka.failures import Refusals, root_cause
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd, which_way
 from weft.kafka.producer import ALONE, FATAL, IN_COMPANY, delivery_of, flushed, produce, refused
-from weft.kafka.refusals import Refusals
 from weft.kafka.verdicts import (
     delivery_verdict,
     maps_too_large,

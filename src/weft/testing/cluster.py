@@ -21,8 +21,7 @@ from weft.kafka.ports import Delivery, OutMessage
 from weft.numeric import is_whole
 from weft.testing.clock import VirtualClock
 from weft.testing.crash import Armed, CrashPoint
-from weft.testing.groups import OffsetAndMetadata
-from weft.testing.memory import Log, MemoryBroker, ProducerId, Stored
+from weft.testing.memory import Log, MemoryBroker, OffsetAndMetadata, ProducerId, Stored
 from weft.types import ErrorInfo, Headers, Record, Sent, TopicPartition
 
 PARTITIONS_MAX = 10_000

@@ -28,8 +28,7 @@ from weft.kafka.ports import (
 from weft.kafka.verdicts import commit_verdict
 from weft.testing.cluster import MemoryCluster, record_of
 from weft.testing.crash import Crashed, Mortal
-from weft.testing.groups import OffsetAndMetadata
-from weft.testing.memory import Log, Member, Protocol, Stored, UnstableOffset
+from weft.testing.memory import Log, Member, OffsetAndMetadata, Protocol, Stored, UnstableOffset
 from weft.types import TopicPartition
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError, FatalError
+from weft.kafka.ports import OutMessage
 from weft.ledger.policy import SqlLedger
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter, Stop
 from weft.testing.clock import VirtualClock
-from weft.testing.kafka import MemoryKafka
-from weft.testing.records import ensure_topic, put
-from weft.types import Result
+from weft.testing.cluster import MemoryCluster
+from weft.testing.connection import MemoryKafka
+from weft.types import Record, Result
 
 if TYPE_CHECKING:
     from weft.app import App
@@ -49,7 +51,7 @@ def run(
 
     The app's cluster is not asked: it runs on a MemoryKafka of its own, or on `broker`, until
     everything is done or parked. `records`: values, (key, value) pairs, or weft.Record
-    (converted by weft.testing.records). Missing topics are created, with
+    (converted by weft.testing.runner). Missing topics are created, with
     `partitions` each. With `clock=VirtualClock()`, waiting for retries takes no real time.
 
     Nor is the database of a ledger: it is `ledger`'s, which has the handler's own tables, or else
@@ -149,3 +151,88 @@ def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:
     if report.exit_code == 1 and not stops and len(kafka.crashes) == crashes:
         raise FatalError(report.reason)
     return results
+
+
+def put(
+    kafka: MemoryCluster, records: Iterable[Any], topics: Sequence[str], partitions: int
+) -> None:
+    """Write these; topics that do not exist are made with so many partitions.
+
+    A `weft.Record` goes to its own topic, partition and offset (offsets ascend, and what they
+    leave out is a gap). A pair is (key, value). Anything else is a value: bytes, str, None, a
+    pydantic model, or what JSON can hold. Pairs and values go to the one topic of the app, to the
+    partition that Kafka's own producers would choose. A topic has at least the partitions that
+    its Records name.
+    """
+    for record in records:
+        if isinstance(record, Record):
+            _put_record(kafka, record, partitions)
+        else:
+            key, value = _pair(record)
+            kafka.produce(_only(topics), value, key)
+
+
+def _put_record(kafka: MemoryCluster, record: Record, partitions: int) -> None:
+    ensure_topic(kafka, record.topic, max(partitions, record.partition + 1))
+    with kafka.changed:
+        if record.partition >= kafka.broker.partition_counts[record.topic]:
+            kafka.add_partitions(record.topic, record.partition + 1)
+        log = kafka.broker.logs[record.topic, record.partition]
+        if record.offset < log.end:
+            raise ConfigError(
+                f"{record!r}: offset {record.offset} is taken, the next is {log.end}: give "
+                "ascending offsets, or (key, value) pairs instead of Records"
+            )
+        log.gap(record.offset - log.end)
+        key, value, headers = record.key, value_bytes(record.value), record.headers
+        where = (record.topic, value, key, headers, record.partition, record.timestamp_ms)
+        kafka.store(OutMessage(*where))
+
+
+def _pair(record: Any) -> tuple[bytes | None, bytes | None]:
+    if not isinstance(record, tuple):
+        return None, value_bytes(record)
+    if len(record) != 2:
+        raise ConfigError(
+            f"a tuple of {len(record)} is not a record: give (key, value), a value or a weft.Record"
+        )
+    key, value = record
+    if isinstance(key, str):
+        key = key.encode()
+    if key is not None and not isinstance(key, bytes):
+        raise ConfigError(f"key {key!r:.60}: give bytes, str or None")
+    return key, value_bytes(value)
+
+
+def value_bytes(value: Any) -> bytes | None:
+    """A value as Kafka stores it."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    dump = getattr(value, "model_dump_json", None)
+    if dump is not None:
+        return str(dump()).encode()
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a value of type {type(value).__name__} is none: give bytes, str, None, a pydantic "
+            f"model or what JSON can hold ({error})"
+        ) from error
+
+
+def _only(topics: Sequence[str]) -> str:
+    if len(topics) != 1:
+        raise ConfigError(
+            f"the app reads {', '.join(topics) or 'patterns only'}: give weft.Record(topic, ...), "
+            "so that each record has a topic"
+        )
+    return topics[0]
+
+
+def ensure_topic(kafka: MemoryCluster, topic: str, partitions: int) -> None:
+    """Make the topic unless it exists."""
+    with kafka.changed:
+        if topic not in kafka.broker.partition_counts:
+            kafka.create_topic(topic, partitions)

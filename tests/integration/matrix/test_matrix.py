@@ -19,7 +19,7 @@ from tests.support.matrix.faults import FAULTS, Fault
 from tests.support.matrix.ways import WAYS, Way
 
 import weft
-from weft.kafka import refusals
+from weft.kafka import failures
 
 FIRST, AFTER = 400, 60
 LOST = (1, 33)
@@ -84,7 +84,7 @@ def test_what_is_promised_holds(
 
 def live(cell: Cell, fault: Fault, protocol: str, patch: pytest.MonkeyPatch) -> None:
     """The fault strikes in the middle of the work; afterwards all the rest is done."""
-    patch.setattr(refusals, "GRACE_S", 3.0)
+    patch.setattr(failures, "GRACE_S", 3.0)
     lived = cell.lived
     fault.prepare(cell)
     cell.produce(FIRST)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.broker.settings import Node, check_config, check_shape, server_properties
+from weft.broker.state import Node, check_config, check_shape, server_properties
 from weft.errors import ConfigError
 
 NODES = [Node(1, 9001, 9101), Node(2, 9002, 9102), Node(3, 9003, 9103)]

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from weft.broker.settings import Node
 from weft.broker.state import (
     ClusterState,
+    Node,
     choose_nodes,
     default_data_dir,
     is_free,

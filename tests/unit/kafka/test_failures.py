@@ -7,8 +7,7 @@ from confluent_kafka import KafkaError
 
 from weft.errors import ConfigError
 from weft.kafka.failures import Failures
-from weft.kafka.settings import ClientSettings
-from weft.kafka.values import check_addresses
+from weft.kafka.settings import ClientSettings, check_addresses
 
 # public constants; the underscore says "from the client, not the broker"
 HANDSHAKE = KafkaError(KafkaError._SSL, "SSL handshake failed: wrong version number")

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, ThrottleEvent
 
 from weft.kafka import transactions
-from weft.kafka.refusals import GRACE_S, QUOTA_LOGGED_EVERY_S, Refusals
+from weft.kafka.failures import GRACE_S, QUOTA_LOGGED_EVERY_S, Refusals
 
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "wrong password hunter22")
 AWAY = KafkaError(KafkaError._TRANSPORT, "connection refused")

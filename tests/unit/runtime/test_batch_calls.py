@@ -10,8 +10,7 @@ import pytest
 
 import weft
 from weft.kafka.ports import OutMessage
-from weft.runtime.calls.acks import Acks, earlier_in_lane
-from weft.runtime.calls.record_batch import Nacked, RecordBatch
+from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch, earlier_in_lane
 from weft.runtime.histogram import CALL_S, Latency, summed
 from weft.runtime.shared import MESSAGE_OVERHEAD_BYTES, SharedOutputs, size_of
 from weft.types import Record

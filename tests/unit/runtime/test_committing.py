@@ -20,9 +20,8 @@ from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.threads import ThreadExecutor
 from weft.runtime.door import STOOD_STILL_S, Door
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.member import committing, lease
-from weft.runtime.member.committing import Committer
-from weft.runtime.member.lease import Lease
+from weft.runtime.member import committing
+from weft.runtime.member.committing import Committer, Lease
 from weft.types import Record
 
 
@@ -101,7 +100,7 @@ class Member:
 def _nobody_stands_still_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock that standing still is told by stands still itself."""
     monkeypatch.setattr(door, "since_boot", lambda: 1000.0)
-    monkeypatch.setattr(lease, "since_boot", lambda: 1000.0)
+    monkeypatch.setattr(committing, "since_boot", lambda: 1000.0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from weft.core.work import Work
 from weft.dlq.letters import letter_of as understood
 from weft.policies import DeadLetter
-from weft.runtime.member.dead_letters import Letters
+from weft.runtime.member.outputs import Letters
 from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("ValueError", "no")

@@ -12,8 +12,7 @@ from weft.core.events import Assignment
 from weft.core.spec import HandlerSpec
 from weft.core.states import InternalError
 from weft.core.work import Work
-from weft.runtime.door import Door
-from weft.runtime.recent import EVENTS_MAX, Recent
+from weft.runtime.door import EVENTS_MAX, Door, Recent
 from weft.types import Record
 
 

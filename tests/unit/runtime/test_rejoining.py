@@ -8,8 +8,22 @@ from typing import Any
 import pytest
 
 from weft.kafka.ports import Problem
-from weft.runtime.member import rejoining
-from weft.runtime.member.rejoining import CALM_S, FIRST_S, LEAVE_S, MOST_S, Rejoining
+from weft.runtime.member import rebalance
+from weft.runtime.member.rebalance import (
+    REJOIN_CALM_S as CALM_S,
+)
+from weft.runtime.member.rebalance import (
+    REJOIN_FIRST_S as FIRST_S,
+)
+from weft.runtime.member.rebalance import (
+    REJOIN_LEAVE_S as LEAVE_S,
+)
+from weft.runtime.member.rebalance import (
+    REJOIN_MOST_S as MOST_S,
+)
+from weft.runtime.member.rebalance import (
+    Rejoining,
+)
 
 PROBLEM = Problem("recreate", "UNRELEASED_INSTANCE_ID", "still in use")
 
@@ -35,7 +49,7 @@ def place() -> Place:
 @pytest.fixture
 def again(place: Place, monkeypatch: pytest.MonkeyPatch) -> Rejoining:
     """It has a consumer so far; a step that waits does not take long."""
-    monkeypatch.setattr(rejoining, "LOOK_S", 0.0)
+    monkeypatch.setattr(rebalance, "REJOIN_LOOK_S", 0.0)
     seat: Any = place
     return Rejoining(seat, lambda: place.did.append("lose"), lambda: place.did.append("join"))
 
@@ -71,7 +85,7 @@ def test_it_does_not_spin_while_it_waits(
 ) -> None:
     """Each step that joins nothing takes a moment; the one that joins takes none."""
     rests: list[float] = []
-    monkeypatch.setattr(rejoining, "LOOK_S", 0.05)
+    monkeypatch.setattr(rebalance, "REJOIN_LOOK_S", 0.05)
     monkeypatch.setattr(again, "_pause", SimpleNamespace(wait=rests.append))
     again.begin(PROBLEM)
     again.step()

@@ -18,10 +18,9 @@ from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.decoding import all_decoded
 from weft.runtime.calls import stacks
-from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import BadReturn, failed, outputs_of
-from weft.runtime.calls.record_batch import Nacked, RecordBatch
+from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan, call_of, may_call

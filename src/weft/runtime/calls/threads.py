@@ -34,7 +34,7 @@ from weft.runtime.logs import event
 _log = logging.getLogger("weft")
 
 FAST_S = 100e-6  # calls shorter than this report together
-#: whether calls may still begin at all is asked once in so long, by whichever thread: see lease.py
+#: whether calls may still begin at all is asked once in so long, by whichever thread: see Lease
 LOOK_S = 100e-6
 #: of calls shorter than a millisecond, one in this many samples its record's age and wait
 SAMPLED_EVERY = 32

@@ -10,22 +10,34 @@ behind later ones, and the frontier would go back. So each partition has one com
 at a time. A plan is held until the former one is answered, however long ago Weft gave up waiting
 for that and read back what the broker holds; newer plans replace it meanwhile. The last commit of
 an epoch and the next epoch of the partition wait for the answer, too, but not for long.
+
+A commit also proves that this member is still in its group (`Lease`). A process that was stopped
+(SIGSTOP, a suspended machine, a debugger) for longer than its session has lost its partitions
+without knowing: the polling thread serves the callback that reports it, and a worker may be faster.
+So every thread in the door checks when the polling thread last went round. If that is too long ago,
+nothing starts until the broker has taken a commit from this member.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.engine import Engine
 from weft.core.events import Answer
 from weft.core.partition import Partition
 from weft.kafka.ports import CommitAnswer, KafkaUnavailable, ToCommit
+from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.histogram import CALL_S, Histogram
+from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
 from weft.types import TopicPartition
+
+_log = logging.getLogger("weft")
 
 READ_S = 5.0
 LAST_COMMIT_S = 3.0
@@ -36,6 +48,8 @@ AGAIN_S = 0.05
 ANSWER_S = 5.0
 #: librdkafka answers each commit within its `socket.timeout.ms`; a plan is held no longer than that
 RESENT_S = 60.0
+#: how long a commit that is to prove the membership is waited for, and when the next one is sent
+PROOF_S, PROOF_AGAIN_S = 5.0, 0.2
 
 Known = dict[TopicPartition, Partition]
 
@@ -194,3 +208,60 @@ def _where(item: fx.PlanItem) -> TopicPartition:
 
 def _offsets(items: Sequence[fx.PlanItem]) -> list[ToCommit]:
     return [ToCommit(i.partition.topic, i.partition.number, i.frontier, i.metadata) for i in items]
+
+
+class Lease:
+    """Confirms the membership after a suspension, for the polling thread; see `Door.trusted`."""
+
+    def __init__(self, seat: Seat, commit: Callable[[fx.CommitOffsets], None]) -> None:
+        """`commit` sends a commit that is to prove it."""
+        self._seat = seat
+        self._commit = commit
+        # All of the polling thread.
+        #: sequence of the commit that is to prove it; None when none is on the way
+        self._proof: int | None = None
+        self._ask_at = 0.0
+
+    def renew(self) -> None:
+        """The polling thread goes round."""
+        door, now = self._seat.door, since_boot()
+        if now - door.round_at > STOOD_STILL_S:
+            door.call(_look)  # no thread was faster: the door must see it before the mark moves
+            event(
+                _log,
+                "warning",
+                "the polling thread was blocked",
+                seconds=round(now - door.round_at, 3),
+            )
+        door.round_at = now
+        if door.in_doubt:
+            self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        """Have a commit prove that we are a member, where one can."""
+        seat = self._seat
+        # A transaction is fenced by itself.
+        if all(p.handler.exact for p in seat.partitions.values()):
+            self._lift()
+        elif now >= self._ask_at:
+            plan = seat.door.call(lambda engine, now: engine.proof_commit(now))
+            if plan is not None:
+                self._proof, self._ask_at = plan.sequence, now + PROOF_S
+                self._commit(plan)
+
+    def answered(self, sequence: int, stored: bool) -> None:  # noqa: FBT001  # the callback's
+        """A commit was answered; perhaps ours."""
+        if sequence != self._proof:
+            return
+        self._proof, self._ask_at = None, since_boot() + PROOF_AGAIN_S
+        if stored:
+            self._lift()
+
+    def _lift(self) -> None:
+        door = self._seat.door
+        door.in_doubt, self._proof = False, None
+        door.post(lambda engine, now: engine.halt(now, "membership", on=False))
+
+
+def _look(_engine: Engine, _now: float) -> None:
+    """Nothing: entering the door is enough."""

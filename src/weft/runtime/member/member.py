@@ -19,18 +19,15 @@ from weft.errors import ConfigError
 from weft.kafka.ports import POLL_RECORDS_MAX, KafkaUnavailable, Polled
 from weft.runtime.door import Door
 from weft.runtime.logs import event
-from weft.runtime.member.committing import Committer
-from weft.runtime.member.lease import Lease
+from weft.runtime.member.committing import Committer, Lease
 from weft.runtime.member.member_config import MemberConfig
-from weft.runtime.member.out_of_range import OutOfRange
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.perform import Performer
-from weft.runtime.member.rebalance import Rebalance
-from weft.runtime.member.rejoining import Rejoining
+from weft.runtime.member.rebalance import Rebalance, Rejoining
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactions import Transactor
-from weft.runtime.member.unread import Watchdog, unread
+from weft.runtime.member.unread import OutOfRange, Watchdog, unread
 from weft.runtime.shared import size_of
 from weft.types import ErrorInfo, StopMode, TopicPartition
 

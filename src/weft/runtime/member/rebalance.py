@@ -3,11 +3,16 @@
 Unassignment follows when the revoke callback returns, so the callback blocks: nothing new starts,
 what runs is waited for, async attempts are cancelled, and frontier and map are committed and
 acknowledged. Only then may another member have the partition.
+
+A consumer that librdkafka has given up is recreated once the membership is free (`Rejoining`). A
+static member that was killed under KIP-848 is the case: until its session runs out, its successor
+gets the error that the instance id is still in use, which is final for that librdkafka client.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -15,10 +20,9 @@ from typing import NamedTuple, Protocol
 from weft.core.epochs import Found, OffsetLost, Start, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, Problem
 from weft.runtime.logs import event
-from weft.runtime.member.committing import Committer
-from weft.runtime.member.lease import Lease
+from weft.runtime.member.committing import Committer, Lease
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.seat import Seat
 from weft.types import TopicPartition
@@ -32,6 +36,11 @@ LAST_TRANSACTION_S = 5.0
 CANCEL_GRACE_S = 0.5
 #: interval of log lines about an unreadable partition
 SAY_S = 30.0
+#: the first wait for the next consumer, and the longest
+REJOIN_FIRST_S, REJOIN_MOST_S = 0.5, 5.0
+REJOIN_CALM_S = 60.0  # after this long without trouble, the waits restart
+REJOIN_LEAVE_S = 2.0
+REJOIN_LOOK_S = 0.05
 
 
 class Waiting(NamedTuple):
@@ -343,3 +352,50 @@ def _runs(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
+
+
+class Rejoining:
+    """The polling thread's time without a consumer; used by that thread only."""
+
+    def __init__(self, seat: Seat, lose_all: Callable[[], None], join: Callable[[], None]) -> None:
+        """`lose_all` ends every epoch; `join` joins the group with a new consumer."""
+        self._seat = seat
+        self._lose_all = lose_all
+        self._join = join
+        self._wait_s = REJOIN_FIRST_S
+        self._began_at = float("-inf")
+        #: when the next consumer is made; None while there is one
+        self._again_at: float | None = None
+        self._pause = threading.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """There is no consumer now."""
+        return self._again_at is not None
+
+    def begin(self, problem: Problem) -> None:
+        """Give up the consumer and every partition; the next one is made after a wait."""
+        now = self._seat.now()
+        calm = now - self._began_at > REJOIN_CALM_S
+        self._wait_s = REJOIN_FIRST_S if calm else min(REJOIN_MOST_S, 2 * self._wait_s)
+        self._began_at = now
+        event(
+            _log,
+            "warning",
+            "recreating the consumer",
+            code=problem.code,
+            reason=problem.reason,
+            wait_s=self._wait_s,
+        )
+        self._lose_all()
+        self._seat.consumer.leave(REJOIN_LEAVE_S)
+        self._again_at = self._seat.now() + self._wait_s
+
+    def step(self) -> None:
+        """In place of a poll: wait a moment, or join again."""
+        assert self._again_at is not None
+        if self._seat.now() < self._again_at:
+            self._pause.wait(REJOIN_LOOK_S)
+            return
+        self._again_at = None
+        self._join()

@@ -1,4 +1,4 @@
-"""Log failures: enough detail to act on, limited in volume, and with counts of what is omitted.
+"""Failures: logged in limited volume, with counts of what is omitted, and summed up by kind.
 
 What happens inside the door is only counted and kept here; the lines are written by the watching
 thread, which may wait for the reader of the log.
@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from weft.account.shown import shown_text
+from weft.account.shown import shown_key, shown_text
 from weft.core import effects as fx
 from weft.core.work import Work
 from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
 from weft.runtime.member.seat import Callbacks
-from weft.runtime.member.troubles import Troubles
 from weft.types import ErrorInfo, Raised, TopicPartition
 
 _log = logging.getLogger("weft")
@@ -269,3 +268,76 @@ def _where(effect: fx.Troubled) -> dict[str, Any]:
 
 def _text(error: ErrorInfo) -> str:
     return shown_text(error.line)
+
+
+#: distinct kinds; further ones are counted as one
+KINDS_SHOWN_MAX = 50
+OTHERS = "(other types)"
+
+
+class Kind:
+    """Failures of one handler with one type of error."""
+
+    __slots__ = ("attempt", "counts", "error", "first_at", "last_at", "work")
+
+    def __init__(self, at: float) -> None:
+        self.first_at = self.last_at = at
+        self.counts = {"failed": 0, "parked": 0, "dead_lettered": 0, "skipped": 0}
+        self.attempt = 0
+        self.error: ErrorInfo | None = None
+        self.work: tuple[str, int, int, bytes | None] | None = None
+
+    def note(self, effect: fx.Troubled, at: float) -> None:
+        """One more; it is the example now."""
+        self.counts[effect.outcome] += 1
+        self.last_at, self.attempt, self.error = at, effect.attempts, effect.error
+        # Not the record: its value is not kept longer than the record itself.
+        record = effect.work.record
+        self.work = record.topic, record.partition, record.offset, record.key
+
+
+class Troubles:
+    """Failures by handler and type of error, with the latest one as an example."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str], Kind] = {}
+
+    def note(self, effect: fx.Troubled) -> None:
+        """An attempt failed, or a record was given up. Inside the door."""
+        handler, at = effect.work.partition.handler.name, time.time()
+        name = (handler, effect.error.type)
+        if name not in self._kinds and len(self._kinds) >= KINDS_SHOWN_MAX:
+            name = (handler, OTHERS)
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = Kind(at)
+        kind.note(effect, at)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As JSON-able data, the latest first. Any thread."""
+        kinds = sorted(self._kinds.items(), key=lambda one: one[1].last_at, reverse=True)
+        return [_row(handler, error, kind) for (handler, error), kind in kinds]
+
+
+def _row(handler: str, error: str, kind: Kind) -> dict[str, Any]:
+    counts, last = kind.counts, kind.error or ErrorInfo("", "")
+    topic, partition, offset, key = kind.work or ("", 0, 0, None)
+    return {
+        "handler": handler,
+        "type": shown_text(error, 100),
+        "attempts": counts["failed"],
+        "parked": counts["parked"],
+        "dead_lettered": counts["dead_lettered"],
+        "skipped": counts["skipped"],
+        "first_at": round(kind.first_at, 3),
+        "last_at": round(kind.last_at, 3),
+        "example": {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "key": shown_key(key),
+            "attempt": kind.attempt,
+            "message": shown_text(last.message),
+            "traceback": "\n".join(shown_text(line) for line in last.traceback.splitlines()),
+        },
+    }

@@ -1,6 +1,7 @@
 """Results as a stream, in order, on threads of the reader.
 
-A reader that is slow slows the intake: nothing is dropped and nothing grows without bound.
+A reader that is slow slows the intake: nothing is dropped and nothing grows without bound. Readers
+get the record with the value that its handler received (`as_handled`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
+from weft.decoding import TRANSIENT, Undecodable, decoding_of
 from weft.errors import ConfigError
+from weft.options import HandlerOptions
+from weft.routing import Routes
 from weft.runtime.member.seat import Callbacks
 from weft.types import Result
 
@@ -248,3 +253,27 @@ class Results:
                 self._reader.end()  # also where it was never attached
         if self._forwarding is not None:
             self._forwarding.join(LAST_CALLS_S)
+
+
+def as_handled(handlers: Sequence[HandlerOptions]) -> Callable[[Result], Result] | None:
+    """Decodes a result's record; it stays bytes where it cannot be decoded, or only on a loop.
+
+    None where every handler takes bytes. Called by the reader, whose time it takes: inside the
+    engine's door no function of the user's may run.
+    """
+    decodings = [decoding_of(handler.key, handler.value) for handler in handlers]
+    if not any(decodings):
+        return None
+    routes = Routes(handlers)
+
+    def see(result: Result) -> Result:
+        decoding = decodings[routes.handler_of(result.record.topic)]
+        if decoding is None or decoding.is_async:
+            return result
+        try:
+            record = Context().run(decoding.here, result.record)  # as in a call: private
+            return result._replace(record=record)
+        except (Undecodable, *TRANSIENT):
+            return result
+
+    return see

@@ -15,7 +15,6 @@ from weft.core.spec import Limits
 from weft.core.states import InternalError
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.routing import Routes
-from weft.runtime.calls.as_handled import as_handled
 from weft.runtime.calls.executors import Executors, needs_loop
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.calls.tracing import tracing
@@ -23,19 +22,18 @@ from weft.runtime.door import Door, Event
 from weft.runtime.handling import Executor
 from weft.runtime.hosted import Hosted
 from weft.runtime.logs import event
-from weft.runtime.member.identity import transactional_id
 from weft.runtime.member.member import Member
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.seat import Fail, Seat
 from weft.runtime.member.topic_ids import TopicIds
-from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.transactions import Transactor, transactional_id
 from weft.runtime.run import gc_pace
 from weft.runtime.run.drain import Drain
 from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside, RunSource
 from weft.runtime.run.plans import commit_of, log_end, log_start, plans_of
 from weft.runtime.run.preflight import FirstStart, admin_of, check_cluster, drain_of
-from weft.runtime.run.result_stream import Results, ResultStream
+from weft.runtime.run.result_stream import Results, ResultStream, as_handled
 from weft.runtime.run.snapshot import Snapshots, ending_of, report_of, under_way
 from weft.runtime.run.watching import Watching
 from weft.types import RunReport, StopMode

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from weft import guard
 from weft.errors import ConfigError, FatalError
 from weft.observe.about import about_run
-from weft.runtime.calls.as_handled import as_handled
 from weft.runtime.logs import event
 from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside
-from weft.runtime.run.result_stream import ResultStream
+from weft.runtime.run.result_stream import ResultStream, as_handled
 from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.dead_members import DeadMembers

@@ -28,7 +28,7 @@ from weft.runtime.calls.executors import Executors
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
-from weft.runtime.member.dead_letters import dead_letter
+from weft.runtime.member.outputs import dead_letter
 from weft.spark.processing.intake import Group
 from weft.spark.processing.leftovers import Key
 from weft.spark.processing.rows import Outputs, message_bytes

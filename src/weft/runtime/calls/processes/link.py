@@ -18,7 +18,6 @@ from typing import Any
 
 from weft import guard
 from weft.core.work import Work
-from weft.runtime.calls.processes import loglines
 from weft.runtime.calls.processes.protocol import (
     IDLE,
     AskStack,
@@ -28,6 +27,7 @@ from weft.runtime.calls.processes.protocol import (
     StackIs,
     Warn,
     WorkerSpec,
+    write_log_line,
 )
 from weft.runtime.calls.processes.worker import HELD_BACK, main
 
@@ -121,7 +121,7 @@ class Link:
             except (EOFError, OSError):
                 break
             if isinstance(message, LogLine):
-                loglines.write(message)
+                write_log_line(message)
             elif isinstance(message, StackIs):
                 self.asked, self.stack = False, message.lines
                 self.stack_received.set()

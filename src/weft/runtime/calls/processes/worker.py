@@ -19,7 +19,6 @@ from weft import guard
 from weft.decoding import all_decoded, decoding_of, is_async
 from weft.kafka.ports import OutMessage
 from weft.runtime.calls import stacks
-from weft.runtime.calls.acks import Acks
 from weft.runtime.calls.invoke import (
     BadReturn,
     asked_delay,
@@ -28,7 +27,6 @@ from weft.runtime.calls.invoke import (
     messages_of,
 )
 from weft.runtime.calls.loops import takes_argument
-from weft.runtime.calls.processes.loglines import tell_parent
 from weft.runtime.calls.processes.protocol import (
     ENDED,
     IDLE,
@@ -41,8 +39,9 @@ from weft.runtime.calls.processes.protocol import (
     StackIs,
     Warn,
     WorkerSpec,
+    tell_parent,
 )
-from weft.runtime.calls.record_batch import Nacked, RecordBatch
+from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.tracing import Tracing, flush, tracing_of
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.hosted import owner_of
