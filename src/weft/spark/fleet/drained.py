@@ -15,6 +15,10 @@ _log = logging.getLogger("weft")
 
 _ANSWER_S = 10.0
 _ASK_EVERY_S = 1.0
+#: The broker answers a transaction's end before its offsets can be read, as a rule by
+#: milliseconds.
+_VISIBLE_S = 10.0
+_LOOK_S = 0.05
 
 
 class GroupDrain:
@@ -51,10 +55,15 @@ class GroupDrain:
     def missing(self, parked: Iterable[TopicPartition]) -> list[TopicPartition]:
         """After everybody has left: what the group has not committed, beside what is parked.
 
-        Not empty when a member was killed while it left.
+        Not empty when a member was killed while it left. The last offsets are waited for.
         """
-        self._strike(set(self._left))
-        return sorted(set(self._left) - set(parked))
+        beside, until = set(parked), time.monotonic() + _VISIBLE_S
+        while True:
+            self._strike(set(self._left) - beside)
+            left = sorted(set(self._left) - beside)
+            if not left or time.monotonic() >= until:
+                return left
+            time.sleep(_LOOK_S)
 
     def _strike(self, partitions: set[TopicPartition]) -> None:
         """Strike out what the group has committed."""
