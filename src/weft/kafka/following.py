@@ -181,18 +181,25 @@ def _read(consumer: Consumer, bootstrap: str, topic: str) -> list[Line]:
             f"topic {topic} cannot be read at {bootstrap} ({known.error.str()}): give --reports "
             'the topic of App(reports="…")'
         )
-    consumer.assign([TopicPartition(topic, number, 0) for number in known.partitions])
-    left = set(known.partitions)
+    partitions = [TopicPartition(topic, number, 0) for number in known.partitions]
+    # Up to where it ended at the start: while members report, no fetch comes back empty, and
+    # librdkafka finds no end.
+    ends = {one.partition: consumer.get_watermark_offsets(one, ANSWER_S)[1] for one in partitions}
+    consumer.assign(partitions)
+    left = {number for number, end in ends.items() if end}
     words: list[Line] = []
     deadline = time.monotonic() + READ_S
     while left and time.monotonic() < deadline:
         for message in consumer.consume(MESSAGES_AT_A_TIME, 0.5):
             error = message.error()
+            number = message.partition() or 0
             if error is None:
                 at, _ = stamped(message, time.time())
                 words.append((_bytes(message.key()), _bytes(message.value()), at))
+                if (message.offset() or 0) + 1 >= ends[number]:
+                    left.discard(number)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
-                left.discard(message.partition())
+                left.discard(number)
     return words
 
 

@@ -65,13 +65,12 @@ def test_a_pattern_that_only_python_understands(kafka):
     assert stem in report.reason
 
 
-def test_brokers_that_do_not_answer(kafka, monkeypatch):
+def test_brokers_that_do_not_answer(kafka):
     """After a bounded wait, with their address; that is no bad input, so the exit code is 1."""
-    monkeypatch.setattr("weft.runtime.run.preflight.ANSWER_S", 2.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        app = weft.App(group="g", kafka={"bootstrap.servers": address})
+        app = weft.App(group="g", kafka={"bootstrap.servers": address}, start_timeout_s=2.0)
         app.consume("t")(print)
         began = time.monotonic()
         refused(kafka, app, address, "broker", error=weft.FatalError)

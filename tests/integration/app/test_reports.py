@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 
 import pytest
 from tests.integration.app.conftest import wait_for
+from tests.support.command import weft as cli
 
 from weft.cli.sources import Where
 from weft.cli.top import Asking
+from weft.kafka import following
 from weft.observe import reports
 from weft.observe.overview import overview
 
 pytestmark = pytest.mark.broker
 
 
-def cli(*arguments):
-    """Run `weft …` as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.timeout(300)
 def test_the_whole_group_is_seen_by_its_reports(kafka, monkeypatch):
     """Both members and their blockers; the topic is made compacted; who leaves is gone."""
-    monkeypatch.setattr(reports, "EVERY_S", 0.5)
+    monkeypatch.setattr(reports, "EVERY_S", 0.2)
+    # Each look ends at what the topic had when it began: two reports per second kept it for 15 s.
+    monkeypatch.setattr(following, "READ_S", 600.0)
     source, group, topic = kafka.topic(2), kafka.name("g"), kafka.name("reports")
     gate = threading.Event()
     for _ in range(2):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 
 import pytest
 from tests.integration.app.conftest import wait_for
+from tests.support.command import weft as cli
 
 import weft
 
@@ -22,14 +20,6 @@ def own_sockets(tmp_path, monkeypatch):
     """Runs of this test alone, and they serve."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_SOCKET", "1")
-
-
-def cli(*arguments):
-    """Run `weft …` as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "weft.cli.main", *arguments],
-        capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ),
-    )  # fmt: skip
 
 
 def why(*arguments):

@@ -57,7 +57,13 @@ def test_a_plain_handler_waits_for_the_event(kafka: Kafka) -> None:
     assert told == ["runs", True]
 
 
-@pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "range",
+        *(pytest.param(p, marks=pytest.mark.long) for p in ("cooperative-sticky", "consumer")),
+    ],
+)
 def test_acknowledgements_count_until_the_revoke_deadline(kafka: Kafka, protocol: str) -> None:
     """A batch that is told of the loss acknowledges on.
 

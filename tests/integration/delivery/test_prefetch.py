@@ -91,7 +91,8 @@ def test_each_record_has_its_own_value(kafka: Kafka, form: str, kind: str) -> No
 def test_how_many_are_loaded_together(kafka: Kafka, concurrency: int, most: int) -> None:
     """At most max(10, concurrency // 4), and no more than there are slots."""
     topic = kafka.topic()
-    kafka.fill(topic, keyed(2000, 2000))
+    count = 20 * most
+    kafka.fill(topic, keyed(count, count))
     app, loader = kafka.app(), Loader()
 
     @app.consume(topic, concurrency=concurrency, prefetch=loader.plain)
