@@ -267,8 +267,8 @@ UNREAD = {
     "start_unknown": (
         "is assigned, but its start offset has been unknown for {}: {}. Remaining: unknown.",
         (
-            "check that it has a leader: kafka-topics.sh --describe --unavailable-partitions; the "
-            "client asks again every 0.5 s"
+            "check that it has a leader: `kafka-topics.sh --bootstrap-server HOST:9092 --describe "
+            "--unavailable-partitions`; the client asks again every 0.5 s"
         ),
     ),
     "not_fetched": (

@@ -79,11 +79,18 @@ def _ranked(found: list[Sentence]) -> list[Sentence]:
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     """The records that block most, except those that a cause already names."""
     named = {one.record for one in halts}
+    # The calls of a handler of which none ends are in one sentence already.
+    counted = {halt.get("handler") for halt in shot.get("halts", ()) if _none_ends(shot, halt)}
+    silent = {(p["topic"], p["partition"]) for p in shot.get("partitions", ()) if p.get("silent")}
     rows = [
         row
         for row in shot.get("blockers", ())
         if record_of(row) not in named
-        and (weighs(row) or (row["place"] == "running" and _hangs(shot, row)))
+        and (row["topic"], row["partition"]) not in silent  # its calls ended with its member
+        and (
+            weighs(row)
+            or (row["place"] == "running" and row["handler"] not in counted and _hangs(shot, row))
+        )
     ]
     return [_of_blocker(shot, row, member) for row in rows[:WORST]]
 
@@ -157,6 +164,11 @@ def _hangs(shot: Row, row: Row) -> bool:
     return (row.get("for_s") or 0.0) >= max(HANGS_S, HANGS_P99 * (latency.get("p99") or 0.0) / 1e3)
 
 
+def _none_ends(shot: Row, halt: Row) -> bool:
+    """All slots of a handler are taken by calls that hang."""
+    return halt["cause"] == "slots" and "oldest" in halt and _hangs(shot, halt)
+
+
 def _hung(halt: Row) -> Sentence:
     """The sentence for slots that are all taken by calls that do not end."""
     oldest = halt["oldest"]
@@ -201,7 +213,7 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
 
 def _of_member(shot: Row, halt: Row) -> Sentence:
     """The sentence of a cause; names the member if there are several."""
-    if halt["cause"] == "slots" and "oldest" in halt and _hangs(shot, halt):
+    if _none_ends(shot, halt):
         one = _hung(halt)
     else:
         one = _full_map(shot, halt) if _blocks(halt) else halt_sentence(halt)

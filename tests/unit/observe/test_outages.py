@@ -14,10 +14,10 @@ import pytest
 from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the tests below
 
 import weft
-from weft.account.account import take
+from weft.account.account import Unread, take
 from weft.account.snapshot import snapshot
 from weft.core.spec import HandlerSpec, Limits
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.observe import why as module
 from weft.observe.asking import Question, answer
 from weft.observe.overview import overview
@@ -42,6 +42,8 @@ class Stage:
     def __init__(self, kafka: MemoryKafka) -> None:
         self.kafka, self.gate = kafka, threading.Event()
         self.run: Run | None = None
+        #: what the members report, where no run does
+        self.reported: list[dict[str, Any]] | None = None
 
     def start(self, handler: Any, keys: list[bytes], *, app: Any = None, **consume: Any) -> None:
         """Handle a record of each key."""
@@ -69,6 +71,20 @@ class Stage:
                 return dict(told[0])
             self.gate.wait(0.02)  # a look at a time
         raise AssertionError(told)
+
+    def members(self) -> list[dict[str, Any]]:
+        """What the members report now."""
+        if self.reported is not None:
+            return self.reported
+        assert self.run is not None
+        return [self.run.snapshot()]
+
+    def report(self, **fields: Any) -> dict[str, Any]:
+        """The first sentence of a member that reports this."""
+        app = {"group": "g", "member": "m1", "pid": 4711, "started_at": time.time() - 3600}
+        at = round(time.time(), 3)
+        self.reported = [{"state": "running", "at": at, "app": app, "failures": [], **fields}]
+        return why({**overview(self.reported), "state": "running"})[0].row()
 
     def end(self) -> None:
         """Let go of everything."""
@@ -136,29 +152,34 @@ def broker_away(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
     return stage.until("broker")
 
 
-def login_refused(stage: Stage, **_: Any) -> Any:
+def login_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
     """The password was changed."""
     stage.start(lambda record: None, KEYS)
     stage.until("healthy")
     assert stage.run is not None
-    assert stage.run.member is not None
-    stage.run.member.telling.refused = REFUSED
+    run = stage.run
+
+    def refuse(*_: Any) -> Any:
+        raise LoginRefused(REFUSED)
+
+    monkeypatch.setattr(run._admin, "describe", refuse)
+    assert run.member is not None
+    run.member.telling.broker_seen_at -= 60.0
     return stage.until("refused")
 
 
-def map_full(desk: Callable[..., Any], **_: Any) -> Any:
+def map_full(stage: Stage, desk: Callable[..., Any], **_: Any) -> Any:
     """One record hangs at the frontier, and what is done beyond it fills the map."""
     one = desk(HandlerSpec("check"), limits=Limits(map_chars=16))
-    (partition,) = one.assign(0)
+    (partition,) = one.assign(0, topic="orders")
     one.poll(partition, 0, key=b"cust-17")
     for offset in range(1, 300):
         one.poll(partition, offset, key=b"%d" % offset)
         one.do("calls_ended", [w for w in one.started() if w.record.key != b"cust-17"])
     one.now += 312.0
-    shot = {"state": "running", **snapshot(take(one.engine, one.now))}
+    shot = snapshot(take(one.engine, one.now), time.time() - one.now)
     assert shot["partitions"][0]["map_used"] == 1.0
-    told = why(shot)[0].row()
-    return {**told, "text": told["text"].replace("t[0]", "orders[0]")}
+    return stage.report(**shot)
 
 
 def buffers_full(stage: Stage, monkeypatch: pytest.MonkeyPatch, **_: Any) -> Any:
@@ -186,15 +207,14 @@ def dead_member(stage: Stage, **_: Any) -> Any:
     stage.start(stage.waits, KEYS)
     stage.until("running")
     assert stage.run is not None
-    shot = {**stage.run.snapshot(), "silent_s": 33.0}
-    return why({**overview([shot]), "state": "running"})[0].row()
+    return stage.report(**{**stage.run.snapshot(), "silent_s": 33.0})
 
 
-def stale_leader(stage: Stage, **_: Any) -> Any:
+def stale_leader(stage: Stage, desk: Callable[..., Any], **_: Any) -> Any:
     """The start of a partition is looked up at a leader that has moved."""
-    halt = {"cause": "start_unknown", "topic": "orders", "partition": 3, "for_s": 40.0}
-    halts = [{**halt, "reason": "its leader does not answer"}]
-    return why({"state": "running", "partitions": [], "blockers": [], "halts": halts})[0].row()
+    one = desk(HandlerSpec("check"))
+    waits = Unread("orders", 3, "check", "start_unknown", -40.0, "its leader does not answer")
+    return stage.report(**snapshot(take(one.engine, one.now), time.time(), unread=[waits]))
 
 
 OUTAGES: list[Callable[..., Any]] = [
@@ -204,7 +224,8 @@ OUTAGES: list[Callable[..., Any]] = [
 
 
 def plain(text: str) -> str:
-    """Without what differs from run to run: numbers, names of members, lines of code."""
+    """Without what differs from run to run: numbers, names of members, lines of code, and ticks."""
+    text = text.replace("`", "")
     text = re.sub(r", at .*$", ", at …", text)
     text = re.sub(r"\d[\d,.:]*\d|\d", "#", text)
     return re.sub(r"(?<=[Mm]ember )\S+", "…", text)
@@ -214,7 +235,7 @@ def rows() -> dict[str, tuple[str, str]]:
     """What the page says of each outage: the first line, and the next step."""
     found = {}
     for line in PAGE.read_text().splitlines():
-        cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 4:
             found[cells[0]] = (plain(cells[1]), plain(cells[3]))
     return found
@@ -230,7 +251,6 @@ def spawns(outage: Callable[..., Any]) -> Any:
 def test_the_first_line_of_an_outage(outage, stage, make_desk, monkeypatch):  # noqa: F811  # the fixture
     """It names the cause, the next line the cure; the page has both."""
     told = outage(stage=stage, desk=make_desk, monkeypatch=monkeypatch)
-    name = outage.__name__.replace("_", " ")
     name = outage.__name__.replace("_", " ")
     assert (plain(told["text"]), plain(told["next"])) == rows()[name]
 

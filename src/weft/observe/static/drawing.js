@@ -136,9 +136,11 @@ export function chart(name, label, at, lines, show) {
   const peak = first.reduce((best, value, n) => (value > (first[best] ?? top) ? n : best), -1);
   const cut = peak >= 0 && first[peak] > top;
   const left = cut ? (100 * (at[peak] - at[0])) / (at.at(-1) - at[0] || 1) : 0;
+  const steps = [top, top / 2, 0].map(show);
+  if (steps[1] === steps[0] || steps[1] === steps[2]) steps[1] = "";  // half of one record
   plots.set(name, { at, lines, show });
   return h("div", { class: "plot" },
-    h("div", { class: "ys" }, [top, top / 2, 0].map((value) => h("span", null, show(value)))),
+    h("div", { class: "ys" }, steps.map((step) => h("span", null, step))),
     h("div", { class: "area" },
       h("svg", {
         viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", role: "img",
@@ -154,8 +156,8 @@ export function chart(name, label, at, lines, show) {
 
 function ends(at) {
   if (at.length < 2) return ["", "now"];
-  const middle = (at[0] + at.at(-1)) / 2;
-  return [clock(at[0]), clock(middle), "now"];
+  const first = clock(at[0]), middle = clock((at[0] + at.at(-1)) / 2);
+  return [first, middle === first ? "" : middle, "now"];
 }
 
 export function spark(values) {

@@ -17,7 +17,7 @@ from functools import partial
 
 from weft.core.epochs import Found
 from weft.core.partition import Partition
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Reread, Seat
 from weft.types import TopicPartition
@@ -132,11 +132,14 @@ class TopicIds:
         return result
 
     def _now(self, topics: Sequence[str]) -> Mapping[str, str] | None:
-        """The ids of existing topics; None if no broker answers: asked again later."""
+        """The ids of existing topics; None if no broker answers: asked again later.
+
+        A refused login is no answer either: the client's own refusals end the run after 30 s.
+        """
         if not topics:
             return {}
         try:
             with self._asking:
                 return self._ask(topics)
-        except KafkaUnavailable:
+        except (KafkaUnavailable, LoginRefused):
             return None

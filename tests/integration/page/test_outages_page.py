@@ -1,0 +1,39 @@
+"""Ten outages on the page, in a real browser: the line that `weft why` has is its headline."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the test below
+from tests.unit.observe.test_outages import OUTAGES, plain, stage  # noqa: F401  # the same
+
+from weft.observe.feed import Feed
+
+#: name of a picture -> the window
+VIEWS = {
+    "": {},
+    "-dark": {"dark": True},
+    "-phone": {"width": 400, "height": 860},
+    "-phone-dark": {"width": 400, "height": 860, "dark": True},
+}
+
+
+def kept_for_pushes(outage):
+    """A push keeps one that hangs and one that only a snapshot shows."""
+    marks = [] if outage.__name__ in ("hung_async", "map_full") else [pytest.mark.long]
+    return pytest.param(outage, marks=marks, id=outage.__name__)
+
+
+@pytest.mark.parametrize("outage", [kept_for_pushes(one) for one in OUTAGES])
+def test_the_headline_of_an_outage(browser, serve, stage, make_desk, monkeypatch, outage):  # noqa: F811  # fixtures
+    """At 1,280 and at 400 pixels, light and dark: the cause, the cure, and nothing over the edge."""
+    told = outage(stage=stage, desk=make_desk, monkeypatch=monkeypatch)
+    address = serve(Feed(stage.members, stage))
+    for view, window in VIEWS.items():
+        browser.open(address, **window)
+        browser.sees("live", selector="#live")
+        browser.sees("Next: ", selector=".why")
+        assert plain(browser.text(".why .said")) == plain(told["text"])
+        assert plain(browser.text(".why .next")) == plain(f"Next: {told['next']}")
+        width = browser.run("return document.documentElement.scrollWidth")
+        assert width <= window.get("width", 1280)
+        browser.shoot(f"outage-{outage.__name__}{view}")
