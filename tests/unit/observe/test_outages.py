@@ -265,6 +265,14 @@ def test_a_hanging_call_shows_where_it_is(outage, stage):
     assert re.search(r"(locks|threading)\.py:\d+ wait: ", innermost)
 
 
+@pytest.mark.parametrize("outage", [hung_threads, dead_member])
+def test_what_the_first_line_counts_is_not_repeated(outage, stage):
+    """Calls of a handler of which none ends, and calls of a member that is gone."""
+    first = outage(stage=stage)
+    told = why({**overview(stage.members()), "state": "running"})
+    assert [one.about for one in told] == [first["about"]]
+
+
 def test_the_page_has_ten_outages():
     """And no others."""
     named = [outage.__name__.replace("_", " ") for outage in OUTAGES]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core.epochs import Found
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.member.topic_ids import MISSED_MAX, TopicIds
 
 WHERE = ("t", 0)
@@ -18,6 +18,7 @@ class Cluster:
 
     def __init__(self):
         self.ids: dict[str, str] | None = {"t": "first"}
+        self.error: Exception = KafkaUnavailable("away")
         self.unsure = []
         self.reread_of = []
         self.topic_ids = TopicIds(self.ask, self.unsure.append)
@@ -34,7 +35,7 @@ class Cluster:
 
     def ask(self, topics):
         if self.ids is None:
-            raise KafkaUnavailable("away")
+            raise self.error
         return {topic: self.ids[topic] for topic in topics if topic in self.ids}
 
     def reread(self, where):
@@ -92,9 +93,11 @@ def test_a_topic_recreated_while_the_partition_was_away_is_noticed(caplog):
     assert caplog.messages == ["topic was recreated topic=t topic_id=second"]
 
 
-def test_brokers_that_do_not_answer_change_nothing():
-    """They are asked again later."""
+@pytest.mark.parametrize("error", [KafkaUnavailable("away"), LoginRefused("a new password")])
+def test_brokers_that_do_not_answer_change_nothing(error):
+    """They are asked again later; what ends the run after 30 s is the client's refusals, not these."""
     cluster = Cluster()
+    cluster.error = error
     cluster.look()
     cluster.topic_ids.closed([cluster.partition])
     cluster.ids = None
