@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the test below
-from tests.unit.observe.test_outages import OUTAGES, plain, stage  # noqa: F401  # the same
+from tests.unit.observe.test_outages import OUTAGES, plain, stage  # noqa: F401  # a fixture, too
 
 from weft.observe.feed import Feed
 
@@ -24,7 +24,7 @@ def kept_for_pushes(outage):
 
 
 @pytest.mark.parametrize("outage", [kept_for_pushes(one) for one in OUTAGES])
-def test_the_headline_of_an_outage(browser, serve, stage, make_desk, monkeypatch, outage):  # noqa: F811  # fixtures
+def test_the_headline_of_an_outage(browser, serve, stage, make_desk, monkeypatch, outage):  # noqa: F811  # the fixtures above
     """At 1,280 and at 400 pixels, light and dark: the cause, the cure, and nothing over the edge."""
     told = outage(stage=stage, desk=make_desk, monkeypatch=monkeypatch)
     address = serve(Feed(stage.members, stage))
