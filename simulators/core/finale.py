@@ -10,10 +10,12 @@ from simulators.core.ledger import Source
 from simulators.core.member import Member
 from simulators.core.setup import UNBOUNDED_BYTES, Odds
 from simulators.core.stage import GROUP
+from simulators.core.steered import obey
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
 from weft.account.account import take
 from weft.account.snapshot import snapshot
+from weft.core.events import Steering
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
 from weft.policies import DeadLetter, Stop
 
@@ -49,6 +51,7 @@ def _heal(world: World) -> None:
         member.user_paused = member.held = False
         member.freed_at = world.now
         member.engine.pause(world.now, None, on=False)
+        obey(world, member, Steering())
         member.engine.halt(world.now, "outputs", on=False)
         member.perform()
         for call in member.calls:

@@ -206,7 +206,9 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
     slots = handler.slots
     told = f"{slots.free} free, {used} used of {slots.capacity}"
     _need(slots.free + used == slots.capacity, handler.name, told)
-    _need(slots.free >= 0 or spec.commit_each, handler.name, f"more calls than slots: {told}")
+    fewer = slots.capacity < spec.concurrency + spec.ahead  # by command, while more still run
+    fits = slots.free >= 0 or spec.commit_each or fewer
+    _need(fits, handler.name, f"more calls than slots: {told}")
     timed = len(slots.deadlines) + len(slots.overdue)
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
     due = list(slots.deadlines.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulators.core.ledger import Life
 from simulators.core.member import Member
+from simulators.core.steered import calls_max, may_start
 from simulators.core.violation import Violation
 from simulators.core.world import World
 from weft.core import states
@@ -62,6 +63,9 @@ def _may_start(world: World, member: Member, life: Life) -> bool:
     setup, spec = world.setup, life.spec
     if member.held or member.user_paused or member.stop_at is not None or member.fatal:
         return False
+    handler = life.partition.handler.index
+    if not may_start(member, life.partition.topic, handler):
+        return False
     if setup.limits.map_chars < 4096 or setup.broker_chars < 4096:
         return False
     if spec.rate_limit_per_s != ALL_STARTS_PER_S or spec.delivery != AT_LEAST_ONCE:
@@ -69,14 +73,13 @@ def _may_start(world: World, member: Member, life: Life) -> bool:
     if spec.commit_each:  # the broker may have stored what the engine does not know yet
         idle = life.partition.commit.state == states.IDLE
         return idle and life.partition.handler.slots.free > 0
-    handler = life.partition.handler.index
     used = sum(call.handler == handler for call in member.calls)
     used += sum(
         len(other.claimable)
         for other in world.oracle.lives.values()
         if other.member == member.name and other.state != "closed" and other.spec is spec
     )
-    return used < spec.concurrency + spec.ahead
+    return used < calls_max(member, handler)
 
 
 def _starts_in_time(world: World, member: Member, life: Life) -> None:

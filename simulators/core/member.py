@@ -8,11 +8,12 @@ from typing import Any
 
 from simulators.core.ledger import Claimed
 from simulators.core.stage import GROUP, Stage
+from simulators.core.steered import calls_max, check_not_paused
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.epochs import Found, Start, resolve
-from weft.core.events import Assignment
+from weft.core.events import Assignment, Steering
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.core.work import Work
@@ -93,6 +94,8 @@ class Member:
         self._waits = random.Random(self.name)
         self.fatal = ""
         self.user_paused = False
+        #: what commands have in force
+        self.steering = Steering()
         self.held = False
         #: when something that kept records from starting was last taken away
         self.freed_at = 0.0
@@ -147,9 +150,9 @@ class Member:
             call.begun_at = self.world.now
         self.oracle.starting(works, call, self.world.now, self.world.held)
         self.calls.append(call)
-        spec = self.world.setup.specs[handler]
         open_calls = sum(call.handler == handler for call in self.calls)
-        require(open_calls <= spec.concurrency + spec.ahead, "S9", f"{open_calls} calls at once")
+        require(open_calls <= calls_max(self, handler), "S9", f"{open_calls} calls at once")
+        check_not_paused(self, works)
 
     def _cancel(self, effect: fx.Cancel) -> None:
         call = next((call for call in self.calls if effect.work is call.first), None)
@@ -252,7 +255,8 @@ class Member:
             if self.world.setup.specs[call.handler] is spec and call.begun_at is not None
         ]
         long = [age for age in ages if spec.timeout_s and age >= 10 * spec.timeout_s]
-        return len(long) >= spec.concurrency
+        handler = self.world.setup.specs.index(spec)
+        return len(long) >= min(spec.concurrency, calls_max(self, handler))
 
     # -- partitions --------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ ABORTED = 17_000_000
 REFUSED_MAPS = 18_000_000
 #: worker processes that open slowly, records that are long in loading: calls that have not begun
 WAITING = 20_000_000
+#: commands that pause topics and handlers, and set concurrency and rate
+STEERED = 22_000_000
 
 
 def draw(seed: int, steps: int) -> Setup:
@@ -256,6 +258,11 @@ def _waiting(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
+def _steered(setup: Setup, _rng: random.Random) -> Setup:
+    """Among everything else that may happen."""
+    return replace(setup, ends=_weighted(steer=4.0, control=0.0))
+
+
 def _weighted(**weights: float) -> tuple[tuple[float, str], ...]:
     """The usual shares of the actions, but for these."""
     all_weights = {**ACTIONS, **weights}
@@ -277,4 +284,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     ABORTED: _aborted,
     REFUSED_MAPS: _refused_maps,
     WAITING: _waiting,
+    STEERED: _steered,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from simulators.core import actions, answers, exchanges, finale, happenings, rebalance
+from simulators.core import actions, answers, exchanges, finale, happenings, rebalance, steered
 from simulators.core.dice import Dice
 from simulators.core.finale import STRUCTURE_EVERY
 from simulators.core.world import World
@@ -43,6 +43,7 @@ _WORLD_ACTIONS = {
     "time": happenings.pass_time,
     "churn": happenings.churn,
     "control": happenings.control,
+    "steer": steered.steer,
     "log": happenings.change_log,
     "retention": happenings.retention,
     "foreign": happenings.foreign,

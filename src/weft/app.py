@@ -52,6 +52,8 @@ class App:
         reports: str | None = None,
         on_error: Callable[..., Any] | None = None,
         start_timeout_s: float | None = 15.0,
+        *,
+        allow_control: bool = False,
     ) -> None:
         self._options = checked_app(
             AppOptions(
@@ -73,6 +75,7 @@ class App:
                 reports=reports,
                 on_error=on_error,
                 start_timeout_s=start_timeout_s,
+                allow_control=allow_control,
             )
         )
         self._handlers: list[HandlerOptions] = []

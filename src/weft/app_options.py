@@ -39,6 +39,7 @@ class AppOptions:
     reports: str | None = None
     on_error: Callable[..., Any] | None = None
     start_timeout_s: float | None = 15.0
+    allow_control: bool = False
 
     def shown(self) -> dict[str, Any]:
         """The options as a log line may show them."""
@@ -105,6 +106,13 @@ def _check_seen(options: AppOptions) -> None:
         check_http(options.http, options.http_token_file)
     elif options.http_token_file is not None:
         raise ConfigError('App(http_token_file=...) requires App(http="HOST:PORT"): give both')
+    if not isinstance(options.allow_control, bool):
+        raise ConfigError(f"App(allow_control={options.allow_control!r:.40}): give True or False")
+    if options.allow_control and options.http_token_file is None:
+        raise ConfigError(
+            "allow_control requires http and http_token_file: whoever has the token may command; "
+            "on this machine `weft pause` and the like need neither"
+        )
     topic: object = options.reports
     if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
         raise ConfigError(f"App(reports={topic!r:.80}) cannot be a topic: give its name")

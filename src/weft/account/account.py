@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from weft.core import states
 from weft.core.engine import Engine
+from weft.core.events import Pause
 from weft.core.handler import Handler
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
@@ -52,6 +53,7 @@ PLACES = (
 HALTS = (
     Place("unassigned", "this member has no partitions"),
     Place("paused", "the application called app.pause()"),
+    Place("command", "a command paused it: `weft control log`"),
     Place("stopping", "a stop was requested: running calls are finished (`buffered`: all held)"),
     Place("revoking", "the partition is being revoked"),
     Place("outputs", "the producer queue is full of outputs without acknowledgement"),
@@ -102,6 +104,7 @@ class Part(NamedTuple):
     #: nothing at or past this offset starts for now; below zero: not measured yet
     map_edge: int
     user_paused: bool
+    command_paused: bool
     intake_paused: bool
     #: of every place, how many
     places: dict[str, int]
@@ -123,7 +126,8 @@ class Part(NamedTuple):
 _plain = attrgetter(
     "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
     "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
-    "commit.map_limit", "reach.taken", "reach.edge", "user_paused", "intake_paused",
+    "commit.map_limit", "reach.taken", "reach.edge", "user_paused", "command_paused",
+    "intake_paused",
 )  # fmt: skip
 _counts = attrgetter("in_flight", "sending", "retrying", "parked")
 #: how much is copied at a time: the door is open to others between two slices
@@ -154,6 +158,8 @@ class Account(NamedTuple):
     tokens_due: dict[str, float | None]
     holds: list[str]
     paused: set[str | None]
+    #: by command
+    pauses: tuple[Pause, ...]
     stop_mode: str | None
     counts: dict[str, int]
     #: records in open batches
@@ -180,7 +186,8 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         state.handlers,
         {handler.name: handler.tokens_due() for handler in state.handlers},
         sorted(state.halts),
-        state.paused,
+        state.pauses.topics,
+        state.pauses.steering.pauses,
         state.stop_mode,
         dict(state.counts),
         gathering(engine),

@@ -81,7 +81,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "map_limit": part.map_limit,
         "map_used": _map_used(part),
         "past_map": part.places["past_map"],
-        "paused": part.user_paused or part.intake_paused,
+        "paused": part.user_paused or part.command_paused or part.intake_paused,
         "paused_by": _paused_by(part),
         **_NO_PLACE,
     }
@@ -140,13 +140,15 @@ def frontier_of(part: Part) -> int:
 
 
 def _paused_by(part: Part) -> list[str]:
-    causes = (("user", part.user_paused), ("buffers", part.intake_paused))
+    causes = (
+        ("user", part.user_paused), ("command", part.command_paused),
+        ("buffers", part.intake_paused),
+    )  # fmt: skip
     return [name for name, holds in causes if holds]
 
 
 def handler_row(handler: Handler) -> dict[str, Any]:
     """The counts of one handler since the start."""
-    spec = handler.spec
     return {
         "done": handler.done,
         "failures": handler.failures,
@@ -157,7 +159,7 @@ def handler_row(handler: Handler) -> dict[str, Any]:
         "superseded": handler.superseded,
         "overdue": len(handler.slots.overdue),
         "in_flight": handler.slots.taken,
-        "concurrency": spec.concurrency,
+        "concurrency": handler.slots.concurrency,
     }
 
 
@@ -178,6 +180,14 @@ def halts(
     if account.stop_mode is not None:
         found.append({"cause": "stopping", "mode": account.stop_mode})
     found += [{"cause": "paused", "topic": topic} for topic in sorted(account.paused, key=str)]
+    names = {handler.index: handler.name for handler in account.handlers}
+    found += [
+        {
+            "cause": "command", "topic": one.topic, "until": one.until_s, "reason": one.reason,
+            **({} if one.handler is None else {"handler": names[one.handler]}),
+        }
+        for one in account.pauses
+    ]  # fmt: skip
     found += [{"cause": hold} for hold in account.holds]
     waiting = {part.handler.name for part in parts if part.places["ready"]}
     for handler in account.handlers:
@@ -187,7 +197,7 @@ def halts(
             found.append(one)
             continue
         # What is granted beyond the concurrency waits in the pipes of worker processes.
-        in_pipes = handler.slots.taken > handler.spec.concurrency
+        in_pipes = handler.slots.taken > handler.slots.concurrency
         if handler.name not in waiting and not in_pipes:
             continue
         if handler.slots.free <= 0 or in_pipes:
@@ -225,12 +235,12 @@ def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float)
     Records wait, so the end of a call begins another: no call has ended since the youngest began.
     """
     calls = _count(handler, running)
-    if calls < handler.spec.concurrency:
+    if calls < handler.slots.concurrency:
         return {}
     begun = max(work.since for work in running)
     return {
-        "calls": min(calls, handler.spec.concurrency),
-        "concurrency": handler.spec.concurrency,
+        "calls": min(calls, handler.slots.concurrency),
+        "concurrency": handler.slots.concurrency,
         "since": round(begun + epoch_s, 3),
         "for_s": round(max(0.0, at - begun), 3),
         "oldest": _oldest(handler, running, at, epoch_s, "running"),

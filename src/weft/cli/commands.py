@@ -24,6 +24,11 @@ COMMANDS = {
     "replay": "weft.cli.replay:replay",
     "dlq": "weft.cli.dlq:app",
     "parked": "weft.cli.parked:app",
+    "pause": "weft.cli.control:pause",
+    "resume": "weft.cli.control:resume",
+    "set": "weft.cli.control:set_",
+    "stop": "weft.cli.control:stop",
+    "control": "weft.cli.control:log_app",
 }
 
 

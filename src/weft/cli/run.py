@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = '--sink delta:s3://bucket/checked --sink-schema "inside boolean, zone string"'
 
+AllowControl = Annotated[
+    bool, typer.Option("--allow-control", help="Obey commands by HTTP; needs --http-token-file.")
+]
+
 
 def run(
     target: Annotated[
@@ -66,6 +70,7 @@ def run(
     http_token_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Token for --http beyond loopback.")
     ] = None,
+    allow_control: AllowControl = False,
     start_timeout: Annotated[
         str | None,
         typer.Option(metavar="SECONDS", help="How long to wait for brokers; none: no limit."),
@@ -84,8 +89,8 @@ def run(
 
     Example: weft run geofence:app --until drained
     """
-    given = {"http": http, "http_token_file": http_token_file}
-    served: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
+    given = {"http": http, "http_token_file": http_token_file, "allow_control": allow_control}
+    served: dict[str, Any] = {name: one for name, one in given.items() if one}
     if start_timeout is not None:
         served["start_timeout_s"] = patience_of(start_timeout)
     how: dict[str, Any] = {"engine": engine, "until": until, "members": members, "master": master}

@@ -141,7 +141,7 @@ def _meant(row: Mapping[str, Any], about: Question) -> bool:
 def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
     """The runs to query; ConfigError if there are none."""
     if url is not None:
-        return [Shown(url, lambda question: _by_url(url, token_file, question))]
+        return [Shown(url, lambda question: by_url(url, token_file, question))]
     found = local.runs()
     killed = [(name, _killed(name, ago_s)) for name, ago_s in local.gone()]
     if not found:
@@ -165,14 +165,19 @@ def _gone(text: str, _question: Mapping[str, Any]) -> dict[str, Any]:
     raise FatalError(f"{text}; other members get its partitions after session.timeout.ms")
 
 
-def _by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:
+def by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> dict[str, Any]:
     """Query a run over HTTP."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--url {url!r:.80}: write http://HOST:PORT")
     given = {name: value for name, value in question.items() if name != "ask" and value is not None}
-    query = f"?{urllib.parse.urlencode(given)}" if given else ""
-    request = urllib.request.Request(f"{url.rstrip('/')}/{question['ask']}{query}")  # noqa: S310  # checked above
+    page = f"{url.rstrip('/')}/{question['ask']}"
+    if question["ask"] == "control":
+        body, head = json.dumps(given).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(page, body, head)  # noqa: S310  # checked above
+    else:
+        query = f"?{urllib.parse.urlencode(given)}" if given else ""
+        request = urllib.request.Request(f"{page}{query}")  # noqa: S310  # checked above
     if token_file is not None:
         try:
             token = token_file.expanduser().read_text().strip()

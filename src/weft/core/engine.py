@@ -24,6 +24,7 @@ from weft.core.endings import Endings, RetrySchedule
 from weft.core.epochs import Epochs
 from weft.core.flow import Flow
 from weft.core.handler import Handler
+from weft.core.pauses import Pauses
 from weft.core.plans import Plans
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
 from weft.core.work import SharedTexts
@@ -32,7 +33,7 @@ from weft.types import ErrorInfo, OutcomeName, Record, Sent, StopMode
 if TYPE_CHECKING:
     from weft.core.batching import Gathering
     from weft.core.delivery import Delivery
-    from weft.core.events import Answer, Assignment, Ended, OutputsAnswer
+    from weft.core.events import Answer, Assignment, Ended, OutputsAnswer, Steering
     from weft.core.flow import Room
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
@@ -83,9 +84,7 @@ class EngineState:
         self.claiming: dict[Partition, None] = {}
         #: why nothing may start, besides the causes of each partition
         self.halts: set[str] = set()
-        #: the user paused all topics, and those for which the opposite was asked since
-        self.all_paused = False
-        self.toggled_topics: set[str] = set()
+        self.pauses = Pauses()
         #: someone reads results: every finished record is reported
         self.reporting = False
         self.stop_mode: str | None = None
@@ -180,25 +179,6 @@ class EngineState:
     def count(self, name: str, times: int = 1) -> None:
         """Something happened that belongs to no handler."""
         self.counts[name] += times
-
-    def set_paused(self, topic: str | None, *, on: bool) -> None:
-        """The user pauses or resumes a topic, or all: for epochs to come as well."""
-        if topic is None:
-            self.all_paused = on
-            self.toggled_topics.clear()
-        elif on == self.all_paused:
-            self.toggled_topics.discard(topic)
-        else:
-            self.toggled_topics.add(topic)
-
-    @property
-    def paused(self) -> set[str | None]:
-        """The topics that are paused; None stands for all (but those resumed since)."""
-        return {None} if self.all_paused else set(self.toggled_topics)
-
-    def is_paused(self, topic: str) -> bool:
-        """The user does not want anything of this topic to start."""
-        return self.all_paused != (topic in self.toggled_topics)
 
 
 class Engine:
@@ -444,11 +424,18 @@ class Engine:
     def pause(self, now: float, topic: str | None, *, on: bool) -> None:
         """The user pauses or resumes a topic, or all."""
         self.state.now = now
-        self.state.set_paused(topic, on=on)
+        self.state.pauses.by_app(topic, on=on)
         for partition in self.state.partitions.values():
             if topic in (None, partition.topic):
-                partition.pause(on=on)
-                partition.handler.enlist(partition)
+                self.state.pauses.apply(partition)
+        self._turn()
+
+    def steer(self, now: float, steering: Steering) -> None:
+        """All pauses and settings by command that are in force from now on."""
+        self.state.now = now
+        self.state.pauses.by_command(steering, self.state.handlers)
+        for partition in self.state.partitions.values():
+            self.state.pauses.apply(partition)
         self._turn()
 
     def stop(self, now: float, mode: StopMode) -> None:
@@ -570,7 +557,7 @@ class Engine:
     @property
     def paused(self) -> set[str | None]:
         """The topics that the user paused; None stands for all (but those resumed since)."""
-        return self.state.paused
+        return self.state.pauses.topics
 
     @property
     def intake_paused(self) -> bool:

@@ -48,7 +48,7 @@ class Epochs:
             partition = state.partitions[where] = self._partition(new)
             if new.commit_start:
                 self._commits.soon()
-            partition.pause(on=state.is_paused(new.topic))
+            state.pauses.apply(partition)
             opened.append(partition)
         return opened
 

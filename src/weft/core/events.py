@@ -6,6 +6,7 @@ effects.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -36,6 +37,40 @@ class Assignment:
     committed: int = -1
     log_end: int = -1
 
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+class Pause(NamedTuple):
+    """Nothing of this topic, of this handler, or of anything (both None) starts."""
+
+    topic: str | None = None
+    handler: int | None = None
+    #: UNIX seconds, for views: the core has no clock
+    until_s: float = 0.0
+    reason: str = ""
+
+    def holds(self, topic: str, handler: int) -> bool:
+        """Whether a partition of this topic and handler is meant."""
+        return self.topic in (None, topic) and self.handler in (None, handler)
+
+
+class Tuning(NamedTuple):
+    """What is set of one handler; None: as it was declared."""
+
+    concurrency: int | None = None
+    rate_limit_per_s: float | None = None
+
+
+class Steering(NamedTuple):
+    """All that is in force by command. What is not in it has ended or was never asked for."""
+
+    pauses: tuple[Pause, ...] = ()
+    #: by the number of the handler
+    tunings: Mapping[int, Tuning] = {}
+
+
+AS_DECLARED = Tuning()
 
 # -- calls of a handler ----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from weft.core.states import RUNNING
 from weft.types import Record
 
 if TYPE_CHECKING:
+    from weft.core.events import Tuning
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
     from weft.core.work import Work
@@ -31,8 +32,8 @@ class Handler:
 
     __slots__ = (
         "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index", "limited",
-        "name", "parked", "plain", "retries", "rotation", "short_of_room", "skipped", "slots",
-        "spec", "superseded", "timed", "tokens", "tokens_at",
+        "name", "parked", "plain", "rate_per_s", "retries", "rotation", "short_of_room",
+        "skipped", "slots", "spec", "superseded", "timed", "tokens", "tokens_at",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -45,8 +46,9 @@ class Handler:
         self.exact = spec.exact
         #: its calls take batches
         self.batched = spec.batch is not None
-        #: starts are limited by the second
-        self.limited = spec.rate_limit_per_s != ALL_STARTS_PER_S
+        #: starts are limited by the second, to so many
+        self.rate_per_s = spec.rate_limit_per_s
+        self.limited = self.rate_per_s != ALL_STARTS_PER_S
         #: its attempts have a time-out
         self.timed = spec.timeout_s is not None
         self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
@@ -65,6 +67,16 @@ class Handler:
     def waits(self, work: Work) -> bool:
         """Its call was asked for and has not begun, as far as is known."""
         return self.slots.waits(work)
+
+    def tune(self, tuning: Tuning) -> None:
+        """Set what a command asks for; calls that run continue, also if they are too many now."""
+        spec, concurrency = self.spec, tuning.concurrency
+        self.rate_per_s = tuning.rate_limit_per_s or spec.rate_limit_per_s
+        self.limited = self.rate_per_s != ALL_STARTS_PER_S
+        if concurrency is None:
+            self.slots.resize(spec.concurrency, spec.ahead)
+        else:  # what is granted ahead would run, in a worker that has nothing else
+            self.slots.resize(concurrency, 0)
 
     # -- the rotation ----------------------------------------------------------------------------
 
@@ -150,7 +162,7 @@ class Handler:
 
     def _affordable(self, now: float, allowed: int) -> int:
         """Refill the bucket; how many of `allowed` starts it pays for."""
-        rate = self.spec.rate_limit_per_s
+        rate = self.rate_per_s
         if self.tokens_at is not None:
             self.tokens += (now - self.tokens_at) * rate
         self.tokens_at = now
@@ -163,7 +175,7 @@ class Handler:
             return None
         if not self.rotation or not self.slots.free or self.tokens >= 1:
             return None
-        return self.tokens_at + (1.0 - self.tokens) / self.spec.rate_limit_per_s
+        return self.tokens_at + (1.0 - self.tokens) / self.rate_per_s
 
 
 class Slots:
@@ -192,6 +204,12 @@ class Slots:
     def taken(self) -> int:
         """Calls that run, and whatever else holds a slot."""
         return self.capacity - self.free
+
+    def resize(self, concurrency: int, ahead: int) -> None:
+        """So many calls from now on; `free` is below zero while more than that still run."""
+        taken = self.taken
+        self.concurrency, self.capacity = concurrency, concurrency + ahead
+        self.free = self.capacity - taken
 
     def take(self, count: int = 1) -> None:
         """So many calls start."""
@@ -258,6 +276,6 @@ class Slots:
 
     def all_hung(self, now: float) -> bool:
         """Every slot has been overdue for ten time-outs: nothing will ever start again."""
-        if self.timeout_s is None or len(self.overdue) < self.concurrency:
+        if self.timeout_s is None or len(self.overdue) < max(self.concurrency, self.taken):
             return False
         return now - max(self.overdue.values()) >= 10 * self.timeout_s

@@ -40,7 +40,9 @@ class Partition:
     state: int = states.OPEN
     #: the user wants nothing of it to start
     user_paused: bool = False
-    #: False while nothing of it may start (revoking, closed, paused by the user)
+    #: the same by a command
+    command_paused: bool = False
+    #: False while nothing of it may start (revoking, closed, paused by the user or a command)
     startable: bool = True
     #: True while it stands in its handler's rotation
     listed: bool = False
@@ -72,10 +74,15 @@ class Partition:
         self.state = state
         self.startable = False
 
-    def pause(self, *, on: bool) -> None:
-        """The user wants nothing of it to start, or no longer so."""
-        self.user_paused = on
-        self.startable = not on and self.state == states.OPEN
+    def pause(self, *, user: bool, command: bool) -> None:
+        """The user, or a command, wants nothing of it to start, or no longer so."""
+        self.user_paused, self.command_paused = user, command
+        self.startable = not (user or command) and self.state == states.OPEN
+
+    @property
+    def paused(self) -> bool:
+        """By the user or by a command."""
+        return self.user_paused or self.command_paused
 
     # -- intake ----------------------------------------------------------------------------------
 

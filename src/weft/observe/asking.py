@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weft.errors import ConfigError
+from weft.observe.orders import Answer, Order, order_of
 from weft.observe.overview import overview
 from weft.observe.sentences import record_sentence
 from weft.observe.why import why
@@ -43,6 +44,12 @@ class Source(Protocol):
     def find_key(self, key: bytes, topic: str | None) -> list[dict[str, Any]]:
         """The places of the first records of one key."""
 
+    def control(self, order: Order) -> list[Answer]:
+        """Obey a command; an answer of each member."""
+
+    def commands(self) -> list[dict[str, Any]]:
+        """Of each member what is in force by command, and the last commands with their answers."""
+
     def live(self) -> tuple[bool, str]:
         """Liveness and the reason if it is false; an unavailable broker does not count."""
 
@@ -51,7 +58,12 @@ class Source(Protocol):
 
 
 #: query -> required fields of its answer
-ANSWERS = {"snapshot": ("state", "partitions", "handlers"), "why": ("sentences", "found")}
+ANSWERS = {
+    "snapshot": ("state", "partitions", "handlers"),
+    "why": ("sentences", "found"),
+    "control": ("group", "answers", "members"),
+    "commands": ("group", "members"),
+}
 
 
 def is_answer(what: str, found: object) -> bool:
@@ -138,3 +150,23 @@ def _add_frontiers(source: Source, shot: dict[str, Any], asked: Question) -> Non
         row = source.find(*where, part["frontier"])
         if "attempts" in row:  # else the frontier has moved since
             part["blocker"] = {**row, "done_beyond": part["done_beyond"]}
+
+
+def obeyed(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Obey a command; the answers, and which members its group has, as far as it is known.
+
+    Raises ConfigError for what is no command.
+    """
+    order = order_of(given)
+    shots = source.members()
+    known = sorted(str(one["app"]["member"]) for one in shots if not one.get("silent_s"))
+    group = shots[0].get("app", {}).get("group", "") if shots else ""
+    answers = [one.row() for one in source.control(order)]
+    return {"group": group, "answers": answers, "members": known}
+
+
+def commands(source: Source) -> dict[str, Any]:
+    """What is in force by command in each member, and what was answered."""
+    shots = source.members()
+    group = shots[0].get("app", {}).get("group", "") if shots else ""
+    return {"group": group, "members": source.commands()}

@@ -54,8 +54,8 @@ FIELDS: dict[str, str] = {
     "which no record starts; 1 while records wait for room in it",
     "partitions[].past_map": "keys whose next record waits for room in the map",
     "partitions[].map_limit": "what the broker stores, in characters",
-    "partitions[].paused": "paused by `app.pause()` or because buffers are full",
-    "partitions[].paused_by": "`user`, `buffers`",
+    "partitions[].paused": "paused by `app.pause()`, by a command, or because buffers are full",
+    "partitions[].paused_by": "`user`, `command`, `buffers`",
     "partitions[].place": "null, or why it is not read: `start_unknown` (assigned, start offset "
     "unknown), `not_fetched` (its log grows, it is not paused, and no record arrives)",
     "partitions[].place_for_s": "for how long",

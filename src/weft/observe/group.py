@@ -31,6 +31,7 @@ class GroupSource:
         self._own, self._words = own, words
         self.snapshot, self.measures, self.report = own.snapshot, own.measures, own.report
         self.live, self.ready = own.live, own.ready
+        self.control, self.commands = own.control, own.commands
         self._reports, self._lock = GroupReports(group, refused), threading.Lock()
 
     def members(self) -> list[dict[str, Any]]:

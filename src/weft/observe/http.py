@@ -1,4 +1,4 @@
-"""Probes, metrics, the snapshot and `why` over HTTP. Read-only.
+"""Probes, metrics, the snapshot and `why` over HTTP; commands only where that is allowed.
 
 Loopback alone needs no token, and then the Host header must name it: a page in the user's browser
 that got its own name to point here is refused. Elsewhere a token is needed for everything but the
@@ -7,9 +7,11 @@ two probes, which return only a status and its reason.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 
 from weft.app_options import check_http
 from weft.errors import ConfigError
-from weft.observe.asking import Source, answer, question_of
+from weft.observe.asking import Source, answer, commands, obeyed, question_of
 from weft.observe.feed import Feed
 from weft.observe.metrics import exposed
 from weft.observe.page import page_routes
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 PROBES = ("/livez", "/readyz")
 TOKEN_CHARS_MIN = 16
 TOKEN_BYTES_MAX = 4096
+COMMAND_BYTES_MAX = 64 * 2**10
 ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 Send = Callable[[Any], Awaitable[None]]
 
@@ -94,8 +97,8 @@ def _hostname(host: str) -> str | None:
         return None
 
 
-def routes_of(source: Source) -> list[BaseRoute]:
-    """The routes; GET only."""
+def routes_of(source: Source, *, allow_control: bool = False) -> list[BaseRoute]:
+    """The routes: GET only, but POST /control."""
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
@@ -119,7 +122,16 @@ def routes_of(source: Source) -> list[BaseRoute]:
         except ConfigError as error:
             return JSONResponse({"error": str(error)}, 400)
 
+    def known(_: Request) -> Response:
+        return JSONResponse(commands(source))
+
+    async def control(request: Request) -> Response:
+        status, answered = await _controlled(source, request, allow_control=allow_control)
+        return JSONResponse(answered, status)
+
     return [
+        Route("/commands", known),
+        Route("/control", control, methods=["POST"]),
         Route("/livez", probe(source.live)),
         Route("/readyz", probe(source.ready)),
         Route("/metrics", metrics),
@@ -128,11 +140,39 @@ def routes_of(source: Source) -> list[BaseRoute]:
     ]
 
 
-def app_of(source: Source, guard: Guard, more: Sequence[BaseRoute] = ()) -> Any:
+async def _controlled(
+    source: Source, request: Request, *, allow_control: bool
+) -> tuple[int, dict[str, Any]]:
+    """Status and answer of a command.
+
+    The guard has checked token and origin. That its type must be JSON keeps out the forms of other
+    sites, which a browser sends with the user's password.
+    """
+    if not allow_control:
+        return 403, {"error": "commands over HTTP are off: start with --allow-control"}
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return 415, {"error": "send Content-Type: application/json"}
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > COMMAND_BYTES_MAX:
+            return 413, {"error": f"a command has at most {COMMAND_BYTES_MAX:,} bytes"}
+    try:
+        return 200, await asyncio.to_thread(obeyed, source, json.loads(body))
+    except ConfigError as error:
+        return 400, {"error": str(error)}
+    except (ValueError, RecursionError):
+        return 400, {"error": "a command is a JSON object"}
+
+
+def app_of(
+    source: Source, guard: Guard, more: Sequence[BaseRoute] = (), *, allow_control: bool = False
+) -> Any:
     """The ASGI app with access control on every path."""
     from starlette.applications import Starlette
 
-    return Guarded(Starlette(routes=[*routes_of(source), *more]), guard)
+    routes = routes_of(source, allow_control=allow_control)
+    return Guarded(Starlette(routes=[*routes, *more]), guard)
 
 
 class Guarded:
@@ -161,10 +201,13 @@ class Guarded:
         await self._app(scope, receive, locked)
 
 
-def serve(source: Source, http: str, token_file: str | None) -> Serving:
+def serve(
+    source: Source, http: str, token_file: str | None, *, allow_control: bool = False
+) -> Serving:
     """Serve until it is closed. Raises ConfigError."""
     need_http("http")
     host, port = check_http(http, token_file)
     token = None if token_file is None else token_of(token_file)
     listener, feed = listening("http", host, port), Feed(source.members, source, source.sums)
-    return Serving(app_of(source, Guard(host, token), page_routes(feed)), listener, feed.close)
+    app = app_of(source, Guard(host, token), page_routes(feed), allow_control=allow_control)
+    return Serving(app, listener, feed.close)

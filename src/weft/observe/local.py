@@ -21,7 +21,7 @@ from typing import Any
 
 from weft import guard, owner
 from weft.errors import ConfigError, WeftError
-from weft.observe.asking import Source, answer, is_answer, question_of
+from weft.observe.asking import Source, answer, commands, is_answer, obeyed, question_of
 
 ANSWER_S = 5.0
 ASKED_BYTES_MAX = 64 * 2**10
@@ -83,11 +83,15 @@ def _answered(source: Source, line: bytes) -> dict[str, Any]:
             return source.snapshot()
         if what == "why":
             return answer(source, question_of(asked))
+        if what == "control":
+            return obeyed(source, asked)
+        if what == "commands":
+            return commands(source)
     except ConfigError as error:
         return {"error": str(error)}
     except (ValueError, TypeError, KeyError):
         return {"error": "a question is a JSON object with `ask`"}
-    return {"error": f"unknown question {what!r:.80}: ask snapshot or why"}
+    return {"error": f"unknown question {what!r:.80}: ask snapshot, why, control or commands"}
 
 
 class LocalServer(socketserver.ThreadingUnixStreamServer):

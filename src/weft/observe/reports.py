@@ -263,7 +263,7 @@ _HALT = {
     "calls": Field(_whole, _ABSENT), "concurrency": Field(_whole, _ABSENT),
     "since": Field(_number, _ABSENT), "oldest": Field(_row(_BLOCKER), _ABSENT),
     "frontier": Field(_whole, _ABSENT), "waiting": Field(_whole, _ABSENT),
-    "behind": Field(_whole, _ABSENT),
+    "behind": Field(_whole, _ABSENT), "until": Field(_number, _ABSENT),
 }  # fmt: skip
 _FAILURE = {
     "handler": _TEXT, "type": _TEXT, "attempts": _COUNT, "parked": _COUNT, "dead_lettered": _COUNT,

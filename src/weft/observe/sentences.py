@@ -48,6 +48,7 @@ RANKS = {
     "results": HANGING,
     "not_begun": HANGING,
     "stopping": INTENT,
+    "command": INTENT,
     "revoking": INTENT,
     "buffers": FULL,
     "slots": LOAD,
@@ -298,6 +299,16 @@ def _of(halt: Row) -> str:
     return f" of {halt['topic']}" if halt.get("topic") else ""
 
 
+def _until(halt: Row) -> str:
+    return f" until {clock(halt.get('until', 0.0))} ({halt.get('reason', '')})"
+
+
+def _flag(halt: Row) -> str:
+    """What a command means, as its options."""
+    given = ((name, halt.get(name)) for name in ("topic", "handler"))
+    return "".join(f" --{name} {value}" for name, value in given if value)
+
+
 def _open_transaction(halt: Row) -> tuple[str, str]:
     text = (
         f"{halt.get('topic')}[{halt.get('partition')}]: records from offset "
@@ -350,6 +361,10 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "paused": lambda halt: (
         f"Nothing{_of(halt)} starts: the application called app.pause().",
         f"app.resume({halt['topic']!r})" if halt.get("topic") else "app.resume()",
+    ),
+    "command": lambda halt: (
+        f"Nothing{_of(halt)} starts: paused by a command{_until(halt)}.",
+        f"weft resume{_flag(halt)} --reason TEXT",
     ),
     "stopping": lambda halt: (
         f"Nothing starts: a stop was requested ({halt.get('mode', 'in_flight')}).",
@@ -416,6 +431,11 @@ def shown(count: int | None) -> str:
 def seconds(value: float) -> str:
     """A duration for people."""
     return f"{value:.1f} s" if value < 10 else f"{value:,.0f} s"
+
+
+def clock(at: float) -> str:
+    """A time of day in UTC, for people."""
+    return time.strftime("%H:%M:%SZ", time.gmtime(min(max(at, 0.0), 253e9)))
 
 
 def attempts(count: int) -> str:

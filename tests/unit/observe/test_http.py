@@ -301,3 +301,83 @@ def test_the_head_of_a_request_is_limited(monkeypatch, start, more, fine):
             if fine:
                 line.sendall(b"\r\n\r\n")
         assert closed(line) is not fine
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def post(port, body, path="/control", **headers):
+    """Status and JSON of a command."""
+    names = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    names |= {name.replace("_", "-"): value for name, value in headers.items()}
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, names)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read().decode()
+            return error.code, json.loads(text) if text.startswith("{") else text
+
+
+@pytest.fixture
+def commanded():
+    """A source that may be commanded with the token; its port."""
+    source = Source()
+    app = app_of(source, Guard("127.0.0.1", TOKEN), allow_control=True)
+    server = Serving(app, listening("http", "127.0.0.1", 0))
+    yield source, server.port
+    server.close()
+
+
+PAUSE = {"action": "pause", "reason": "a test", "topic": "t"}
+
+
+def test_a_command_by_http(commanded):
+    """The same answers as by the socket."""
+    source, port = commanded
+    status, told = post(port, PAUSE)
+    assert (status, told["answers"][0]["outcome"]) == (200, "done")
+    assert [order.topic for order in source.orders] == ["t"]
+    assert get(port, "/commands", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "reason"),
+    [
+        (PAUSE, {"Authorization": "Bearer wrong"}, 401, "wrong token"),
+        (PAUSE, {"Authorization": ""}, 401, "token required"),
+        (PAUSE, {"Origin": "http://evil.example"}, 403, "this Origin is not allowed"),
+        (PAUSE, {"Content_Type": "text/plain"}, 415, "send Content-Type: application/json"),
+        ({"action": "pause"}, {}, 400, "a reason is required"),
+        ([], {}, 400, "a command is a JSON object"),
+        (b"{", {}, 400, "a command is a JSON object"),
+        (b"[" * 60_000, {}, 400, "a command is a JSON object"),
+        (b" " * (64 * 2**10 + 1), {}, 413, "at most 65,536 bytes"),
+    ],
+)
+def test_commands_that_are_refused(commanded, body, headers, status, reason):
+    """No one without the token, no other site's page, nothing that is not exact."""
+    source, port = commanded
+    found, told = post(port, body, **headers)
+    assert found == status
+    assert reason in str(told)
+    assert not hasattr(source, "orders")
+
+
+def test_commands_are_off_unless_allowed(start):
+    """One line that names the option."""
+    status, told = post(start(), PAUSE)
+    assert (status, told["error"]) == (
+        403, "commands over HTTP are off: start with --allow-control",
+    )  # fmt: skip
+
+
+def test_control_needs_a_token():
+    """Also on loopback."""
+    kafka = {"bootstrap.servers": "x"}
+    with pytest.raises(ConfigError, match="allow_control requires http and http_token_file"):
+        weft.App(group="g", kafka=kafka, http="127.0.0.1:0", allow_control=True)
+    with pytest.raises(ConfigError, match="give True or False"):
+        weft.App(group="g", kafka=kafka, allow_control="no")  # type: ignore[arg-type]

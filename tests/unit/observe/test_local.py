@@ -16,6 +16,7 @@ from weft.cli.sources import runs_of
 from weft.errors import ConfigError, FatalError
 from weft.observe import local
 from weft.observe.local import LocalServer, ask, folder, gone, runs
+from weft.observe.orders import Answer, what
 
 
 class Source:
@@ -40,6 +41,13 @@ class Source:
 
     def find_key(self, key, topic):
         return []
+
+    def control(self, order):
+        self.orders = [*getattr(self, "orders", ()), order]
+        return [Answer("m", "done", f"{order.action} {what(order)}")]
+
+    def commands(self):
+        return [{"member": "m", "in_force": [], "log": []}]
 
     def live(self):
         return True, "ok"

@@ -31,7 +31,7 @@ class Seat:
     def __init__(self, *, end: int) -> None:
         self.time, self.end, self.away = 0.0, end, False
         self.partition: Any = SimpleNamespace(
-            state=states.OPEN, intake_paused=False, user_paused=False, position=5
+            state=states.OPEN, intake_paused=False, paused=False, position=5
         )
         self.partitions: dict[Any, Partition] = {WHERE: self.partition}
         self.consumer = self
@@ -98,7 +98,7 @@ def test_an_idle_partition_is_only_asked_about() -> None:
     assert len(seat.did) <= 10 * STILL_S / ASK_S
 
 
-@pytest.mark.parametrize("by", ["intake_paused", "user_paused", "state", "out of range"])
+@pytest.mark.parametrize("by", ["intake_paused", "paused", "state", "out of range"])
 def test_what_is_paused_is_left_alone(by: str) -> None:
     """Also for long, and its time starts anew once it is resumed."""
     seat = Seat(end=9)
@@ -110,7 +110,7 @@ def test_what_is_paused_is_left_alone(by: str) -> None:
     assert not seat.did
     seat.paused = set()
     seat.partition.state, seat.partition.intake_paused = states.OPEN, False
-    seat.partition.user_paused = False
+    seat.partition.paused = False
     began = seat.time
     seat.pass_time(began + ASK_S - 1)
     assert not seat.did

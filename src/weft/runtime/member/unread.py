@@ -103,7 +103,7 @@ class Watchdog:
         paused, before = self._paused(), self._still
         self._still = {}
         for where, one in self._seat.partitions.items():
-            if one.state != states.OPEN or one.intake_paused or one.user_paused or where in paused:
+            if one.state != states.OPEN or one.intake_paused or one.paused or where in paused:
                 continue
             was = before.get(where)
             moved = was is None or was.partition is not one or was.position != one.position

@@ -19,6 +19,7 @@ from weft.kafka.ports import ProducerPort
 from weft.observe.asking import Source
 from weft.observe.group import GroupSource, wanted_of
 from weft.observe.local import LocalServer
+from weft.observe.orders import Answer, Order
 from weft.observe.reports import Reporter
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
@@ -27,6 +28,7 @@ from weft.runtime.run.snapshot import add_calls, picture_of
 if TYPE_CHECKING:
     from weft.observe.serving import Serving
     from weft.runtime.member.member import Member
+    from weft.runtime.run.control import Control
     from weft.runtime.run.watching import Watching
 
 _log = logging.getLogger("weft")
@@ -56,6 +58,7 @@ class Seen(Protocol):
     """What is asked of a run."""
 
     watching: Watching | None
+    control: Control
 
     @property
     def member(self) -> Member | None:
@@ -123,6 +126,15 @@ class RunSource:
             return member.door.call(lambda engine, now: ask(engine, now, time.time() - now))
         except InternalError:
             return None
+
+    def control(self, order: Order) -> list[Answer]:
+        """Obey a command."""
+        return [self._run.control.obey(order)]
+
+    def commands(self) -> list[dict[str, Any]]:
+        """What is in force, and the last commands."""
+        app = self.measures()["app"]
+        return [{"member": app["member"], **self._run.control.state()}]
 
     def live(self) -> tuple[bool, str]:
         """False when a restart is the only cure; the broker being away is not such a case."""
@@ -209,7 +221,9 @@ class Outside:
         if options.http is not None:
             from weft.observe.http import serve
 
-            self._http = serve(source, options.http, options.http_token_file)
+            self._http = serve(
+                source, options.http, options.http_token_file, allow_control=options.allow_control
+            )
             event(_log, "info", "serving http", address=self._http.address)
         if os.environ.get(SOCKET_VARIABLE) == "1":
             self._open_local(source)

@@ -28,6 +28,7 @@ from weft.runtime.member.seat import Fail, Seat
 from weft.runtime.member.topic_ids import TopicIds
 from weft.runtime.member.transactions import Transactor, transactional_id
 from weft.runtime.run import gc_pace
+from weft.runtime.run.control import Control
 from weft.runtime.run.drain import Drain
 from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside, RunSource
@@ -76,6 +77,7 @@ class Run:
         self._admin: AdminPort | None = None
         self._drained = False
         self.watching: Watching | None = None
+        self.control = Control(self, self._routes, [plan.spec.name for plan in self._plans])
         self._outside = Outside(self._options, RunSource(self))
         self._stop_asked: StopMode | None = None
         self._signals = StopSignals(self.stop, lambda: self._member is not None)
@@ -250,6 +252,7 @@ class Run:
                 self._drain.look_at_others(member.partitions)
             with contextlib.suppress(InternalError):  # the member's own thread ends the run then
                 member.look_at_topic_ids()
+                self.control.look()
                 self._look_at_drain(member)
             with turns.turn():  # it only logs and counts
                 watching.look(self._admin)

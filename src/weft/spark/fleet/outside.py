@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from weft.observe.asking import Source
+from weft.observe.orders import Answer, Order, order_of
 
 
 class Asks(Protocol):
@@ -25,10 +27,12 @@ class Asks(Protocol):
 class FleetSource:
     """All members as one."""
 
-    def __init__(self, snapshot: Callable[[], dict[str, Any]], fleet: Asks) -> None:
-        """`snapshot` is the fleet's, merged."""
+    def __init__(
+        self, snapshot: Callable[[], dict[str, Any]], fleet: Asks, stop: Callable[..., None]
+    ) -> None:
+        """`snapshot` is the fleet's, merged; `stop` ends all of it."""
         self.snapshot = self.measures = self.report = snapshot
-        self._fleet = fleet
+        self._fleet, self._stop = fleet, stop
 
     def members(self) -> list[dict[str, Any]]:
         """Each member; who is not on its line has `silent_s`."""
@@ -56,6 +60,21 @@ class FleetSource:
         answer = self._fleet.ask(asked).items()
         return [{**row, "member": name} for name, rows in answer for row in rows or ()]
 
+    def control(self, order: Order) -> list[Answer]:
+        """Have each member obey a command. The driver stops all of them."""
+        dry = replace(order, dry_run=True) if order.action == "stop" else order
+        asked = {"ask": "control", "topic": None, "order": dry.row()}
+        rows = [row for rows in self._fleet.ask(asked).values() for row in rows or ()]
+        if order.action == "stop" and not order.dry_run:
+            self._stop(order.mode)
+            return [Answer(row["member"], "done", f"stopping, mode {order.mode}") for row in rows]
+        return [Answer(**row) for row in rows]
+
+    def commands(self) -> list[dict[str, Any]]:
+        """Of each member what is in force, and the last commands."""
+        answers = self._fleet.ask({"ask": "commands", "topic": None}).values()
+        return [row for rows in answers for row in rows or ()]
+
     def live(self) -> tuple[bool, str]:
         """The driver answers; a member that dies is Spark's to bring back."""
         state = self.snapshot()["state"]
@@ -74,6 +93,10 @@ def answered(source: Source, question: Mapping[str, Any]) -> Any:
     what, topic = question["ask"], question["topic"]
     if what == "find_key":
         return source.find_key(base64.b64decode(question["key"]), topic)
+    if what == "control":
+        return [one.row() for one in source.control(order_of(question["order"]))]
+    if what == "commands":
+        return source.commands()
     where = topic, int(question["partition"])
     if what == "picture":
         return source.picture(*where)

@@ -100,7 +100,7 @@ class FleetRun:
         self._report: RunReport | None = None
         self._over = threading.Event()
         self._about = about_run(self._options.group, f"fleet-{self._run_id}")
-        self._outside = Outside(self._options, FleetSource(self.snapshot, self._roster))
+        self._outside = Outside(self._options, FleetSource(self.snapshot, self._roster, self.stop))
 
     # -- starting ----------------------------------------------------------------------------------
 

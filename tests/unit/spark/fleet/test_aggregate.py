@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from weft.observe.orders import Answer, Order
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.outside import FleetSource, answered
 
@@ -69,10 +70,28 @@ class Member:
     def find_key(self, key, topic):
         return [{"key": key.decode(), "place": "behind"}] if self.mine else []
 
+    def control(self, order):
+        return [Answer("m1" if self.mine else "m0", "would" if order.dry_run else "done", "x")]
+
+    def commands(self):
+        return [{"member": "m1" if self.mine else "m0", "in_force": [], "log": []}]
+
+
+def test_the_driver_has_each_member_obey():
+    """An answer each; to stop is the driver's, once all have been asked."""
+    stopped = []
+    source = FleetSource(dict, Members(), stopped.append)
+    order = Order("pause", "r", "i")
+    assert [one.outcome for one in source.control(order)] == ["done", "done"]
+    assert [one["member"] for one in source.commands()] == ["m0", "m1"]
+    assert not stopped
+    stop = source.control(Order("stop", "r", "i"))
+    assert ([one.outcome for one in stop], stopped) == (["done", "done"], ["in_flight"])
+
 
 def test_the_driver_asks_the_member_that_has_the_record():
     """Of records, keys and partitions it knows what their member knows, and who that is."""
-    source = FleetSource(dict, Members())
+    source = FleetSource(dict, Members(), print)
     assert source.find("t", 0, 7) == {"offset": 7, "place": "running", "member": "m1"}
     assert source.find_key(b"k", None) == [{"key": "k", "place": "behind", "member": "m1"}]
     assert source.picture("t", 0) == {"cells": "r"}
@@ -81,7 +100,7 @@ def test_the_driver_asks_the_member_that_has_the_record():
 
 def test_a_record_that_no_member_has_is_elsewhere():
     """So it is when nobody answers."""
-    source = FleetSource(dict, Members(there=False))
+    source = FleetSource(dict, Members(there=False), print)
     assert source.find("t", 0, 7)["place"] == "elsewhere"
     assert source.find_key(b"k", "t") == []
     assert source.picture("t", 0) is None
@@ -90,7 +109,7 @@ def test_a_record_that_no_member_has_is_elsewhere():
 def test_a_fleet_is_ready_once_it_has_partitions():
     """And lives while it has not failed."""
     told = {"state": "running", "partitions": [], "blockers": []}
-    source = FleetSource(lambda: told, Members())
+    source = FleetSource(lambda: told, Members(), print)
     assert source.ready() == (False, "the fleet is running, with 0 partitions")
     told["partitions"] = [{}]
     assert (source.ready(), source.live()) == ((True, "ok"), (True, "running"))

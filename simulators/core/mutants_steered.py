@@ -1,0 +1,37 @@
+"""Broken engines for what commands ask: pauses and settings (S11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulators.core import profiles
+from simulators.core.mutant import mutant
+from weft.core.engine import Engine
+from weft.core.events import Steering
+from weft.core.handler import Slots
+from weft.core.partition import Partition
+from weft.core.pauses import Pauses
+
+
+@mutant(Pauses, "apply", "S11", first_seed=profiles.STEERED)
+def _pause_by_command_forgotten(original: Any) -> Any:
+    def apply(self: Pauses, partition: Partition) -> None:
+        steering, self.steering = self.steering, Steering()
+        original(self, partition)
+        self.steering = steering
+
+    return apply
+
+
+@mutant(Slots, "resize", "S9", first_seed=profiles.STEERED)
+def _set_concurrency_ignored(original: Any) -> Any:
+    return lambda _self, _concurrency, _ahead: None
+
+
+@mutant(Engine, "steer", "S1", "L1", "L2", "L4", first_seed=profiles.STEERED)
+def _ended_command_lasts(original: Any) -> Any:
+    def steer(self: Engine, now: float, steering: Steering) -> None:
+        if steering != Steering():
+            original(self, now, steering)
+
+    return steer

@@ -1,0 +1,72 @@
+"""What commands have in force, and whether a member keeps it (S9, S11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from simulators.core.dice import Dice
+from simulators.core.violation import require
+from weft.core.events import Pause, Steering, Tuning
+from weft.core.spec import AT_MOST_ONCE
+from weft.core.work import Work
+
+if TYPE_CHECKING:
+    from simulators.core.member import Member
+    from simulators.core.world import World
+
+
+def steer(world: World, dice: Dice) -> None:
+    """Commands pause topics and handlers, and set concurrency and rate; or all of it ends."""
+    if not world.members:
+        return
+    member = dice.pick(list(world.members.values()))
+    steering = Steering() if dice.chance(0.4) else _drawn(world, dice)
+    world.oracle.stats["steered"] += 1
+    obey(world, member, steering)
+
+
+def obey(world: World, member: Member, steering: Steering) -> None:
+    """The member gets all that is in force from now on."""
+    member.steering = steering
+    member.engine.steer(world.now, steering)
+    member.freed_at = world.now
+    member.perform()
+
+
+def _drawn(world: World, dice: Dice) -> Steering:
+    setup = world.setup
+    number = dice.below(len(setup.specs))
+    pause = dice.pick((Pause(), Pause(topic=setup.topic(number)), Pause(handler=number)))
+    concurrency = dice.pick((None, 1, setup.specs[number].concurrency))
+    tuning = Tuning(concurrency, dice.pick((None, 20.0)))
+    return Steering((pause,) if dice.chance(0.5) else (), {number: tuning})
+
+
+def calls_max(member: Member, handler: int) -> int:
+    """How many calls may be open, by what was declared or set.
+
+    With at_most_once what was marked before it was set must start: it is done for all others.
+    """
+    spec = member.world.setup.specs[handler]
+    tuned = member.steering.tunings.get(handler)
+    if tuned is None or tuned.concurrency is None or spec.delivery == AT_MOST_ONCE:
+        return spec.concurrency + spec.ahead
+    return tuned.concurrency
+
+
+def check_not_paused(member: Member, works: Sequence[Work]) -> None:
+    """S11. What was marked before (see `calls_max`) starts all the same."""
+    for work in works:
+        handler = work.partition.handler
+        where = (work.partition.topic, handler.index)
+        paused = any(one.holds(*where) for one in member.steering.pauses)
+        if paused and handler.spec.delivery != AT_MOST_ONCE:
+            require(False, "S11", f"{work!r} starts, and a command paused it")
+
+
+def may_start(member: Member, topic: str, handler: int) -> bool:
+    """No command is in the way; a rate that was set may be."""
+    tuned = member.steering.tunings.get(handler)
+    limited = tuned is not None and tuned.rate_limit_per_s is not None
+    return not limited and not any(one.holds(topic, handler) for one in member.steering.pauses)

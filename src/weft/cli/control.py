@@ -1,0 +1,280 @@
+"""`weft pause`, `resume`, `set`, `stop`, `control log`: commands to running members."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli import cluster
+from weft.cli.sources import TokenFile, Url, by_url
+from weft.errors import ConfigError, WeftError
+from weft.observe import local
+from weft.observe.orders import FOR_S, checked_reason, order_of, seconds_of, settings_of
+
+EXIT_NOT_ALL = 1
+
+Topic = Annotated[str | None, typer.Option(help="Only records of this topic.")]
+Handler = Annotated[str | None, typer.Option(help="Only records of this handler.")]
+Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Why: it is logged, and shown by weft why.")
+]
+For = Annotated[
+    str, typer.Option("--for", metavar="TIME", help="Until it expires: 90s, 30m, 2h, 1d.")
+]
+Group = Annotated[
+    str | None,
+    typer.Option("--group", help="Only members of this group; required where several run."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only look: what would be concerned.")]
+
+log_app = typer.Typer(no_args_is_help=True)
+
+
+def pause(
+    reason: Reason,
+    topic: Topic = None,
+    handler: Handler = None,
+    for_: For = "1h",
+    dry_run: DryRun = False,
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: cluster.Json = False,
+) -> int:
+    """Start no records of a topic, of a handler, or of all, until it expires.
+
+    Calls that run continue, and commits do. Exit 0 only when each member has answered and obeyed.
+
+    Example: weft pause --topic orders --reason "payment service is down" --for 30m
+    """
+    order = {"action": "pause", "topic": topic, "handler": handler}
+    return _send(order, reason, for_, dry_run, _Runs(url, token_file, group), as_json=as_json)
+
+
+def resume(
+    reason: Reason,
+    topic: Topic = None,
+    handler: Handler = None,
+    dry_run: DryRun = False,
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: cluster.Json = False,
+) -> int:
+    """End pauses by command: of a topic, of a handler, or all. What the app itself paused stays.
+
+    Example: weft resume --topic orders --reason "payment service is back"
+    """
+    order = {"action": "resume", "topic": topic, "handler": handler}
+    return _send(order, reason, None, dry_run, _Runs(url, token_file, group), as_json=as_json)
+
+
+def set_(
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE…", help="concurrency or rate_limit_per_s; `default`: as declared."
+        ),
+    ],
+    reason: Reason,
+    handler: Handler = None,
+    for_: For = "1h",
+    dry_run: DryRun = False,
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: cluster.Json = False,
+) -> int:
+    """Set the concurrency or the rate of a handler, or of all, until it expires.
+
+    Each member gets the value. Concurrency is at most what the handler is declared with.
+
+    Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
+    """
+    order = {"action": "set", "handler": handler, "settings": settings_of(settings)}
+    return _send(order, reason, for_, dry_run, _Runs(url, token_file, group), as_json=as_json)
+
+
+def stop(
+    reason: Reason,
+    mode: Annotated[
+        str, typer.Option(help="in_flight, buffered or now: see app.stop().")
+    ] = "in_flight",
+    dry_run: DryRun = False,
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: cluster.Json = False,
+) -> int:
+    """Stop members cleanly, as SIGTERM does: finish what runs, commit, leave the group.
+
+    Example: weft stop --group geofence --reason "moving to the new cluster"
+    """
+    order = {"action": "stop", "mode": mode}
+    return _send(order, reason, None, dry_run, _Runs(url, token_file, group), as_json=as_json)
+
+
+@log_app.callback()
+def _control() -> None:
+    """Look at commands that were given to running members.
+
+    Example: weft control log
+    """
+
+
+@log_app.command()
+def log(
+    group: Group = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: cluster.Json = False,
+) -> None:
+    """List what is in force by command, and the last commands with each member's answer.
+
+    Example: weft control log --json
+    """
+    found = _Runs(url, token_file, group).known(several=True)
+    if as_json:
+        typer.echo(json.dumps([answer for _, _, answer in found]))
+        return
+    members = [(answer["group"], one) for _, _, answer in found for one in answer["members"]]
+    for name, one in members:
+        for force in one["in_force"]:
+            typer.echo(f"in force: {name} {one['member']}: {_said(force)}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("time", "member"):
+        table.add_column(name, no_wrap=True)
+    for name in ("answer", "detail", "reason", "claimed by"):
+        table.add_column(name, overflow="fold")
+    rows = [(row["at"], name, one["member"], row) for name, one in members for row in one["log"]]
+    for at, name, member, row in sorted(rows, key=lambda one: one[0]):
+        cells = (
+            time.strftime("%H:%M:%SZ", time.gmtime(at)), f"{name} {member}", row["outcome"],
+            row["detail"], row["reason"], row["claimed_by"] or "?",
+        )  # fmt: skip
+        table.add_row(*map(Text, cells))
+    Console().print(table if rows else "no commands yet")
+
+
+class _Runs:
+    """The runs that a command goes to."""
+
+    def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
+        self._url, self._token_file, self._group = url, token_file, group
+        #: what went wrong with a run, by its name
+        self.silent: dict[str, str] = {}
+
+    def known(self, *, several: bool = False) -> list[tuple[str, Callable[..., Any], Any]]:
+        """Name, way to ask, and `commands` of each run that is meant; raises ConfigError.
+
+        `several`: of several groups, which no command may be.
+        """
+        asks: dict[str, Callable[[Mapping[str, Any]], Any]]
+        if self._url is not None:
+            asks = {self._url: partial(by_url, self._url, self._token_file)}
+        else:
+            asks = {path.stem: partial(local.ask, path) for path in local.runs()}
+        found = []
+        for name, ask in asks.items():
+            try:
+                found.append((name, ask, ask({"ask": "commands"})))
+            except WeftError as error:
+                if len(asks) == 1:
+                    raise
+                self.silent[name] = str(error)
+        if not asks:
+            raise ConfigError(
+                "no running Weft app found on this machine: start one with `weft run` (or "
+                "WEFT_SOCKET=1), or give --url"
+            )
+        groups = sorted({answer["group"] for _, _, answer in found})
+        if self._group is not None:
+            found = [one for one in found if one[2]["group"] == self._group]
+            if not found:
+                raise ConfigError(
+                    f"no member of group {self._group} runs here, only of {', '.join(groups)}"
+                )
+        elif len(groups) > 1 and not several:
+            raise ConfigError(
+                f"members of {len(groups)} groups run here: give --group, one of "
+                f"{', '.join(groups)}"
+            )
+        return found
+
+
+def _send(
+    order: dict[str, Any],
+    reason: str,
+    for_: str | None,
+    dry_run: bool,
+    runs: _Runs,
+    *,
+    as_json: bool,
+) -> int:
+    """Give the command to every member, and print the answers; the exit code."""
+    for_s = FOR_S if for_ is None else seconds_of(for_)
+    order |= {"reason": checked_reason(reason), "for_s": for_s, "dry_run": dry_run}
+    order |= {"id": secrets.token_hex(4), "claimed_by": _me()}
+    order_of(order)  # refuse what is wrong before anyone is asked
+    answers: list[dict[str, Any]] = []
+    expected: set[str] = set()
+    for name, ask, _ in runs.known():
+        try:
+            found = ask({**order, "ask": "control"})
+        except ConfigError:
+            raise
+        except WeftError as error:
+            runs.silent[name] = str(error)
+            continue
+        answers += found["answers"]
+        expected |= set(found["members"])
+    expected -= {one["member"] for one in answers}
+    missing = [{"member": name, "detail": why} for name, why in sorted(runs.silent.items())]
+    missing += [
+        {"member": name, "detail": "not reached: it runs elsewhere, ask there or give its --url"}
+        for name in sorted(expected)
+    ]
+    answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
+    if as_json:
+        typer.echo(json.dumps({"id": order["id"], "dry_run": dry_run, "answers": answers}))
+    else:
+        _print(answers, dry_run)
+    bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
+    return EXIT_NOT_ALL if bad or not answers else 0
+
+
+def _print(answers: Sequence[Mapping[str, Any]], dry_run: bool) -> None:
+    for one in answers:
+        Console(soft_wrap=True).print(Text(f"{one['member']}: {one['outcome']}: {one['detail']}"))
+    if dry_run:
+        typer.echo("Nothing was changed: it was a dry run.", err=True)
+
+
+def _said(force: Mapping[str, Any]) -> str:
+    """One command in force, in words."""
+    about = [f"{name} {force[name]}" for name in ("topic", "handler") if force[name]]
+    settings = [f"{name}={value}" for name, value in force["settings"].items()]
+    until = time.strftime("%H:%M:%SZ", time.gmtime(force["until"]))
+    words = [force["action"], *(about or ["everything"]), *settings, f"until {until}"]
+    return f"{' '.join(map(str, words))} ({force['reason']})"
+
+
+def _me() -> str:
+    """Who gives the command, as this machine has it."""
+    name = "?"
+    with suppress(Exception):  # no such user in a container
+        name = getpass.getuser()
+    return f"{name}@{socket.gethostname()}"[:200]

@@ -1,0 +1,181 @@
+"""What a command asks of a running member, and its answers: the same by socket, HTTP and page.
+
+Pure. What comes from outside is hostile: `order_of` refuses what is not exact, in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, NoReturn
+
+from weft.errors import ConfigError
+from weft.numeric import is_positive, is_whole
+
+ACTIONS: Final = ("pause", "resume", "set", "stop")
+#: what can be set, and in what unit
+SETTINGS: Mapping[str, str] = {
+    "concurrency": "calls",
+    "rate_limit_per_s": "records per second",
+}
+#: in place of a value: as the handler was declared
+DECLARED: Final = "default"
+STOP_MODES: Final = ("in_flight", "buffered", "now")
+FOR_S = 3600.0
+FOR_MAX_S = 7 * 86400.0
+REASON_CHARS_MAX = 200
+NAME_CHARS_MAX = 300
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One command to a member."""
+
+    action: str
+    reason: str
+    id: str
+    #: of this topic; of this handler; of both None: of everything
+    topic: str | None = None
+    handler: str | None = None
+    #: name -> value; None: as declared
+    settings: Mapping[str, float | None] = field(default_factory=dict)
+    mode: str = "in_flight"
+    for_s: float = FOR_S
+    dry_run: bool = False
+    #: who says to have sent it; nothing proves it
+    claimed_by: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """JSON-able, and what `order_of` reads."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Answer(NamedTuple):
+    """What one member answers."""
+
+    member: str
+    #: "done", "unchanged", "would" (dry run), or "refused"
+    outcome: str
+    detail: str
+    #: UNIX seconds at which it expires; None: it does not
+    until: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """JSON-able."""
+        return self._asdict()
+
+
+def order_of(given: object) -> Order:
+    """The command in this JSON object; raises ConfigError."""
+    if not isinstance(given, Mapping):
+        _refuse("a command is a JSON object")
+    unknown = sorted(map(str, set(given) - set(Order.__slots__) - {"ask"}))
+    if unknown:
+        _refuse(f"a command has no field {unknown[0]!r:.60}")
+    action = given.get("action")
+    if action not in ACTIONS:
+        _refuse(f"action {action!r:.60} is not known: one of {', '.join(ACTIONS)}")
+    mode, dry_run = given.get("mode", "in_flight"), given.get("dry_run", False)
+    if mode not in STOP_MODES:
+        _refuse(f"mode {mode!r:.60} is not known: one of {', '.join(STOP_MODES)}")
+    if not isinstance(dry_run, bool):
+        _refuse("dry_run is true or false")
+    topic, handler = (_text(given, name, NAME_CHARS_MAX) for name in ("topic", "handler"))
+    if topic is not None and handler is not None:
+        _refuse("a topic has one handler: give topic or handler")
+    if topic is not None and action == "set":
+        _refuse("settings are of a handler: give handler, not topic")
+    settings = _settings(given.get("settings") or {})
+    if bool(settings) != (action == "set"):
+        _refuse("set takes settings, such as concurrency=50, and no other command does")
+    return Order(
+        action,
+        checked_reason(given.get("reason")),
+        _text(given, "id", 100) or "",
+        topic,
+        handler,
+        settings,
+        mode,
+        _for_s(given.get("for_s", FOR_S)),
+        dry_run,
+        _text(given, "claimed_by", NAME_CHARS_MAX) or "",
+    )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError(reason)
+
+
+def _text(given: Mapping[Any, Any], name: str, chars_max: int) -> str | None:
+    value = given.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > chars_max or not value.isprintable():
+        _refuse(f"{name} must be printable text of at most {chars_max} characters")
+    return value
+
+
+def checked_reason(given: object) -> str:
+    """The reason of a command, which every one has; raises ConfigError."""
+    text = given.strip() if isinstance(given, str) else ""
+    if not text or len(text) > REASON_CHARS_MAX or not text.isprintable():
+        _refuse(f"a reason is required: printable text of at most {REASON_CHARS_MAX} characters")
+    return text
+
+
+def _for_s(given: object) -> float:
+    if not is_positive(given) or given > FOR_MAX_S:
+        _refuse(f"for_s={given!r:.40}: give seconds above 0, at most {FOR_MAX_S:,.0f} (7 days)")
+    return float(given)
+
+
+def _settings(given: object) -> dict[str, float | None]:
+    if not isinstance(given, Mapping):
+        _refuse('settings is a JSON object, such as {"concurrency": 50}')
+    return {str(name): _setting(str(name), value) for name, value in given.items()}
+
+
+def _setting(name: str, value: object) -> float | None:
+    if name not in SETTINGS:
+        _refuse(f"{name:.60} cannot be set: one of {', '.join(SETTINGS)}")
+    if value is None or value == DECLARED:
+        return None
+    if name == "concurrency":
+        if not is_whole(value, 1):
+            _refuse(f"concurrency={value!r:.40}: give a whole number from 1, or {DECLARED}")
+        return value
+    if not is_positive(value):
+        _refuse(f"{name}={value!r:.40}: give a number above 0, or {DECLARED}")
+    return float(value)
+
+
+def settings_of(words: list[str]) -> dict[str, float | None]:
+    """`NAME=VALUE` of a command line; raises ConfigError."""
+    given: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            _refuse(f"{word!r:.60}: write NAME=VALUE, such as concurrency=50")
+        if re.fullmatch(r"\d{1,9}", text):
+            given[name] = int(text)
+        else:
+            number = re.fullmatch(r"\d{1,9}\.\d{1,6}", text)
+            given[name] = float(text) if number else text
+    return _settings(given)
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `30m`, `2h`, `1d`; raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text)
+    if found is None:
+        _refuse(f"--for {text!r:.40}: write a number and s, m, h or d, such as 30m")
+    return _for_s(float(found[1]) * _UNITS[found[2]])
+
+
+def what(order: Order) -> str:
+    """What it is about, in words."""
+    if order.topic is not None:
+        return f"topic {order.topic}"
+    return "everything" if order.handler is None else f"handler {order.handler}"

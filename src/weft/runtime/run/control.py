@@ -1,0 +1,224 @@
+"""Commands to one run: what is in force, until when, and what was answered.
+
+The engine gets all that is in force as one state (`Engine.steer`), so a command that comes twice
+changes nothing twice, and one that expires is merely not in the next state any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from weft.core.events import Pause, Steering, Tuning
+from weft.core.states import InternalError
+from weft.errors import ConfigError
+from weft.observe.orders import SETTINGS, Answer, Order, what
+from weft.observe.sentences import clock
+from weft.runtime.logs import event
+
+if TYPE_CHECKING:
+    from weft.routing import Routes
+    from weft.runtime.member.member import Member
+    from weft.types import StopMode
+
+_log = logging.getLogger("weft")
+
+LOG_MAX = 200
+#: of one member; each is a command of a person
+IN_FORCE_MAX = 1_000
+
+
+class _Force(NamedTuple):
+    """A command that holds until a time."""
+
+    order: Order
+    until: float
+
+
+class Controlled(Protocol):
+    """The run, as commands need it."""
+
+    @property
+    def member(self) -> Member | None:
+        """Its member, once there is one."""
+
+    def stop(self, mode: StopMode) -> None:
+        """End it."""
+
+    def snapshot(self, *, worst: bool = True) -> dict[str, Any]:
+        """See `App.snapshot`."""
+
+
+class Control:
+    """Obeys commands, and ends them in time. Any thread."""
+
+    def __init__(
+        self, run: Controlled, routes: Routes, names: Sequence[str],
+        time_of: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`names`: of the handlers, in order; `time_of`: UNIX seconds."""
+        self._run, self._routes, self._names, self._time = run, routes, list(names), time_of
+        self._force: list[_Force] = []
+        self._sent = Steering()
+        self._lock = threading.Lock()
+        self._log: deque[dict[str, Any]] = deque(maxlen=LOG_MAX)
+
+    def obey(self, order: Order) -> Answer:
+        """Do it, and answer when the engine has it."""
+        shot = self._run.snapshot(worst=False)
+        member = str(shot["app"]["member"])
+        with self._lock:
+            try:
+                outcome, detail, until = self._obeyed(order, shot["partitions"])
+            except ConfigError as error:
+                outcome, detail, until = "refused", str(error), None
+            answer = Answer(member, outcome, detail, until)
+            self._log.append({"at": round(self._time(), 3), **order.row(), **answer.row()})
+        if not order.dry_run:
+            event(
+                _log, "warning" if outcome == "refused" else "info", f"command {order.action}",
+                about=what(order), outcome=outcome, detail=detail, reason=order.reason,
+                claimed_by=order.claimed_by or "?", id=order.id,
+            )  # fmt: skip
+        return answer
+
+    def look(self) -> None:
+        """End what has expired."""
+        if self._force:
+            with self._lock:
+                ended = [one for one in self._force if one.until <= self._time()]
+                if ended and self._send():
+                    for one in ended:
+                        event(
+                            _log, "info", f"command {one.order.action} expired",
+                            about=what(one.order), reason=one.order.reason, id=one.order.id,
+                        )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """What is in force, and the last commands with their answers, the newest last."""
+        with self._lock:
+            force = [{**one.order.row(), "until": round(one.until, 3)} for one in self._force]
+            return {"in_force": force, "log": list(self._log)}
+
+    def _obeyed(
+        self, order: Order, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, str, float | None]:
+        handler = self._checked(order)
+        if self._run.member is None:
+            raise ConfigError("it is starting: ask again")
+        if order.action == "stop":
+            return self._stop(order)
+        meant = [row for row in rows if self._is_meant(order, handler, row)]
+        here = f"{len(meant):,} of its partitions, {_sum(meant):,} records here"
+        if order.action == "resume":
+            return self._resume(order, here)
+        until = self._time() + order.for_s
+        if order.action == "set":
+            here = ", ".join(f"{name}={_shown(value)}" for name, value in order.settings.items())
+        if order.dry_run:
+            return "would", f"{order.action} {what(order)}: {here}", until
+        alike = [one for one in self._force if _same(one.order, order)]
+        if len(self._force) >= IN_FORCE_MAX and not alike:
+            raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
+        self._force = [one for one in self._force if one not in alike]
+        self._force.append(_Force(order, until))
+        self._check_sent()
+        verb = "set" if order.action == "set" else "paused"
+        return "done", f"{verb} {what(order)} until {clock(until)}: {here}", until
+
+    def _checked(self, order: Order) -> int | None:
+        """The number of the handler; ConfigError for what this app has not."""
+        if order.topic is not None:
+            self._routes.handler_of(order.topic)
+        number = None
+        if order.handler is not None:
+            if order.handler not in self._names:
+                names = ", ".join(self._names)
+                raise ConfigError(f"handler {order.handler} does not exist: one of {names}")
+            number = self._names.index(order.handler)
+        wanted = order.settings.get("concurrency")
+        if wanted is not None and self._run.member is not None:
+            handlers = self._run.member.engine.handlers
+            for one in handlers if number is None else [handlers[number]]:
+                if wanted > one.spec.concurrency:
+                    raise ConfigError(
+                        f"concurrency={wanted:g}: {one.name} is declared with "
+                        f"{one.spec.concurrency}, and has no more workers until a restart"
+                    )
+        return number
+
+    def _is_meant(self, order: Order, handler: int | None, row: Mapping[str, Any]) -> bool:
+        name = None if handler is None else self._names[handler]
+        return order.topic in (None, row["topic"]) and name in (None, row.get("handler", name))
+
+    def _stop(self, order: Order) -> tuple[str, str, None]:
+        if order.dry_run:
+            return "would", f"stop, mode {order.mode}", None
+        self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
+        return "done", f"stopping, mode {order.mode}", None
+
+    def _resume(self, order: Order, here: str) -> tuple[str, str, None]:
+        paused = [one for one in self._force if one.order.action == "pause"]
+        whole = order.topic is None and order.handler is None
+        target = (order.topic, order.handler)
+        ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
+        left = [one for one in paused if one not in ended]
+        if not ended:
+            more = f"; in force: {', '.join(what(one.order) for one in left)}" if left else ""
+            return "unchanged", f"no command paused {what(order)}{more}", None
+        if order.dry_run:
+            return "would", f"resume {what(order)}: {here}", None
+        self._force = [one for one in self._force if one not in ended]
+        self._check_sent()
+        more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
+        return "done", f"resumed {what(order)}: {here}{more}", None
+
+    def _check_sent(self) -> None:
+        if not self._send():
+            raise ConfigError("the engine has failed: this run is ending")
+
+    def _send(self) -> bool:
+        """Give the engine all that is in force now; whether it could take it."""
+        now, member = self._time(), self._run.member
+        self._force = [one for one in self._force if one.until > now]
+        steering = self._steering()
+        if steering == self._sent or member is None:
+            return True
+        try:
+            member.door.call(lambda engine, at: engine.steer(at, steering))
+        except InternalError:
+            return False
+        self._sent = steering
+        return True
+
+    def _steering(self) -> Steering:
+        pauses, tuned = [], dict[int, dict[str, Any]]()
+        for order, until in self._force:
+            number = None if order.handler is None else self._names.index(order.handler)
+            if order.action == "pause":
+                pauses.append(Pause(order.topic, number, round(until, 3), order.reason))
+                continue
+            for handler in range(len(self._names)) if number is None else [number]:
+                tuned.setdefault(handler, {}).update(order.settings)
+        return Steering(tuple(pauses), {number: Tuning(**set_) for number, set_ in tuned.items()})
+
+
+def _same(one: Order, other: Order) -> bool:
+    """The later takes the place of the former."""
+    mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
+    return mine == its
+
+
+def _shown(value: float | None) -> str:
+    return "as declared" if value is None else f"{value:g}"
+
+
+def _sum(rows: Sequence[Mapping[str, Any]]) -> int:
+    return sum(row["buffered"] for row in rows)
+
+
+assert set(SETTINGS) == set(Tuning._fields)  # what can be set is what the core takes

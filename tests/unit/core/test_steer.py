@@ -1,0 +1,83 @@
+"""Pauses and settings by command: a state that the engine gets, and that ends when it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.events import Pause, Steering, Tuning
+from weft.core.handler import Handler, Slots
+from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
+
+
+@pytest.mark.parametrize(
+    ("pause", "held"),
+    [
+        (Pause(), True),
+        (Pause(topic="t"), True),
+        (Pause(topic="u"), False),
+        (Pause(handler=0), True),
+        (Pause(handler=1), False),
+        (Pause(topic="t", handler=1), False),
+    ],
+)
+def test_a_pause_holds_its_topic_and_handler(make_desk, pause, held):
+    """Nothing of it starts, also of what comes later; without it all that waits starts."""
+    desk = make_desk(HandlerSpec("h"))
+    desk.do("steer", Steering((pause,)))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, key=None)
+    assert len(desk.started()) == (0 if held else 3)
+    desk.do("steer", Steering())
+    assert len(desk.started()) == (3 if held else 0)
+
+
+def test_the_apps_own_pause_outlasts_a_command(make_desk):
+    """Each ends what it began."""
+    desk = make_desk(HandlerSpec("h"))
+    (part,) = desk.assign(0)
+    desk.do("pause", None, on=True)
+    desk.do("steer", Steering((Pause(),)))
+    desk.do("steer", Steering())
+    desk.poll(part, 0)
+    assert not desk.started()
+    desk.do("pause", None, on=False)
+    assert len(desk.started()) == 1
+
+
+@pytest.mark.parametrize(("concurrency", "started"), [(1, 1), (2, 2), (3, 3), (None, 5)])
+def test_concurrency_that_is_set(concurrency, started):
+    """So many calls from now on; as declared with what is granted ahead."""
+    handler = Handler(0, HandlerSpec("h", concurrency=4, ahead=1))
+    handler.tune(Tuning(concurrency))
+    assert handler.slots.free == started
+
+
+def test_calls_that_are_too_many_now_end_first():
+    """Below zero nothing starts; the same setting again changes nothing."""
+    slots = Slots(4, 0, None)
+    slots.take(4)
+    slots.resize(2, 0)
+    slots.resize(2, 0)
+    assert (slots.free, slots.taken) == (-2, 4)
+    slots.give(3)
+    assert (slots.free, slots.taken) == (1, 1)
+
+
+def test_hung_calls_are_all_that_run():
+    """Fewer slots by command: what still runs beside them is no reason to stop the app."""
+    slots = Slots(4, 0, 1.0)
+    slots.take(4)
+    slots.overdue = {object(): 0.0}  # type: ignore[dict-item]  # its content does not matter
+    slots.resize(1, 0)
+    assert not slots.all_hung(100.0)
+    slots.give(3)
+    assert slots.all_hung(100.0)
+
+
+def test_a_rate_that_is_set_and_ends():
+    """So many per second, and none when the setting ends."""
+    handler = Handler(0, HandlerSpec("h"))
+    handler.tune(Tuning(rate_limit_per_s=20.0))
+    assert (handler.limited, handler.rate_per_s) == (True, 20.0)
+    handler.tune(Tuning())
+    assert (handler.limited, handler.rate_per_s) == (False, ALL_STARTS_PER_S)

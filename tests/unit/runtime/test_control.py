@@ -1,0 +1,174 @@
+"""Commands to a run on the in-memory broker: obeyed, answered, ended in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import weft
+from weft.observe.orders import Order
+from weft.runtime.run.control import Control
+from weft.testing import MemoryKafka
+
+LIMIT_S = 60.0
+
+
+def until(what: Any) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def kafka():
+    """Two topics."""
+    with MemoryKafka() as made:
+        made.create_topic("a")
+        made.create_topic("b")
+        yield made
+
+
+class Started:
+    """An app of two handlers that runs, and its time."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self.done: list[str] = []
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+
+        @app.consume("a", concurrency=4)
+        def one(record: weft.Record[Any]) -> None:
+            self.done.append(record.topic)
+
+        @app.consume("b", concurrency=8)
+        def two(record: weft.Record[Any]) -> None:
+            self.done.append(record.topic)
+
+        self.app, self.now_s = app, 1_000.0
+        self.run: Any = app.start()
+        self.control: Control = self.run.control
+        self.control._time = lambda: self.now_s
+        until(lambda: len(app.snapshot()["partitions"]) == 2)
+
+    def obey(self, action: str, **given: Any) -> Any:
+        """The answer of the member."""
+        return self.control.obey(Order(action, "a test", "id", **given))
+
+
+@pytest.fixture
+def started(kafka):
+    """One that is stopped at the end."""
+    made = Started(kafka)
+    yield made
+    made.run.stop("now")
+    made.run.wait(LIMIT_S)
+
+
+def test_a_pause_holds_until_it_expires(kafka, started):
+    """Of its topic alone; why says it with the reason; then all that waited is handled."""
+    answer = started.obey("pause", topic="a", for_s=60.0)
+    assert (answer.outcome, answer.until) == ("done", 1_060.0)
+    kafka.produce("a", b"1")
+    kafka.produce("b", b"1")
+    until(lambda: started.done == ["b"])
+    (halt,) = [one for one in started.app.snapshot()["halts"] if one["cause"] == "command"]
+    assert (halt["topic"], halt["until"], halt["reason"]) == ("a", 1_060.0, "a test")
+    started.now_s = 1_059.9
+    started.control.look()
+    assert started.control.state()["in_force"]
+    started.now_s = 1_060.0
+    until(lambda: started.done == ["b", "a"])  # the run looks by itself
+    assert started.control.state()["in_force"] == []
+
+
+def test_the_same_command_again_only_lasts_longer(started):
+    """It takes the place of the former."""
+    started.obey("pause", for_s=60.0)
+    started.obey("pause", for_s=90.0)
+    assert [one["until"] for one in started.control.state()["in_force"]] == [1_090.0]
+    assert started.obey("resume").outcome == "done"
+    assert started.obey("resume").outcome == "unchanged"
+
+
+def test_resume_ends_what_it_names(started):
+    """Another pause stays, and is named."""
+    started.obey("pause", topic="a")
+    started.obey("pause", handler="two")
+    assert "in force: topic a, handler two" in started.obey("resume", topic="b").detail
+    assert "still paused: topic a" in started.obey("resume", handler="two").detail
+    assert started.obey("resume").outcome == "done"
+
+
+def test_settings_are_of_one_handler_or_of_all(started):
+    """The later one counts; `default` takes it back."""
+    rows = lambda: {n: r["concurrency"] for n, r in started.app.snapshot()["handlers"].items()}  # noqa: E731
+    started.obey("set", settings={"concurrency": 3})
+    assert rows() == {"one": 3, "two": 3}
+    started.obey("set", handler="two", settings={"concurrency": 8}, for_s=10.0)
+    assert rows() == {"one": 3, "two": 8}
+    started.now_s += 10.0
+    until(lambda: rows() == {"one": 3, "two": 3})
+    started.obey("set", settings={"concurrency": None})
+    assert rows() == {"one": 4, "two": 8}
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "reason"),
+    [
+        ("pause", {"topic": "c"}, "topic 'c' has no handler"),
+        ("pause", {"handler": "three"}, "handler three does not exist: one of one, two"),
+        ("set", {"handler": "one", "settings": {"concurrency": 5}}, "one is declared with 4"),
+        ("set", {"settings": {"concurrency": 5}}, "one is declared with 4"),
+    ],
+)
+def test_what_a_member_cannot_do_is_refused(started, action, given, reason):
+    """With a line that says why; nothing is in force."""
+    answer = started.obey(action, **given)
+    assert answer.outcome == "refused"
+    assert reason in answer.detail
+    assert started.control.state()["in_force"] == []
+
+
+def test_a_dry_run_changes_nothing(kafka, started):
+    """It counts what is concerned, and is in the log."""
+    answer = started.obey("pause", topic="a", dry_run=True)
+    assert (answer.outcome, answer.detail) == (
+        "would", "pause topic a: 1 of its partitions, 0 records here",
+    )  # fmt: skip
+    assert started.obey("stop", dry_run=True).outcome == "would"
+    kafka.produce("a", b"1")
+    until(lambda: started.done == ["a"])
+    assert [row["outcome"] for row in started.control.state()["log"]] == ["would", "would"]
+
+
+def test_stop_stops(started):
+    """As a signal does."""
+    assert started.obey("stop").outcome == "done"
+    assert started.run.wait(LIMIT_S).exit_code == 0
+
+
+def test_a_run_that_starts_asks_to_come_again():
+    """There is no engine yet."""
+    shot = {"app": {"member": "m"}, "partitions": []}
+    run: Any = SimpleNamespace(member=None, snapshot=lambda worst: shot)
+    answer = Control(run, SimpleNamespace(), []).obey(Order("pause", "r", "i"))  # type: ignore[arg-type]
+    assert (answer.outcome, answer.detail) == ("refused", "it is starting: ask again")
+
+
+def test_commands_from_many_threads(started):
+    """None is lost: at the end what came last is in force."""
+    threads = [
+        threading.Thread(target=started.obey, args=("pause",), kwargs={"topic": topic})
+        for topic in ("a", "b") * 8
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(LIMIT_S)
+    assert sorted(one["topic"] for one in started.control.state()["in_force"]) == ["a", "b"]
+    assert len(started.control.state()["log"]) == 16
