@@ -110,7 +110,7 @@ def _check_seen(options: AppOptions) -> None:
         raise ConfigError(f"App(allow_control={options.allow_control!r:.40}): give True or False")
     if options.allow_control and options.http_token_file is None:
         raise ConfigError(
-            "allow_control requires http and http_token_file: whoever has the token may command; "
+            "allow_control requires http and http_token_file: the token decides who may command; "
             "on this machine `weft pause` and the like need neither"
         )
     topic: object = options.reports

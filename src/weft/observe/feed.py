@@ -62,8 +62,14 @@ class Feed:
         shots: Callable[[], Sequence[Mapping[str, Any]]],
         looks: Looks,
         sums: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
+        *,
+        control: bool = False,
     ) -> None:
-        """`sums` replaces `shots` while the page is not open: it may lack blockers."""
+        """`sums` replaces `shots` while the page is not open: it may lack blockers.
+
+        `control`: the page has buttons for commands.
+        """
+        self._control = control
         self._shots, self._looks, self._sums = shots, looks, sums or shots
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -140,6 +146,8 @@ class Feed:
             count=view["count"] or 50,
         )
         shown = {**seen, "partitions": listed, "sample": sample, "now": round(time.time(), 3)}
+        if self._control:
+            shown["control"] = True
         if view["key"]:
             key = view["key"].encode(errors="surrogateescape")
             return {**shown, "found": self._looks.find_key(key, view["topic"] or None)}

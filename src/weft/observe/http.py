@@ -208,6 +208,7 @@ def serve(
     need_http("http")
     host, port = check_http(http, token_file)
     token = None if token_file is None else token_of(token_file)
-    listener, feed = listening("http", host, port), Feed(source.members, source, source.sums)
+    listener = listening("http", host, port)
+    feed = Feed(source.members, source, source.sums, control=allow_control)
     app = app_of(source, Guard(host, token), page_routes(feed), allow_control=allow_control)
     return Serving(app, listener, feed.close)

@@ -28,6 +28,7 @@ FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
     "/views.js": ("views.js", "text/javascript"),
+    "/control.js": ("control.js", "text/javascript"),
     "/drawing.js": ("drawing.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }

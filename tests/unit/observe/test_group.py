@@ -83,6 +83,12 @@ class Own:
     def find_key(self, key, topic):
         return [blocker(0)] if key == b"k" else []
 
+    def control(self, order):
+        return []
+
+    def commands(self):
+        return []
+
     def live(self):
         return True, "ok"
 

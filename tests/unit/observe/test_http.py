@@ -380,4 +380,4 @@ def test_control_needs_a_token():
     with pytest.raises(ConfigError, match="allow_control requires http and http_token_file"):
         weft.App(group="g", kafka=kafka, http="127.0.0.1:0", allow_control=True)
     with pytest.raises(ConfigError, match="give True or False"):
-        weft.App(group="g", kafka=kafka, allow_control="no")  # type: ignore[arg-type]
+        weft.App(group="g", kafka=kafka, allow_control="no")

@@ -22,7 +22,7 @@ def until(what: Any) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not what():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
 
 
 @pytest.fixture
@@ -106,7 +106,11 @@ def test_resume_ends_what_it_names(started):
 
 def test_settings_are_of_one_handler_or_of_all(started):
     """The later one counts; `default` takes it back."""
-    rows = lambda: {n: r["concurrency"] for n, r in started.app.snapshot()["handlers"].items()}  # noqa: E731
+
+    def rows() -> dict[str, int]:
+        handlers = started.app.snapshot()["handlers"]
+        return {name: row["concurrency"] for name, row in handlers.items()}
+
     started.obey("set", settings={"concurrency": 3})
     assert rows() == {"one": 3, "two": 3}
     started.obey("set", handler="two", settings={"concurrency": 8}, for_s=10.0)
@@ -156,7 +160,7 @@ def test_a_run_that_starts_asks_to_come_again():
     """There is no engine yet."""
     shot = {"app": {"member": "m"}, "partitions": []}
     run: Any = SimpleNamespace(member=None, snapshot=lambda worst: shot)
-    answer = Control(run, SimpleNamespace(), []).obey(Order("pause", "r", "i"))  # type: ignore[arg-type]
+    answer = Control(run, SimpleNamespace(), []).obey(Order("pause", "r", "i"))
     assert (answer.outcome, answer.detail) == ("refused", "it is starting: ask again")
 
 

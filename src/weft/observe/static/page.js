@@ -1,6 +1,7 @@
 // The stream of events, what is looked at, and the keys.
 
 import { clock, duration, follow, h, morph, point } from "./drawing.js";
+import { open } from "./control.js";
 import { PAGE, group, partition, partitionLink, recordLink, records } from "./views.js";
 
 const HISTORY_MAX = 600;
@@ -144,7 +145,7 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.matches("input, select, textarea")) {
     if (event.key === "Escape") event.target.blur();
     return;
@@ -163,6 +164,7 @@ document.addEventListener("click", (event) => {
   else if (target.id === "theme") theme(true);
   else if (target.id === "help") $("keys").showModal();
   else if (target.closest("button.copy")) copy(target.closest("button.copy"));
+  else if (target.closest("button.act")) open(target.closest("button.act"));
   else if (!target.closest("a, summary, button") && !String(getSelection())) {
     const row = target.closest("tr[data-href]");
     if (row) location.hash = row.dataset.href;

@@ -1,5 +1,6 @@
 // What is shown: the group, a partition, a record. Each is made anew from what came, then merged in.
 
+import { acts } from "./control.js";
 import { chart, clock, count, duration, h, ms, none, rate, spark, table } from "./drawing.js";
 
 export const PAGE = 50;
@@ -147,7 +148,7 @@ export function group(look, history, view) {
     ]]),
     h("div", { class: "pair" }, left(history), speed(history)),
     holdUps(look.blockers),
-    handlers(look.handlers, history),
+    handlers(look, history),
     h("div", { class: "pair" }, failures(look.failures), members(look.members)),
     partitions(look.partitions, view),
   ];
@@ -207,7 +208,7 @@ function holdUps(all) {
   ], alike(rows).slice(0, 8), recordLink, recordLink, others));
 }
 
-function handlers(rows, history) {
+function handlers(look, history) {
   const ever = "since the start";
   return card("Handlers", table([
     ["handler", (r) => r.name, "name"],
@@ -221,7 +222,8 @@ function handlers(rows, history) {
     ["dead letters", (r) => count(r.dead_lettered), "n", ever],
     ["skipped", (r) => count(r.skipped), "n", ever],
     ["parked", (r) => h("span", { class: r.parked ? "bad" : "" }, count(r.parked)), "n", ever],
-  ], rows, (r) => r.name));
+    ...(look.control ? [["", (r) => acts(look, { handler: r.name }, ["set"]), "nowrap"]] : []),
+  ], look.handlers, (r) => r.name), acts(look, {}));
 }
 
 function failures(rows) {
@@ -288,7 +290,8 @@ function partitions(listed, view) {
 // -- a partition ------------------------------------------------------------------------------------
 
 export function partition(look, where) {
-  const head = h("div", { class: "back" }, h("a", { href: "#/" }, "‹ group"), h("h1", null, named(where)));
+  const head = h("div", { class: "back" }, h("a", { href: "#/" }, "‹ group"), h("h1", null, named(where)),
+    acts(look, { topic: where.topic }));
   const picture = look.picture;
   if (!picture) return [head, h("section", { class: "card" }, nothing("This partition is not with this member now."))];
   const row = picture.partition, from = picture.reported, blocker = picture.records.find((one) => one.at_frontier);

@@ -1,0 +1,99 @@
+// Commands: a dry run first, then a reason, then the answer of each member.
+
+import { h } from "./drawing.js";
+
+const $ = (id) => document.getElementById(id);
+const WORDS = { pause: "Pause", resume: "Resume", set: "Set" };
+const same = (one, other) => (one ?? null) === (other ?? null);
+let order = null;
+
+const about = ({ topic, handler }) => (topic ? `topic ${topic}` : handler ? `handler ${handler}` : "everything");
+
+function button(action, target) {
+  return h("button", { type: "button", class: "act", "data-order": JSON.stringify({ action, ...target }) },
+    target.topic || target.handler ? WORDS[action] : `${WORDS[action]} everything`);
+}
+
+// Pause, or resume where a command has paused just this; nothing unless the server allows commands.
+export function acts(look, target, more = []) {
+  if (!look.control) return null;
+  const paused = look.halts.some((halt) => halt.cause === "command"
+    && same(halt.topic, target.topic) && same(halt.handler, target.handler));
+  return h("span", { class: "acts" }, [paused ? "resume" : "pause", ...more].map((one) => button(one, target)));
+}
+
+async function send(given) {
+  let answer, told;
+  try {
+    answer = await fetch("control", {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(given),
+    });
+    told = await answer.json();
+  } catch {
+    throw new Error(answer ? `HTTP ${answer.status}` : "no answer: the process has ended or is unreachable");
+  }
+  if (!answer.ok) throw new Error(told.error || `HTTP ${answer.status}`);
+  return told;
+}
+
+const BAD = ["refused", "no answer"];
+
+// Each member's answer, and those that are known and did not give one.
+async function answers(given) {
+  const list = $("order-answers");
+  list.replaceChildren(h("li", { class: "quiet" }, "asking…"));
+  try {
+    const told = await send(given), heard = told.answers.map((one) => one.member);
+    const rows = [...told.answers, ...told.members.filter((one) => !heard.includes(one)).map((member) => (
+      { member, outcome: "no answer", detail: "it runs elsewhere: open its own page, or use the command there" }))];
+    list.replaceChildren(...rows.map((one) => h("li", null, h("b", null, `${one.member}: `),
+      h("span", { class: BAD.includes(one.outcome) ? "bad" : "" }, `${one.outcome}: ${one.detail}`))));
+    return rows.length > 0 && rows.every((one) => one.outcome !== "refused");
+  } catch (error) {
+    list.replaceChildren(h("li", { class: "bad" }, error.message));
+    return false;
+  }
+}
+
+function settings() {
+  const given = {};
+  for (const [name, id] of [["concurrency", "order-concurrency"], ["rate_limit_per_s", "order-rate"]]) {
+    if ($(id).value) given[name] = Number($(id).value);
+  }
+  return given;
+}
+
+function given(rest) {
+  const whole = { ...order, claimed_by: "page", for_s: Number($("order-for").value), ...rest };
+  return order.action === "set" ? { ...whole, settings: settings() } : whole;
+}
+
+const look = () => answers(given({ reason: "dry run", dry_run: true }));
+
+export function open(target) {
+  order = JSON.parse(target.dataset.order);
+  const set = order.action === "set";
+  $("order-title").textContent = `${WORDS[order.action]} ${about(order)}`;
+  $("order-settings").hidden = !set;
+  $("order-time").hidden = order.action === "resume";
+  for (const id of ["order-reason", "order-concurrency", "order-rate"]) $(id).value = "";
+  $("order-go").disabled = set;
+  $("order-close").textContent = "Cancel";
+  $("order-answers").replaceChildren();
+  $("command").showModal();
+  $("order-reason").focus();
+  if (!set) look();
+}
+
+$("order-settings").addEventListener("change", async () => {
+  $("order-go").disabled = !Object.keys(settings()).length || !await look();
+});
+$("order-close").addEventListener("click", () => $("command").close());
+$("command").addEventListener("close", () => document.activeElement.blur());
+$("order-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  $("order-go").disabled = true;
+  const obeyed = await answers(given({ reason: $("order-reason").value }));
+  $("order-go").disabled = obeyed;
+  if (obeyed) $("order-close").textContent = "Close";
+});

@@ -1,0 +1,139 @@
+"""Commands to a real run, by its socket and by HTTP, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from weft.broker import LocalBroker
+
+pytestmark = pytest.mark.broker
+
+LIMIT_S = 60.0
+APP = """
+import os, pathlib, weft
+app = weft.App(group={topic!r}, kafka={{"bootstrap.servers": {servers!r}}})
+@app.consume({topic!r}, concurrency=20)
+def check(record: weft.Record) -> None:
+    with open("done", "ab") as file:
+        file.write(record.value + b" ")
+"""
+BECAUSE = ("--reason", "a test")
+
+
+def until(what: Callable[[], Any]) -> Any:
+    """What it returned when it was first true."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # between two looks
+    return found
+
+
+class Running:
+    """`weft run`, and the commands to it."""
+
+    def __init__(self, broker: LocalBroker, folder: Path) -> None:
+        self.topic, self.folder = f"control-{uuid.uuid4().hex[:8]}", folder
+        broker.create_topic(self.topic, 2)
+        text = APP.format(topic=self.topic, servers=broker.bootstrap)
+        (folder / "steered.py").write_text(text)
+        (folder / "token").write_text("t" * 20)
+        (folder / "sockets").mkdir()
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "sockets")}
+        line = ["run", "steered:app", "--http", "127.0.0.1:0", "--http-token-file", "token"]
+        self.log = (folder / "log").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weft", *line, "--allow-control", "--log-format", "json"],
+            cwd=folder, env=self.environment, stderr=self.log,
+        )  # fmt: skip
+        self.producer = Producer({"bootstrap.servers": broker.bootstrap})
+
+    def weft(self, *words: str) -> tuple[int, str, str]:
+        """One command: exit code, output, errors."""
+        done = subprocess.run(
+            [sys.executable, "-m", "weft", *words],
+            capture_output=True, text=True, timeout=LIMIT_S, check=False, env=self.environment,
+            cwd=self.folder,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has logged."""
+        self.log.flush()
+        text = (self.folder / "log").read_text()
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def produce(self, *values: str) -> None:
+        """Records without keys."""
+        for value in values:
+            self.producer.produce(self.topic, value)
+        assert self.producer.flush(LIMIT_S) == 0
+
+    def done(self) -> set[str]:
+        """What was handled."""
+        path = self.folder / "done"
+        return set(path.read_text().split()) if path.exists() else set()
+
+
+@pytest.fixture
+def running(kafka_broker: LocalBroker, tmp_path: Path) -> Iterator[Running]:
+    """An app that has handled a record."""
+    made = Running(kafka_broker, tmp_path)
+    try:
+        made.produce("first")
+        until(lambda: made.done() == {"first"})
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait(LIMIT_S)
+        made.log.close()
+
+
+def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
+    """By the socket and by HTTP; each answer is printed, `why` and the log have the reason."""
+    code, out, err = running.weft("pause", "--topic", running.topic, "--for", "10m", *BECAUSE)
+    assert code == 0, err
+    assert f"done: paused topic {running.topic} until" in out
+    running.produce("a", "b")
+
+    def blocked() -> bool:
+        sentences = json.loads(running.weft("why", "--json")[1])[0]["sentences"]
+        return any("paused by a command until" in one["text"] for one in sentences)
+
+    until(blocked)
+    assert running.done() == {"first"}
+
+    (address,) = [one["address"] for one in running.lines() if one["event"] == "serving http"]
+    by_http = ("--url", f"http://{address}", "--token-file", "token")
+    code, _, err = running.weft("set", "concurrency=2", "--handler", "check", *BECAUSE, *by_http)
+    assert code == 0, err
+    code, _, err = running.weft("set", "concurrency=21", *BECAUSE, *by_http)
+    assert code == 1
+    code, _, err = running.weft("pause", *BECAUSE, "--url", f"http://{address}")
+    assert (code, "token required" in err) == (2, True)
+
+    (told,) = json.loads(running.weft("control", "log", "--json")[1])
+    (member,) = told["members"]
+    assert [one["action"] for one in member["in_force"]] == ["pause", "set"]
+    assert [one["outcome"] for one in member["log"]] == ["done", "done", "refused"]
+
+    code, _, err = running.weft("resume", *BECAUSE, *by_http)
+    assert code == 0, err
+    until(lambda: running.done() == {"first", "a", "b"})
+    code, out, err = running.weft("stop", *BECAUSE)
+    assert code == 0, err
+    assert running.process.wait(LIMIT_S) == 0
+    events = {one["event"]: one for one in running.lines()}
+    assert events["command pause"]["reason"] == "a test"
+    assert events["command stop"]["outcome"] == "done"
