@@ -90,8 +90,10 @@ if __name__ == "__main__":
             return version
         store.append = append
     table = {table}
-    app.run(engine="spark", members=2, master="local[2]", until="drained", sink=table,
-            conf={{"spark.ui.enabled": "false", "weft.control.wait_s": "{wait_s}"}})
+    report = app.run(
+        engine="spark", members=2, master="local[2]", until="drained", sink=table,
+        conf={{"spark.ui.enabled": "false", "weft.control.wait_s": "{wait_s}"}})
+    raise SystemExit(report.exit_code)
 """
 
 

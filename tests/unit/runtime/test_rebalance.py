@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+import weft
 from weft.kafka.consumer import KafkaConsumer
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import KafkaUnavailable, TransactionEnd
 from weft.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
+from weft.testing import MemoryKafka
+from weft.testing.producer import MemoryTransactions
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
 
@@ -86,3 +89,27 @@ def test_only_kip_848_is_in_a_hurry(protocol: dict[str, str], may_block: bool) -
     consumer = KafkaConsumer({**CLIENT, **protocol})
     assert consumer.assign_may_block is may_block
     consumer.leave(1.0)
+
+
+def test_the_last_transaction_has_the_start_that_no_record_follows(monkeypatch) -> None:
+    """It was refused before: the next member would start from an older commit, or none."""
+    refused, real = threading.Event(), MemoryTransactions.transact
+
+    def transact(self: Any, *given: Any) -> TransactionEnd:
+        if not refused.is_set():
+            refused.set()
+            return TransactionEnd("aborted", [], "the generation is over")
+        return real(self, *given)
+
+    monkeypatch.setattr(MemoryTransactions, "transact", transact)
+    with MemoryKafka() as kafka:
+        kafka.create_topic("orders", 2)
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        app.consume("orders", delivery="exactly_once", commit=weft.Commit(interval_s=60))(print)
+        running = threading.Thread(target=app.run)
+        running.start()
+        assert refused.wait(60)
+        app.stop()
+        running.join(60)
+        held = [kafka.committed("g", "orders", number) for number in (0, 1)]
+    assert [one and one.frontier for one in held] == [0, 0]

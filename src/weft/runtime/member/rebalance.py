@@ -32,7 +32,8 @@ _log = logging.getLogger("weft")
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
 ANSWER_AGAIN_S = 0.02
-LAST_TRANSACTION_S = 5.0
+#: a transaction has ten seconds, and what comes of it decides where the next member starts
+LAST_TRANSACTION_S = 11.0
 CANCEL_GRACE_S = 0.5
 #: interval of log lines about an unreadable partition
 SAY_S = 30.0
@@ -316,13 +317,22 @@ class Rebalance:
         self._wait(lambda: quiet(partitions), CANCEL_GRACE_S if self._time_left.patient else 0.05)
 
     def _end_transactions(self, partitions: list[Partition]) -> bool:
-        """exactly_once: what is handled goes into a last transaction, which ends before we do."""
+        """exactly_once: what is handled goes into a last transaction, which ends before we do.
+
+        So does a position that no record follows: a start behind the group's commit, or one whose
+        transaction was refused.
+        """
         ours = [p for p in partitions if p.handler.exact]
         if not ours or self._config.make_transactor is None:
             return True
 
         def all_committed() -> bool:
-            return not any(p.claiming or p.committing for p in ours)
+            if any(p.claiming or p.committing for p in ours):
+                return False
+            if all(p.committed >= p.frontier and not p.commit.again for p in ours):
+                return True
+            self._seat.door.call(lambda engine, now: engine.commit_soon(now))
+            return False
 
         return self._wait(all_committed, LAST_TRANSACTION_S)
 
