@@ -173,7 +173,7 @@ class Handler:
         """When the bucket will pay for the next start, if a record waits for it."""
         if not self.limited or self.tokens_at is None:
             return None
-        if not self.rotation or not self.slots.free or self.tokens >= 1:
+        if not self.rotation or self.slots.free <= 0 or self.tokens >= 1:
             return None
         return self.tokens_at + (1.0 - self.tokens) / self.rate_per_s
 

@@ -81,3 +81,17 @@ def test_a_rate_that_is_set_and_ends():
     assert (handler.limited, handler.rate_per_s) == (True, 20.0)
     handler.tune(Tuning())
     assert (handler.limited, handler.rate_per_s) == (False, ALL_STARTS_PER_S)
+
+
+def test_nothing_is_due_while_too_many_calls_run():
+    """Fewer slots and a rate: no start is awaited (its time would lie in the past, for ever)."""
+    handler = Handler(0, HandlerSpec("h", concurrency=4))
+    handler.tune(Tuning(rate_limit_per_s=1.0))
+    handler.rotation.append(object())
+    handler.tokens_at = 0.0
+    handler.slots.take(4)
+    assert handler.tokens_due() is None
+    handler.tune(Tuning(concurrency=2, rate_limit_per_s=1.0))
+    assert handler.tokens_due() is None
+    handler.slots.give(3)
+    assert handler.tokens_due() == 1.0
