@@ -35,6 +35,8 @@ _ANSWER_S = 5.0
 _DIAL_S = 1.0
 _PUSH_S = 6.0
 _PUSHES_MAX = 10
+#: between two: ten that fail at once would be over before the reason is
+_AGAIN_S = 1.0
 
 
 class DeadMembers:
@@ -112,7 +114,7 @@ class DeadMembers:
         for _ in range(_PUSHES_MAX if left else 0):
             for thread in _started(self._take_and_leave, left):
                 thread.join(_PUSH_S * 2)
-            if not (left := self.in_the_group(left)):
+            if not (left := self.in_the_group(left)) or self._over.wait(_AGAIN_S):
                 break
         for thread in ends:
             thread.join(_PUSH_S)
@@ -157,7 +159,8 @@ class DeadMembers:
             consumer.subscribe(self._topics, _NoCallbacks())
             consumer.leave(_PUSH_S)  # which waits for the end of the join
         except Exception as error:
-            _log.debug("%s could not be pushed out: %s", name, error)
+            reason = f"{type(error).__name__}: {error}"
+            event(_log, "warning", "push-out failed", member=name, reason=reason)
 
     def _end_transaction(self, name: str) -> None:
         """Abort what a dead member left open: who gets its partitions cannot read them before."""

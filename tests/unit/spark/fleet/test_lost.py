@@ -226,6 +226,7 @@ def test_one_kernel_is_the_same_for_all_its_processes() -> None:
 def test_who_is_still_in_the_group_is_pushed_again(monkeypatch, stays, pushes, left) -> None:
     """A join may end after the wait for it; then who asked for it has a place for a session."""
     pushed: list[str] = []
+    monkeypatch.setattr("weft.spark.fleet.dead_members._AGAIN_S", 0.0)
     ghosts = DeadMembers("g", "run", ["t"], None, transactional=False)  # no client
     monkeypatch.setattr(ghosts, "_take_and_leave", pushed.append)
     monkeypatch.setattr(
