@@ -143,7 +143,7 @@ class SimConnection(MemoryConnection):
     @property
     def config(self) -> Any:
         """The consumer's properties."""
-        return self._settings.consumer
+        return self.settings.consumer
 
 
 class SimConsumer(MemoryConsumer):

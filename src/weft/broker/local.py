@@ -9,7 +9,6 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from weft.broker import topics
@@ -44,12 +43,7 @@ class LocalBroker:
         """Start it."""
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop it, whatever happened inside."""
         self.stop()
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from confluent_kafka import (
@@ -18,7 +17,7 @@ from confluent_kafka import (
     TopicCollection,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec, TopicDescription
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from weft.errors import ConfigError
 from weft.kafka import clib
@@ -102,12 +101,7 @@ class KafkaAdmin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -125,7 +119,10 @@ class KafkaAdmin:
         def ask(left_s: float) -> dict[str, TopicFacts]:
             futures = self._client.describe_topics(TopicCollection(names), request_timeout=left_s)
             answers = self._answers(futures, left_s, absent=_MISSING)
-            return {name: _facts(found) for name, found in answers.items()}
+            return {
+                name: TopicFacts(found.name, str(found.topic_id), len(found.partitions))
+                for name, found in answers.items()
+            }
 
         return self._within(timeout_s, f"describe {', '.join(names):.200}", ask)
 
@@ -135,8 +132,17 @@ class KafkaAdmin:
         As librdkafka does it: a pattern starts with ^, and need not reach the name's end.
         """
         matchers = [_matcher(pattern) for pattern in patterns]
-        names = self._within(timeout_s, "list topics", self._topic_names)
+        names = {topic for topic, _ in self.partitions(timeout_s)}
         return sorted(name for name in names if any(m.match(name) for m in matchers))
+
+    def partitions(self, timeout_s: float) -> list[TopicPartition]:
+        """Every partition of the cluster, sorted."""
+
+        def ask(left_s: float) -> list[TopicPartition]:
+            topics = self._client.list_topics(timeout=left_s).topics.values()
+            return sorted((str(one.topic), number) for one in topics for number in one.partitions)
+
+        return self._within(timeout_s, "list topics", ask)
 
     def ends(
         self, topics: Sequence[str], *, committed: bool, timeout_s: float
@@ -198,7 +204,10 @@ class KafkaAdmin:
             try:
                 found = clib.committed(reader, partitions, left_s)
             except KafkaException:
-                self._note_errors(reader)
+                # Its errors wait in its queue: why a read only timed out is there.
+                for message in reader.consume(_ERRORS_READ_MAX, 0):
+                    if (error := message.error()) is not None:
+                        self._failures.note(error)
                 raise
             for one in found:
                 if one.error and one.error not in _MISSING:
@@ -238,7 +247,12 @@ class KafkaAdmin:
         the first 200.
         """
         deadline = time.monotonic() + timeout_s
-        names = self._within(timeout_s, "list groups", self._group_names)
+
+        def ask(left_s: float) -> list[str]:
+            asked = self._client.list_consumer_groups(request_timeout=left_s)
+            return sorted(one.group_id for one in asked.result(left_s + _GRACE_S).valid)
+
+        names = self._within(timeout_s, "list groups", ask)
         where = [(topic, number) for number in range(partitions)]
         reading: set[str] = set()
         idle = []
@@ -257,10 +271,6 @@ class KafkaAdmin:
                 reading.add(name)
             self._groups.pop(name).close()
         return sorted(reading)
-
-    def _group_names(self, left_s: float) -> list[str]:
-        listed = self._client.list_consumer_groups(request_timeout=left_s).result(left_s + _GRACE_S)
-        return sorted(one.group_id for one in listed.valid)
 
     def static_members(self, group: str, timeout_s: float) -> list[StaticMember]:
         """The group's members that have an id of their own, living or not."""
@@ -322,9 +332,6 @@ class KafkaAdmin:
         here = self.describe([topic for topic, _ in partitions], left_s)
         return any(topic in here and n < here[topic].partitions for topic, n in partitions)
 
-    def _topic_names(self, left_s: float) -> list[str]:
-        return list(self._client.list_topics(timeout=left_s).topics)
-
     def _of_topics(
         self, topics: Sequence[str], spec: Spec, *, committed: bool, timeout_s: float
     ) -> dict[TopicPartition, int]:
@@ -348,12 +355,6 @@ class KafkaAdmin:
             }
             self._groups[group] = Consumer(with_client_log(config))
         return self._groups[group]
-
-    def _note_errors(self, reader: Consumer) -> None:
-        """A consumer's errors wait in its queue: why a read only timed out stands there."""
-        for message in reader.consume(_ERRORS_READ_MAX, 0):
-            if (error := message.error()) is not None:
-                self._failures.note(error)
 
     def _within(
         self, timeout_s: float, what: str, ask: Callable[[float], T], first_s: float | None = None
@@ -409,10 +410,6 @@ class KafkaAdmin:
                 if raised_code(error) not in absent:
                     raise
         return results
-
-
-def _facts(found: TopicDescription) -> TopicFacts:
-    return TopicFacts(found.name, str(found.topic_id), len(found.partitions))
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:

@@ -125,13 +125,33 @@ class Connection(Protocol):
         """What is called in place of a handler: a test's cluster has its crash points around it."""
 
 
-class RealConnection:
+class ConnectionFacts:
+    """What the settings of a connection say of it."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+
+    def instance_id(self) -> str | None:
+        """The user's `group.instance.id`."""
+        given = self.settings.consumer.get("group.instance.id")
+        return None if given is None else str(given)
+
+    def max_poll_interval_s(self) -> float:
+        """How long the consumer may stay away from polling."""
+        return float(self.settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
+
+    def reads_committed(self) -> bool:
+        """Whether records of open and aborted transactions are hidden."""
+        return str(self.settings.consumer.get("isolation.level")) == "read_committed"
+
+
+class RealConnection(ConnectionFacts):
     """Clients of a Kafka cluster."""
 
     clock = REAL_CLOCK
 
     def __init__(self, settings: ClientSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         #: of every consumer of this run: one that is recreated takes the former one's place
         self._consumer = with_own_id(settings.consumer)
         self._own_id = self._consumer is not settings.consumer
@@ -173,11 +193,6 @@ class RealConnection:
         named = {"group.id": self.settings.consumer["group.id"]}
         return LastWords({**self.settings.admin, **named}, topic, wanted, failed)
 
-    def instance_id(self) -> str | None:
-        """The user's `group.instance.id`."""
-        given = self.settings.consumer.get("group.instance.id")
-        return None if given is None else str(given)
-
     def admin(self) -> AdminPort:
         """A new admin client."""
         from weft.kafka.admin import KafkaAdmin
@@ -194,14 +209,6 @@ class RealConnection:
     def described(self) -> str:
         """The brokers, for messages."""
         return self.settings.bootstrap
-
-    def max_poll_interval_s(self) -> float:
-        """How long the consumer may stay away from polling."""
-        return float(self.settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
-
-    def reads_committed(self) -> bool:
-        """Whether records of open and aborted transactions are hidden."""
-        return str(self.settings.consumer.get("isolation.level")) == "read_committed"
 
     def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """The handler itself."""

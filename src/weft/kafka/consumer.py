@@ -7,8 +7,10 @@ Rebalance callbacks run inside `consume`, on that same thread.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import (
@@ -23,11 +25,11 @@ from confluent_kafka import (
 from weft import guard
 from weft.core.epochs import Found
 from weft.errors import ConfigError
-from weft.kafka import clib, ports
-from weft.kafka.asking import Asking
+from weft.kafka import clib, clib_offsets, ports
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import ClientLog
 from weft.kafka.failures import Refusals, root_cause
+from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import is_incremental
 from weft.kafka.verdicts import commit_verdict, error_text, poll_verdict
 
@@ -37,7 +39,96 @@ _log = logging.getLogger("weft.kafka")
 JOIN_END_S = 4.0
 
 
-class KafkaConsumer:
+#: librdkafka's names for the two places that auto.offset.reset can point to
+EARLIEST = ("earliest", "smallest", "beginning")
+LATEST = ("latest", "largest", "end")
+
+
+class _Asking:
+    """What a consumer asks the brokers over its own connections; any thread."""
+
+    def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
+        self._consumer = consumer
+        self._reset = str(config.get("auto.offset.reset", "earliest"))
+        self._reads_committed = config.get("isolation.level") == "read_committed"
+        #: held while the client must stay open
+        self._asking = threading.Lock()
+        #: the client is being closed: it answers no more
+        self._closing = False
+
+    def find(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> dict[ports.TopicPartition, Found]:
+        """Committed offsets with metadata, and both ends of the log."""
+        deadline = time.monotonic() + timeout_s
+        with self._open_to_ask():
+            held = [one for one in self._held(partitions, timeout_s) if not one.error]
+            where = [(one.topic, one.partition) for one in held]
+            latest = self._reset in LATEST and any(one.offset is None for one in held)
+            specs: list[clib_offsets.Spec] = ["start", "end"]
+            if latest and self._reads_committed:
+                specs.append("stable_end")
+            left_s = max(0.1, deadline - time.monotonic())
+            logs = clib_offsets.bounds_soon(self._consumer, where, specs, left_s)
+        if partitions and not logs:
+            raise KafkaUnavailable("no partition has a leader that answers")
+        return {
+            place: self._found(one, logs[place])
+            for place, one in zip(where, held, strict=True)
+            if place in logs
+        }
+
+    def _found(self, held: ports.CommittedOffset, log: clib_offsets.Bounds) -> Found:
+        # The high watermark is the log's end, also for who reads what is committed: offsets past
+        # an open transaction are no lost log.
+        latest = log.end if log.stable_end < 0 else log.stable_end
+        reset = {**dict.fromkeys(EARLIEST, log.start), **dict.fromkeys(LATEST, latest)}
+        return Found(held.offset, held.metadata, log.start, log.end, reset.get(self._reset))
+
+    def stable_ends(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> dict[ports.TopicPartition, int]:
+        """Up to where no transaction is open, of those whose leader answers."""
+        with self._open_to_ask():
+            logs = clib_offsets.bounds_soon(self._consumer, partitions, ["stable_end"], timeout_s)
+        if partitions and not logs:
+            raise KafkaUnavailable("no partition has a leader that answers")
+        return {where: log.stable_end for where, log in logs.items()}
+
+    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
+        """Look up these topics' leaders."""
+        with self._open_to_ask():
+            clib_offsets.refresh(self._consumer, topics, timeout_s)
+
+    def committed(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> dict[ports.TopicPartition, tuple[int | None, str]]:
+        """Committed offsets with metadata."""
+        with self._open_to_ask():
+            held = self._held(partitions, timeout_s)
+        for one in held:
+            if one.error:
+                raise KafkaUnavailable(KafkaError(one.error).str())
+        return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
+
+    @contextmanager
+    def _open_to_ask(self) -> Iterator[None]:
+        """The client stays open meanwhile."""
+        with self._asking:
+            if self._closing:
+                raise KafkaUnavailable("the consumer is closed")
+            yield
+
+    def _held(
+        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
+    ) -> list[ports.CommittedOffset]:
+        try:
+            return clib.committed(self._consumer, list(partitions), timeout_s)
+        except KafkaException as error:
+            raise KafkaUnavailable(error.args[0].str()) from error
+
+
+class KafkaConsumer(_Asking):
     """A ConsumerPort on a real broker."""
 
     def __init__(self, config: Mapping[str, Any], *, own_id: bool = False) -> None:
@@ -50,9 +141,8 @@ class KafkaConsumer:
         # Ours to decide: the start of a partition is always given, and a position that falls
         # out of the log must be reported, not silently moved.
         self._refusals = Refusals(config)
-        self._consumer = Consumer(
-            {**config, "auto.offset.reset": "error", **self._refusals.callbacks}
-        )
+        consumer = Consumer({**config, "auto.offset.reset": "error", **self._refusals.callbacks})
+        super().__init__(consumer, config)
         self._incremental = is_incremental(config)
         self._kip848 = config.get("group.protocol") == "consumer"
         self.assign_may_block = config.get("group.protocol") != "consumer"
@@ -73,7 +163,6 @@ class KafkaConsumer:
         self._left_paused: set[ports.TopicPartition] = set()
         #: the first error raised inside a callback, which librdkafka would swallow
         self._failure: BaseException | None = None
-        self._asking = Asking(self._consumer, config)
         self._left = False
         #: asked to join, and no assignment has come yet: the broker has not answered the join
         self._joining = False
@@ -90,8 +179,8 @@ class KafkaConsumer:
             self._consumer.subscribe(
                 [self._pattern(topic) if topic in patterns else topic for topic in topics],
                 on_assign=self._on_assign,
-                on_revoke=self._on_revoke,
-                on_lost=self._on_lost,
+                on_revoke=lambda _, gone: self._give_up(gone, lost=False),
+                on_lost=lambda _, gone: self._give_up(gone, lost=True),
             )
         except KafkaException as error:
             if not patterns or error.args[0].code() != KafkaError._INVALID_ARG:  # noqa: SLF001  # public; the underscore means "local"
@@ -146,17 +235,12 @@ class KafkaConsumer:
         if partitions:
             consumer.pause(partitions)
 
-    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up([(p.topic, p.partition) for p in partitions], lost=False)
-
-    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up([(p.topic, p.partition) for p in partitions], lost=True)
-
-    def _give_up(self, where: list[ports.TopicPartition], *, lost: bool) -> None:
+    def _give_up(self, partitions: list[TopicPartition], *, lost: bool) -> None:
         assert self._listener is not None
         # The eager protocol gives everything up in order to join again, and so does who lost all.
         self._joining = lost or not self._incremental
-        where = [tp for tp in where if tp in self._assigned]
+        named = [(p.topic, p.partition) for p in partitions]
+        where = [tp for tp in named if tp in self._assigned]
         self._assigned.difference_update(where)
         self._left_paused |= {tp for tp in where if tp in self._paused or tp not in self._begun}
         self._paused.difference_update(where)
@@ -309,11 +393,13 @@ class KafkaConsumer:
     def _answered(self, timeout_s: float) -> list[ports.CommitAnswer]:
         answers: list[ports.CommitAnswer] = []
         for answer in self._commits.poll(timeout_s):
+            # Failed as a whole: no partition has its own result.
+            whole = 0 if any(one.error for one in answer.partitions) else answer.error
             self._unanswered -= 1
             if not answer.error:
                 self._refusals.served()
             for one in answer.partitions:
-                code = one.error or answer.error if _whole(answer.error, answer) else one.error
+                code = one.error or whole
                 verdict = "gone" if self._of_former(code) else commit_verdict(code)
                 reason = "" if verdict == "stored" else self._reason(KafkaError(code))
                 answers.append(
@@ -323,35 +409,21 @@ class KafkaConsumer:
 
     # -- what the broker knows ---------------------------------------------------------------------
 
-    def find(
-        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
-    ) -> dict[ports.TopicPartition, Found]:
-        """Committed offsets with metadata, and both ends of the log."""
-        return self._asking.find(partitions, timeout_s)
-
-    def committed(
-        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
-    ) -> dict[ports.TopicPartition, tuple[int | None, str]]:
-        """Committed offsets with metadata."""
-        return self._asking.committed(partitions, timeout_s)
-
-    def stable_ends(
-        self, partitions: Sequence[ports.TopicPartition], timeout_s: float
-    ) -> dict[ports.TopicPartition, int]:
-        """Up to where no transaction is open."""
-        return self._asking.stable_ends(partitions, timeout_s)
-
-    def refresh(self, topics: Collection[str], timeout_s: float) -> None:
-        """Look up these topics' leaders."""
-        self._asking.refresh(topics, timeout_s)
-
     def membership(self) -> clib.GroupMetadata:
         """This member's place in the group now."""
         return clib.group_metadata(self._consumer)
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
         """Last known ends of the assigned partitions."""
-        return self._asking.log_ends(self._assigned)
+        ends = {}
+        for where in self._assigned:
+            try:
+                _, high = self._consumer.get_watermark_offsets(TopicPartition(*where), cached=True)
+            except KafkaException:
+                continue  # not known yet
+            if high >= 0:
+                ends[where] = high
+        return ends
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -371,7 +443,7 @@ class KafkaConsumer:
         except (KafkaException, RuntimeError) as error:
             _log.warning("leaving the group failed: %s", error)
         self._left = True
-        self._asking.over = True
+        self._closing = True
         self._assigned.clear()
         self._commits.close()
         self._wakeable.close()
@@ -395,7 +467,7 @@ class KafkaConsumer:
             self.poll(0.05)
 
     def _close(self) -> None:
-        with self._asking.lock:  # no one closes the client during a query
+        with self._asking:  # no one closes the client during a query
             self._consumer.close()
 
 
@@ -405,8 +477,3 @@ def _action(error: KafkaError) -> ports.Action:
     if verdict == "rejoin":
         return "recreate"
     return "stop" if verdict == "stop" or error.fatal() else "log"
-
-
-def _whole(code: int, answer: Any) -> bool:
-    """The request failed as a whole: no partition has its own result."""
-    return bool(code) and not any(one.error for one in answer.partitions)

@@ -174,7 +174,7 @@ class GroupLag(GroupOffsets):
         """Once: without the right to see the group its commits only time out."""
         if not self._allowed:
             with suppress(KafkaUnavailable):  # the next query reports the error
-                self._asker.group_members(self.group, ANSWER_S)
+                self._admin.group_members(self.group, ANSWER_S)
             self._allowed = True
 
     def _committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaException
 
 from weft.codec import OffsetMap, UnreadableMap, decode
 from weft.errors import ConfigError, FatalError
 from weft.kafka import clib, ports
 from weft.kafka import properties as librdkafka
-from weft.kafka.admin import UNTIMED_S, KafkaAdmin
+from weft.kafka.admin import KafkaAdmin
 from weft.kafka.failures import passes, raised_code
 from weft.kafka.ports import CommittedOffset, KafkaUnavailable
 from weft.kafka.settings import ClientSettings, check_addresses
@@ -27,9 +26,6 @@ _AGAIN_S = 0.1
 
 #: Properties that this tool sets itself, and the option that gives them.
 _OWN = {"bootstrap.servers": "--bootstrap-servers", "group.id": "--group"}
-
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka's
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka's
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +107,15 @@ def _asking(what: str, secrets: Iterable[str] = ()) -> Iterator[None]:
         raise ConfigError(f"{what}: no response in time") from None
 
 
+@contextmanager
+def _answered() -> Iterator[None]:
+    """FatalError where no broker answers."""
+    try:
+        yield
+    except KafkaUnavailable as error:
+        raise FatalError(str(error)) from None
+
+
 def _check(properties: Mapping[str, str]) -> None:
     """ConfigError for a property that this tool sets itself or that librdkafka does not take."""
     known = librdkafka.properties()
@@ -130,9 +135,7 @@ class GroupOffsets:
         self.bootstrap, self.group = bootstrap, group
         check_addresses({"bootstrap.servers": bootstrap})
         with _asking("the Kafka client refuses a property", properties.values()):
-            # It has the connections' errors: a separate request would only time out.
-            self._asker = KafkaAdmin(ClientSettings(consumer={}, producer={}, admin=shared))
-            self._admin = AdminClient(shared)
+            self._admin = KafkaAdmin(ClientSettings(consumer={}, producer={}, admin=shared))
             # Read uncommitted: a transaction left open would hold the answer back.
             self._consumer = Consumer(
                 {
@@ -149,7 +152,7 @@ class GroupOffsets:
 
     def __exit__(self, *_: object) -> None:
         """Close the client."""
-        self._asker.close()
+        self._admin.close()
         self._consumer.close()
 
     def partitions(self) -> list[TopicAndPartition]:
@@ -157,39 +160,30 @@ class GroupOffsets:
 
         Raises FatalError when none answers, and ConfigError when the login is refused.
         """
-        try:
-            self._asker.matching((), ANSWER_S)
-        except KafkaUnavailable as error:
-            raise FatalError(str(error)) from None
-        with _asking(f"no broker answered at {self.bootstrap} within {ANSWER_S:.0f} s"):
-            topics = self._admin.list_topics(timeout=ANSWER_S).topics.values()
-        return sorted((str(one.topic), place) for one in topics for place in one.partitions)
+        with _answered():
+            return self._admin.partitions(ANSWER_S)
 
     def members(self) -> int | None:
         """How many members the group has; None if there is no such group."""
-        with _asking(f"group {self.group} cannot be described"):
-            answer = self._admin.describe_consumer_groups([self.group], request_timeout=UNTIMED_S)
-            try:
-                found = answer[self.group].result(ANSWER_S * 2)
-            except KafkaException as failure:
-                if failure.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-                    return None
-                raise
-        if found.state == ConsumerGroupState.DEAD:
-            return None
-        return len(found.members) or int(found.state != ConsumerGroupState.EMPTY)
+        with _answered():
+            state, members = self._admin.group_state(self.group, ANSWER_S * 2)
+        return None if state == "DEAD" else members or int(state != "EMPTY")
 
     def spans(self, partitions: Sequence[TopicAndPartition]) -> dict[TopicAndPartition, Span]:
         """Start and end of these partitions' logs."""
-        starts = self._offsets(partitions, _EARLIEST)
-        ends = self._offsets(partitions, _LATEST)
+        with _answered():
+            starts = self._admin.offsets(partitions, "start", timeout_s=ANSWER_S)
+            ends = self._admin.offsets(partitions, "end", timeout_s=ANSWER_S)
+        if gone := [one for one in partitions if one not in starts or one not in ends]:
+            raise ConfigError(f"{gone[0][0]}[{gone[0][1]}] does not exist any more: run this again")
         return {one: Span(starts[one], ends[one]) for one in partitions}
 
     def offsets_at(
         self, partitions: Sequence[TopicAndPartition], timestamp_ms: int
     ) -> dict[TopicAndPartition, int]:
         """The first offset from that time on; -1 where no record is that late."""
-        return self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        with _answered():
+            return self._admin.offsets(partitions, timestamp_ms, timeout_s=ANSWER_S)
 
     def progress(self, partitions: Sequence[TopicAndPartition]) -> list[Progress]:
         """What the group has committed for these partitions, those without a commit left out."""
@@ -227,20 +221,6 @@ class GroupOffsets:
                 f"the broker refused the commit (code {answers[0].error}): "
                 f"did a member of group {self.group} start meanwhile?"
             )
-
-    def _offsets(
-        self, partitions: Sequence[TopicAndPartition], wanted: OffsetSpec
-    ) -> dict[TopicAndPartition, int]:
-        """One offset for each partition."""
-        if not partitions:
-            return {}
-        with _asking("the ends of the logs cannot be read"):
-            asked = {TopicPartition(*one): wanted for one in partitions}
-            answer = self._admin.list_offsets(asked, request_timeout=ANSWER_S)
-            return {
-                (one.topic, one.partition): future.result(ANSWER_S * 2).offset
-                for one, future in answer.items()
-            }
 
 
 def _progress(stored: ports.CommittedOffset, span: Span) -> Progress:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from weft.clock import Clock
 from weft.errors import ConfigError
 from weft.kafka.admin import TopicFacts
-from weft.kafka.connect import MEMORY
+from weft.kafka.connect import MEMORY, ConnectionFacts
 from weft.kafka.ports import KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
@@ -86,12 +85,12 @@ class MemoryLogReader:
         """Nothing to close."""
 
 
-class MemoryConnection:
+class MemoryConnection(ConnectionFacts):
     """A Connection of one run; it dies as a whole."""
 
     def __init__(self, kafka: MemoryCluster, settings: ClientSettings) -> None:
+        super().__init__(settings)
         self._kafka = kafka
-        self._settings = settings
         self._consumers: list[MemoryConsumer] = []
         #: the crash point at which this member was killed
         self.dead = ""
@@ -120,7 +119,7 @@ class MemoryConnection:
 
     def consumer(self) -> MemoryConsumer:
         """A new consumer."""
-        made = MemoryConsumer(self._kafka, self, self._settings.consumer)
+        made = MemoryConsumer(self._kafka, self, self.settings.consumer)
         self._consumers.append(made)
         return made
 
@@ -128,17 +127,17 @@ class MemoryConnection:
         self, on_served: Callable[[], None], on_failed: Callable[[str], None]
     ) -> MemoryProducer:
         """A new producer."""
-        limit = int(self._settings.producer.get("queue.buffering.max.messages", QUEUE_MAX))
+        limit = int(self.settings.producer.get("queue.buffering.max.messages", QUEUE_MAX))
         return MemoryProducer(self._kafka, self, on_served, limit or QUEUE_MAX)
 
     def transactions(self, transactional_id: str) -> MemoryTransactions:
         """Transactions under this id."""
-        group = str(self._settings.consumer["group.id"])
+        group = str(self.settings.consumer["group.id"])
         return MemoryTransactions(self._kafka, self, group, transactional_id)
 
     def log_reader(self) -> MemoryLogReader:
         """Reads stretches of logs, and what the group has committed, without joining it."""
-        return MemoryLogReader(self._kafka, str(self._settings.consumer["group.id"]))
+        return MemoryLogReader(self._kafka, str(self.settings.consumer["group.id"]))
 
     def last_words(
         self, topic: str, wanted: Callable[[bytes], bool], _failed: Callable[[str], None]
@@ -157,22 +156,9 @@ class MemoryConnection:
         """The broker's."""
         return self._kafka.clock
 
-    def instance_id(self) -> str | None:
-        """The user's `group.instance.id`."""
-        given = self._settings.consumer.get("group.instance.id")
-        return None if given is None else str(given)
-
     def described(self) -> str:
         """The broker, for messages."""
         return self._kafka.bootstrap
-
-    def max_poll_interval_s(self) -> float:
-        """How long the consumer may stay away from polling."""
-        return float(self._settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
-
-    def reads_committed(self) -> bool:
-        """Whether records of open and aborted transactions are hidden."""
-        return str(self._settings.consumer.get("isolation.level")) == "read_committed"
 
 
 class MemoryAdmin:
@@ -285,12 +271,7 @@ class MemoryKafka(MemoryCluster):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

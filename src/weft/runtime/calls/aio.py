@@ -171,13 +171,10 @@ class AsyncExecutor:
                 wanted -= 1
         limit = self._plan.spec.concurrency
         while wanted > 0 and len(self._workers) < limit and not self._closed:
-            self._hire()
+            worker = _Worker()
+            self._workers[worker] = None
+            worker.task = self._loop.create_task(self._work(worker))
             wanted -= 1
-
-    def _hire(self) -> None:
-        worker = _Worker()
-        self._workers[worker] = None
-        worker.task = self._loop.create_task(self._work(worker))
 
     def _on_suspend(self) -> None:
         """A handler waits: let others have what is ready, and report what has ended, however."""

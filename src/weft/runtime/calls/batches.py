@@ -71,11 +71,16 @@ class BatchCall:
 
     def made(self, records: list[Record], bad: dict[int, BaseException]) -> RecordBatch | None:
         """The same of what is decoded by now."""
-        if bad:
-            self._undecodable(bad)
-            return None
-        self.batch = RecordBatch(self, records, self._warned)
-        return self.batch
+        if not bad:
+            self.batch = RecordBatch(self, records, self._warned)
+            return self.batch
+        # Only those records failed, the others are gathered again.
+        ends: list[Ended] = [
+            failed(work, bad[index], self.plan.retry) if index in bad else GivenBack(work)
+            for index, work in enumerate(self.works)
+        ]
+        self._report([], ends, whole=False)
+        return None
 
     def may_begin(self) -> bool:
         """Whether its records are still ours, as far as we know."""
@@ -85,14 +90,6 @@ class BatchCall:
     def give_back(self) -> None:
         """It has not begun, and will not."""
         self._report([], [GivenBack(work) for work in self.works], whole=False)
-
-    def _undecodable(self, bad: dict[int, BaseException]) -> None:
-        """Bad values: only those records failed, the others are gathered again."""
-        ends: list[Ended] = [
-            failed(work, bad[index], self.plan.retry) if index in bad else GivenBack(work)
-            for index, work in enumerate(self.works)
-        ]
-        self._report([], ends, whole=False)
 
     # -- during the call ---------------------------------------------------------------------------
 
@@ -150,7 +147,11 @@ class BatchCall:
 
     def returned(self, value: Any) -> None:
         """The handler returned."""
-        self._remember(value)
+        ended = time.perf_counter()
+        self.plan.timed(ended - self.began, self.works[-1])
+        if self.plan.calls is not None:
+            call = call_of(self.began, ended, value)
+            self.plan.calls.update(dict.fromkeys(self.works, call))
         if self.expired:
             self.raised(AttemptTimeout(f"ran longer than timeout_s={self.plan.spec.timeout_s}"))
         elif self.explicit and value is not None:
@@ -205,13 +206,6 @@ class BatchCall:
         self._door.post(
             lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
         )
-
-    def _remember(self, value: Any) -> None:
-        ended = time.perf_counter()
-        self.plan.timed(ended - self.began, self.works[-1])
-        if self.plan.calls is not None:
-            call = call_of(self.began, ended, value)
-            self.plan.calls.update(dict.fromkeys(self.works, call))
 
 
 class _Calls:

@@ -27,14 +27,13 @@ def needs_loop(handlers: Sequence[HandlerOptions]) -> bool:
         handler.kind == "async"
         or is_async(handler.prefetch)
         or inspect.isasyncgenfunction(handler.prefetch)
-        or _awaits_decoding(handler)
+        or (
+            handler.kind != "processes"
+            and (decoding := decoding_of(handler.key, handler.value)) is not None
+            and decoding.is_async
+        )
         for handler in handlers
     )
-
-
-def _awaits_decoding(handler: HandlerOptions) -> bool:
-    decoding = decoding_of(handler.key, handler.value)
-    return handler.kind != "processes" and decoding is not None and decoding.is_async
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
+from itertools import islice
 from types import CoroutineType, GeneratorType
 from typing import Any
 
@@ -103,7 +104,9 @@ def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMe
     if isinstance(returned, Produce):
         return [_message(record, returned, output)]
     if isinstance(returned, list | tuple | GeneratorType):
-        items = list(_bounded(_yielded(returned)))
+        items = list(islice(_yielded(returned), OUTPUTS_MAX + 1))
+        if len(items) > OUTPUTS_MAX:
+            raise BadReturn(f"one record returned more than {OUTPUTS_MAX} outputs: split the work")
         wrong = [item for item in items if not isinstance(item, Produce)]
         if wrong:
             did = "yielded" if isinstance(returned, GeneratorType) else "returned several, with"
@@ -132,13 +135,6 @@ def _yielded(several: Iterable[Any]) -> Generator[Any, None, None]:
         )
 
 
-def _bounded(items: Iterable[Any]) -> Iterable[Any]:
-    for count, item in enumerate(items):
-        if count >= OUTPUTS_MAX:
-            raise BadReturn(f"one record returned more than {OUTPUTS_MAX} outputs: split the work")
-        yield item
-
-
 def _message(record: Record, produce: Produce, output: str | None) -> OutMessage:
     topic = produce.topic or output
     if topic is None:
@@ -148,16 +144,13 @@ def _message(record: Record, produce: Produce, output: str | None) -> OutMessage
     named = isinstance(topic, str) and _TOPIC.fullmatch(topic)  # type: ignore[redundant-expr]  # what users pass
     if topic != output and not named:
         raise BadReturn(f"Produce(topic={topic!r:.80}) cannot be a topic of Kafka: give its name")
+    number = produce.partition
+    if number is not None and not (type(number) is int and 0 <= number <= PARTITION_MAX):
+        raise BadReturn(f"Produce(partition={number!r:.80}): give a whole number from 0, or None")
     key = record.key if isinstance(produce.key, _SameKey) else _bytes("key", produce.key)
     value = _value_bytes(produce.value)
     headers = carried(record.headers, _headers(produce.headers))
-    return OutMessage(topic, value, key, headers, _partition(produce.partition))
-
-
-def _partition(partition: Any) -> int | None:
-    if partition is None or (type(partition) is int and 0 <= partition <= PARTITION_MAX):
-        return partition
-    raise BadReturn(f"Produce(partition={partition!r:.80}): give a whole number from 0, or None")
+    return OutMessage(topic, value, key, headers, number)
 
 
 def _value_bytes(value: Any) -> bytes | None:

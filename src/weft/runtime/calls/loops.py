@@ -40,30 +40,28 @@ class HandlerLoop:
         self._thread: threading.Thread | None = None
         self._stack = AsyncExitStack()
         if self.own:
-            self._thread = guard.thread("weft-handlers", self._run, self._tell)
+            self._thread = guard.thread("weft-handlers", self._run, self._died)
             self._thread.start()
         #: whose stack shows what blocks the loop
         self.thread_id = self._thread.ident if self._thread else threading.get_ident()
 
-    def _tell(self, thread: str, error: BaseException) -> None:
+    def _died(self, thread: str, error: BaseException) -> None:
         self.died(thread, error)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            self._end_tasks()
+            # What still runs is cancelled, as it was made ("Task-9", then "Task-10"): the order of
+            # a set follows addresses, which no seed replays. What does not end then is left behind.
+            tasks = asyncio.all_tasks(self.loop)
+            left = sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name()))
+            for task in left:
+                task.cancel()
+            if left:
+                self.loop.run_until_complete(asyncio.wait(left, timeout=TASKS_END_S))
         finally:
             self.loop.close()
-
-    def _end_tasks(self) -> None:
-        """Cancel what still runs; what does not end then is left behind."""
-        # As they were made: the order of a set follows addresses, which no seed replays.
-        left = sorted(asyncio.all_tasks(self.loop), key=_in_order)
-        for task in left:
-            task.cancel()
-        if left:
-            self.loop.run_until_complete(asyncio.wait(left, timeout=TASKS_END_S))
 
     async def enter(self, lifespan: Callable[..., Any] | None, app: Any) -> Any:
         """Open the lifespan; its value. Runs on the loop. Raises FatalError when it fails."""
@@ -132,8 +130,3 @@ def takes_argument(function: Callable[..., Any]) -> bool:
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
-
-
-def _in_order(task: asyncio.Task[Any]) -> tuple[int, str]:
-    """Of "Task-9" and "Task-10" the first."""
-    return len(task.get_name()), task.get_name()

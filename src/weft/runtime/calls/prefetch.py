@@ -142,7 +142,10 @@ class Prefetcher:
                 works = self._queue.get_nowait()
             except Empty:
                 return
-            if not works or not (partitions is None or _touches(works, partitions)):
+            kept = partitions is not None and not any(
+                w.partition in partitions for w in works or ()
+            )
+            if not works or kept:
                 self._queue.put(works)
             else:
                 self._end(works, [GivenBack(work) for work in works], whole=False)
@@ -281,7 +284,3 @@ class Prefetcher:
             self._door.post(
                 lambda engine, _: engine.note("warning", "prefetch failed to release", error=text)
             )
-
-
-def _touches(works: Sequence[Work], partitions: Sequence[Partition]) -> bool:
-    return any(work.partition in partitions for work in works)

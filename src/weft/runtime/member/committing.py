@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.engine import Engine
 from weft.core.events import Answer
 from weft.core.partition import Partition
 from weft.kafka.ports import CommitAnswer, KafkaUnavailable, ToCommit
@@ -226,7 +225,8 @@ class Lease:
         """The polling thread goes round."""
         door, now = self._seat.door, since_boot()
         if now - door.round_at > STOOD_STILL_S:
-            door.call(_look)  # no thread was faster: the door must see it before the mark moves
+            # No thread was faster: the door must see it before the mark moves.
+            door.call(lambda _engine, _now: None)
             event(
                 _log,
                 "warning",
@@ -261,7 +261,3 @@ class Lease:
         door = self._seat.door
         door.in_doubt, self._proof = False, None
         door.post(lambda engine, now: engine.halt(now, "membership", on=False))
-
-
-def _look(_engine: Engine, _now: float) -> None:
-    """Nothing: entering the door is enough."""

@@ -71,7 +71,7 @@ class Member:
         self.outputs = Outputs(
             lambda: config.make_producer(self.outputs_served, self.fail),
             config.group,
-            self._outputs_full,
+            lambda full: self.door.post(lambda engine, now: engine.halt(now, "outputs", on=full)),
         )
         #: made by the thread that starts the member; then begun inside the door, closed at the end
         self.transactor: Transactor | None = None
@@ -86,7 +86,10 @@ class Member:
             served=self.outputs_served, drained=self._drained,
         )  # fmt: skip
         #: any thread
-        self.door = self.seat.door = self._new_door()
+        self.door = self.seat.door = Door(self.engine, self._performer.perform, self.now)
+        self.door.on_earlier = self._wake_for_deadline
+        self.door.on_broken = self._broke
+        self.door.on_died = self.died
         #: written once, by the first thread that fails, before it stops the engine: why the run
         #: ends other than asked for
         self.fatal: fx.Fatal | None = None
@@ -119,13 +122,6 @@ class Member:
         self._gaps_of: tuple[float, float, float] = (0.0, 0.0, 0.0)
         #: written and read inside the door
         self._next_tick_at = 0.0
-
-    def _new_door(self) -> Door:
-        door = Door(self.engine, self._performer.perform, self.now)
-        door.on_earlier = self._wake_for_deadline
-        door.on_broken = self._broke
-        door.on_died = self.died
-        return door
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -244,7 +240,11 @@ class Member:
             self._note_gap()
             self._watchdog.polled(polled, room)
             self._take(polled)
-            self._note_quiet(polled)
+            # Whether it brought nothing while there was nothing to do, either.
+            looked_for = self._rebalance.waiting or self._out_of_range.held()
+            held = any(one.busy for one in self.partitions.values())
+            busy = polled.batches or looked_for or held or not self.partitions
+            self._quiet_polls = 0 if busy else self._quiet_polls + 1
         self.committer.send_planned()
         self.seat.do_waiting()
         after = self.now()
@@ -254,13 +254,6 @@ class Member:
     def _longest_s(self) -> float:
         """A poll waits no longer than this."""
         return POLL_IDLE_S if self._quiet_polls >= QUIET_POLLS else POLL_S
-
-    def _note_quiet(self, polled: Polled) -> None:
-        """Count polls that brought nothing while there was nothing to do, either."""
-        looked_for = self._rebalance.waiting or self._out_of_range.held()
-        held = any(one.busy for one in self.partitions.values())
-        busy = polled.batches or looked_for or held or not self.partitions
-        self._quiet_polls = 0 if busy else self._quiet_polls + 1
 
     def _note_gap(self) -> None:
         now = time.monotonic()
@@ -280,7 +273,11 @@ class Member:
     def _tick(self, now: float) -> None:
         if now >= self._ends_at:
             self._ends_at = now + ENDS_EVERY_S
-            self._note_log_ends()
+            known, asked = self.seat.consumer.log_ends(), self._watchdog.ends
+            known |= {tp: max(end, known.get(tp, end)) for tp, end in asked.items()}
+            held = self.partitions
+            ends = [(held[tp], end) for tp, end in known.items() if tp in held]
+            self.door.call(lambda engine, _: engine.log_ends(ends))
         if self.outputs.backed_up:
             self.door.post(lambda _engine, _now: self.outputs.retry_waiting())
         self._rebalance.tick(now)
@@ -393,12 +390,6 @@ class Member:
         self.committer.forget()
         self.seat.consumer.subscribe(self.config.topics, self._rebalance)
 
-    def _note_log_ends(self) -> None:
-        known, asked = self.seat.consumer.log_ends(), self._watchdog.ends
-        known |= {tp: max(end, known.get(tp, end)) for tp, end in asked.items()}
-        ends = [(self.partitions[tp], end) for tp, end in known.items() if tp in self.partitions]
-        self.door.call(lambda engine, _: engine.log_ends(ends))
-
     # -- what is not read --------------------------------------------------------------------------
 
     def unread(self) -> list[Unread]:
@@ -423,9 +414,6 @@ class Member:
             self.door.post(lambda engine, now: engine.outputs_answered(now, answers))
         if outputs.backed_up:
             self.door.post(lambda _engine, _now: outputs.retry_waiting())
-
-    def _outputs_full(self, full: bool) -> None:  # noqa: FBT001  # on_level's only argument
-        self.door.post(lambda engine, now: engine.halt(now, "outputs", on=full))
 
     def _wake_for_deadline(self) -> None:
         """Inside the door: something is due earlier than the polling thread thinks."""

@@ -54,19 +54,8 @@ CUT_KEY = f"{OURS}key.size"
 REPLAYS = f"{OURS}replay.count"
 REPLAYS_MAX = 10**9
 #: of an earlier letter: these are replaced; what it had to give up stays marked
-REPLACED = frozenset(
-    OURS + name
-    for name in (
-        "topic",
-        "partition",
-        "offset",
-        "group",
-        "delivery.count",
-        "message",
-        "replay.count",
-        "replay.letter",
-    )
-)
+_FIELDS = "topic partition offset group delivery.count message replay.count replay.letter"
+REPLACED = frozenset(OURS + name for name in _FIELDS.split())
 
 
 def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMessage:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.core import effects as fx
+from weft.core.partition import Partition
 from weft.kafka.clientlog import Sparse
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
@@ -15,6 +16,7 @@ from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactions import Transactor
+from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")
 
@@ -37,7 +39,6 @@ class Performer:
         self._seat = seat
         self._config = config
         self._outputs = outputs
-        self._committer = committer
         self._served = served
         self._on_drained = drained
         #: with exactly_once; set before the group is joined
@@ -47,20 +48,26 @@ class Performer:
         self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {
             fx.Start: self._start,
-            fx.Cancel: self._cancel,
-            fx.Send: self._send,
-            fx.SendDeadLetter: self._send_dead_letter,
-            fx.CommitOffsets: self._commit,
+            fx.Cancel: lambda one: seat.executors[one.handler].cancel(one.work, expired=True),
+            fx.Send: lambda one: outputs.send(one.work, one.outputs),
+            fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
+            fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
-            fx.ReadCommitted: self._read_committed,
-            fx.PauseIntake: self._pause,
-            fx.ResumeIntake: self._resume,
-            fx.Finished: self._finish,
-            fx.CommitsStored: self._stored,
+            fx.ReadCommitted: lambda one: seat.background(
+                lambda: committer.read_back(one.partitions)
+            ),
+            fx.PauseIntake: lambda one: seat.on_poll_thread(
+                lambda: seat.consumer.pause(_names(one.partitions))
+            ),
+            fx.ResumeIntake: lambda one: seat.on_poll_thread(
+                lambda: seat.consumer.resume(_names(one.partitions))
+            ),
+            fx.Finished: self._finished.append,
+            fx.CommitsStored: lambda one: seat.callbacks.call(config.on_commit, one.committed),
             fx.Note: self._note,
             fx.Troubled: telling.trouble,
             fx.Drained: self._drained,
-            fx.Fatal: self._fatal,
+            fx.Fatal: lambda one: seat.fail(one.reason, one.error),
         }
 
     def perform(self, effects: list[fx.Effect]) -> None:
@@ -70,7 +77,8 @@ class Performer:
         if self._outputs.answered:  # refused at once, or stored before it was asked for
             self._served()
         if self._finished:
-            finished, self._finished = self._finished, []
+            finished = self._finished.copy()
+            self._finished.clear()
             self._config.on_finished(finished)
 
     def _start(self, effect: fx.Start) -> None:
@@ -80,38 +88,9 @@ class Performer:
         else:
             executor.start(effect.works)
 
-    def _cancel(self, effect: fx.Cancel) -> None:
-        self._seat.executors[effect.handler].cancel(effect.work, expired=True)
-
-    def _send(self, effect: fx.Send) -> None:
-        self._outputs.send(effect.work, effect.outputs)
-
-    def _send_dead_letter(self, effect: fx.SendDeadLetter) -> None:
-        self._outputs.send_dead_letter(effect.work, effect.topic, effect.error)
-
-    def _commit(self, effect: fx.CommitOffsets) -> None:
-        self._committer.plan(effect)
-
     def _transact(self, effect: fx.Transact) -> None:
         assert self.transactor is not None
         self.transactor.begin(effect)
-
-    def _read_committed(self, effect: fx.ReadCommitted) -> None:
-        self._seat.background(lambda: self._committer.read_back(effect.partitions))
-
-    def _pause(self, effect: fx.PauseIntake) -> None:
-        where = [(p.topic, p.number) for p in effect.partitions]
-        self._seat.on_poll_thread(lambda: self._seat.consumer.pause(where))
-
-    def _resume(self, effect: fx.ResumeIntake) -> None:
-        where = [(p.topic, p.number) for p in effect.partitions]
-        self._seat.on_poll_thread(lambda: self._seat.consumer.resume(where))
-
-    def _finish(self, effect: fx.Finished) -> None:
-        self._finished.append(effect)
-
-    def _stored(self, effect: fx.CommitsStored) -> None:
-        self._seat.callbacks.call(self._config.on_commit, effect.committed)
 
     def _note(self, effect: fx.Note) -> None:
         # Of records by the thousand, as those that are parked, one line in ten seconds.
@@ -124,5 +103,6 @@ class Performer:
         self._on_drained()
         self._seat.on_poll_thread(lambda: None)
 
-    def _fatal(self, effect: fx.Fatal) -> None:
-        self._seat.fail(effect.reason, effect.error)
+
+def _names(partitions: Sequence[Partition]) -> list[TopicPartition]:
+    return [(one.topic, one.number) for one in partitions]

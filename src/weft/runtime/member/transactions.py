@@ -106,7 +106,8 @@ class Transactor:
             # Claims stand by partition, each in the order of completion. Batches reach over
             # partitions: sent where their first record stands, a later one could overtake an
             # earlier one.
-            works.sort(key=_batch_number)
+            # Not isinstance: a class of the ABCs takes ten times as long, and this is per record.
+            works.sort(key=lambda w: w.outputs.number if type(w.outputs) is SharedOutputs else -1)
         self._shared_seen.clear()
         mine = [() if work.outputs is None else self._messages(work) for work in works]
         messages = [message for one in mine for message in one]
@@ -203,26 +204,17 @@ class Transactor:
                 batches[id(work.outputs)] = error
         if end.outcome == "committed":
             self._letters.clear()
-        if end.lasts and not cut and len({id(work.outputs) for work, _ in sent}) == 1:
-            refused = self._named(sent, end, refused)
+        alone = len({id(work.outputs) for work, _ in sent}) == 1 and not (cut or refused)
+        if alone and end.lasts and end.content and end.outcome == "aborted":
+            # What was alone in the transaction is what it was aborted for.
+            self._refusals.report(end.content)
+            refused = [(work, end.content) for work, _ in sent]
         named = bool(refused) or cut or end.outcome != "aborted"
         content = None if named else end.content
         stuck = [] if named else _stuck(works, counts, end.deliveries, content or UNANSWERED)
         if content is not None and len(stuck) == len(sent):
             stuck = []  # all of them fell with the one that it was for
         self._tell(sequence, end, sent, refused, stuck, content)
-
-    def _named(
-        self,
-        sent: list[tuple[Work, tuple[Sent, ...]]],
-        end: TransactionEnd,
-        refused: list[tuple[Work, ErrorInfo]],
-    ) -> list[tuple[Work, ErrorInfo]]:
-        """What was alone in the transaction is what it was aborted for."""
-        if refused or end.content is None or end.outcome != "aborted":
-            return refused
-        self._refusals.report(end.content)
-        return [(work, end.content) for work, _ in sent]
 
     def _tell(
         self,
@@ -277,11 +269,6 @@ def _stuck(
     if any(error is not unanswered for error in found.values()):
         found = {one: error for one, error in found.items() if error is not unanswered}
     return [(work, found[id(work.outputs)]) for work in works if id(work.outputs) in found]
-
-
-def _batch_number(work: Work) -> int:
-    # Not isinstance: a class of the ABCs takes ten times as long, and this is once a record.
-    return work.outputs.number if type(work.outputs) is SharedOutputs else -1
 
 
 SLOTS_MAX = 10_000

@@ -110,14 +110,11 @@ class Watchdog:
             if was is None or moved:
                 was = Still(one, one.position, now, now)
             self._still[where] = was
-        kept = {w: since for w, since in self.stuck.items() if self._since(w, now) <= since}
+        still_s = {where: one.since for where, one in self._still.items()}
+        kept = {w: since for w, since in self.stuck.items() if still_s.get(w, now) <= since}
         if len(kept) != len(self.stuck):
             self.stuck = kept
             self.ends = {where: end for where, end in self.ends.items() if where in kept}
-
-    def _since(self, where: TopicPartition, now: float) -> float:
-        still = self._still.get(where)
-        return now if still is None else still.since
 
     def _ask(self, where: Sequence[TopicPartition]) -> None:
         """On the background thread."""

@@ -14,8 +14,7 @@ from weft.app_options import AppOptions
 from weft.core.states import InternalError
 from weft.errors import ConfigError
 from weft.kafka.clientlog import Sparse
-from weft.kafka.connect import WordsPort
-from weft.kafka.ports import ProducerPort
+from weft.kafka.connect import Connection, WordsPort
 from weft.observe.asking import Source
 from weft.observe.group import GroupSource, wanted_of
 from weft.observe.local import LocalServer
@@ -38,20 +37,6 @@ SOCKET_VARIABLE = "WEFT_SOCKET"
 #: after which only a restart helps: the polling thread or the handlers' loop is blocked
 POLL_STANDS_S = 10.0
 LOOP_STANDS_S = 60.0
-
-
-class Clients(Protocol):
-    """Makes what reports are written and read with."""
-
-    def producer(
-        self, on_served: Callable[[], None], on_failed: Callable[[str], None]
-    ) -> ProducerPort:
-        """A new producer."""
-
-    def last_words(
-        self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
-    ) -> WordsPort:
-        """Follows a compacted topic."""
 
 
 class Seen(Protocol):
@@ -194,29 +179,37 @@ class Outside:
         #: reports of others that were none
         self._refusals = 0
 
-    def open(self, clients: Clients) -> None:
+    def open(self, clients: Connection) -> None:
         """Serve what the options request. Raises ConfigError for an unusable address."""
         if self._options.reports is not None:
             self._report(self._options.reports, clients)
         if not self.muted:
             self.serve(clients)
 
-    def _report(self, topic: str, clients: Clients) -> None:
+    def _report(self, topic: str, clients: Connection) -> None:
         source = self._source
+
+        def failed(reason: str) -> None:
+            self._log("reports", "report not written", reason)
+
         self._reporter = Reporter(
             topic,
             lambda: source.ready()[1],
             source.report,
-            lambda: clients.producer(lambda: None, self._report_failed),
-            self._report_failed,
+            lambda: clients.producer(lambda: None, failed),
+            failed,
         )
 
-    def serve(self, clients: Clients) -> None:
+    def serve(self, clients: Connection) -> None:
         """The socket and HTTP. Raises ConfigError as `open` does."""
         options, source = self._options, self._source
         if options.reports is not None and options.http is not None:
             group = options.group  # the page shows all of it
-            self._words = clients.last_words(options.reports, wanted_of(group), self._unread)
+            self._words = clients.last_words(
+                options.reports,
+                wanted_of(group),
+                lambda reason: self._log("unread", "reports of the group not read", reason),
+            )
             source = GroupSource(source, self._words, group, self._refused)
         if options.http is not None:
             from weft.observe.http import serve
@@ -226,45 +219,22 @@ class Outside:
             )
             event(_log, "info", "serving http", address=self._http.address)
         if os.environ.get(SOCKET_VARIABLE) == "1":
-            self._open_local(source)
-
-    def _report_failed(self, reason: str) -> None:
-        left_out = self._failures.left_out("reports")
-        if left_out is not None:
-            topic = self._options.reports
-            event(_log, "warning", "report not written", topic=topic, reason=reason)
-
-    def _unread(self, reason: str) -> None:
-        if self._failures.left_out("unread") is not None:
-            topic = self._options.reports
-            event(_log, "warning", "reports of the group not read", topic=topic, reason=reason)
+            try:
+                self._local = LocalServer(source)
+            except (ConfigError, OSError) as error:  # it is optional: a run continues without it
+                event(_log, "warning", "no socket for weft status", reason=str(error))
 
     def _refused(self, reason: str) -> None:
         self._refusals += 1
-        if self._failures.left_out("refused") is not None:
-            topic = self._options.reports
-            event(
-                _log, "warning", "report refused", topic=topic, reason=reason, count=self._refusals
-            )
+        self._log("refused", "report refused", reason, count=self._refusals)
 
-    def _open_local(self, source: Any) -> None:
-        """The socket is optional: a run continues without it."""
-        try:
-            self._local = LocalServer(source)
-        except (ConfigError, OSError) as error:
-            event(_log, "warning", "no socket for weft status", reason=str(error))
+    def _log(self, kind: str, what: str, reason: str, **more: Any) -> None:
+        if self._failures.left_out(kind) is not None:
+            event(_log, "warning", what, topic=self._options.reports, reason=reason, **more)
 
     def close(self) -> None:
         """Serve no more."""
-        reporter, self._reporter = self._reporter, None
-        if reporter is not None:
-            reporter.close()
-        words, self._words = self._words, None
-        if words is not None:
-            words.close()
-        local, self._local = self._local, None
-        http, self._http = self._http, None
-        if local is not None:
-            local.close()
-        if http is not None:
-            http.close()
+        for served in (self._reporter, self._words, self._local, self._http):
+            if served is not None:
+                served.close()
+        self._reporter = self._words = self._local = self._http = None

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -49,12 +48,7 @@ class ProgressLine:
             guard.thread("weft-progress", self._log_lines).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._shown:
             self._live.stop()

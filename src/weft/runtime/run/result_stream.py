@@ -202,17 +202,18 @@ class Results:
         stream.on_level = lambda full: member.door.post(
             lambda engine, now: engine.halt(now, name, on=full)
         )
-        stream.on_close = lambda: self._detach(name, stream)
+
+        def detach() -> None:
+            if self._streams.get(name) is stream:
+                del self._streams[name]
+            self._report()
+
+        stream.on_close = detach
         self._streams[name] = stream
         self._report()
 
-    def _detach(self, name: str, stream: ResultStream) -> None:
-        if self._streams.get(name) is stream:
-            del self._streams[name]
-        self._report()
-
     def _report(self) -> None:
-        """Have the engine tell of what is finished while somebody listens."""
+        """Have the engine report what is finished while there is a reader."""
         on = bool(self._streams)
         for plan in self._plans:
             plan.calls = (plan.calls or {}) if on else None
@@ -220,7 +221,7 @@ class Results:
         self._member.door.post(lambda engine, _now: engine.report_results(on=on))
 
     def put(self, finished: list[fx.Finished]) -> None:
-        """Inside the door: hand the results to who listens."""
+        """Inside the door: pass the results to their readers."""
         streams = list(self._streams.values())
         if streams:
             results = [self._result(one) for one in finished]

@@ -128,9 +128,17 @@ class Run:
             topics = self._check(self._admin)
             self._open_ledgers(self._admin)
             if self._until == "drained":
-                self._drain = self._new_drain(topics)
-            if loop is None:
-                self._open_loop()
+                self._drain = drain_of(
+                    self._admin,
+                    self._connection,
+                    self._options.group,
+                    topics,
+                    self._routes.patterns,
+                )
+            opens = self._options.lifespan is not None or needs_loop(self._handlers)
+            if loop is None and opens:
+                self._loop = HandlerLoop()
+                self._app.state = self._loop.enter_and_wait(self._options.lifespan, self._app)
             for ledger in self._ledgers:
                 if self._loop is not None:
                     self._loop.at_exit(ledger.close_async)
@@ -179,17 +187,6 @@ class Run:
             group = self._options.group
             self._ledgers = open_ledgers(self._handlers, self._plans, group, admin)
             self._on_commit = pruning(self._ledgers, self._options.on_commit)
-
-    def _open_loop(self) -> None:
-        if self._options.lifespan is not None or needs_loop(self._handlers):
-            self._loop = HandlerLoop()
-            self._app.state = self._loop.enter_and_wait(self._options.lifespan, self._app)
-
-    def _new_drain(self, topics: list[str]) -> Drain:
-        assert self._admin is not None
-        return drain_of(
-            self._admin, self._connection, self._options.group, topics, self._routes.patterns
-        )
 
     def _member_config(self) -> MemberConfig:
         options = self._options
@@ -350,7 +347,8 @@ class Run:
         except BaseException as error:
             member.died("weft-watch", error)
         try:
-            self._report = self._make_report(member)
+            code, reason = ending_of(member, self._signals.exit_code, drained=self._drained)
+            self._report = report_of(member, code, reason, time.monotonic() - self._began)
             log_end(self._report)
         finally:
             self._over.set()  # in any case: callers waiting for the end are released
@@ -378,10 +376,6 @@ class Run:
             self._admin.close()
             self._admin = None
         self._release_id()
-
-    def _make_report(self, member: Member) -> RunReport:
-        code, reason = ending_of(member, self._signals.exit_code, drained=self._drained)
-        return report_of(member, code, reason, time.monotonic() - self._began)
 
     # -- control -----------------------------------------------------------------------------------
 

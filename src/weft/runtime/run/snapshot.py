@@ -73,7 +73,7 @@ class Snapshots:
             account = account_of(member.door, records=worst)
         except InternalError:
             return begins | nothing | {"state": "failed"}
-        epoch_s = time.time() - member.now()
+        epoch_s, sent = time.time() - member.now(), member.transactor
         shot = snapshot(account, epoch_s, worst=worst, unread=member.unread())
         if member.refetched:
             shot["counts"]["partitions_refetched"] = member.refetched
@@ -90,10 +90,13 @@ class Snapshots:
             **shot,
             "failures": member.telling.troubles.rows(),
             "callback_errors": member.callbacks.errors,
-            "dead_letters_cut": _dead_letters_cut(member),
+            "dead_letters_cut": member.outputs.letters.count + (sent.letters.count if sent else 0),
             "poll_gap_max_s": round(member.poll_gap_max_s, 4),
             "poll_gap_recent_s": round(member.poll_gap_recent_s(), 4),
-            "commit_buckets": _commit_buckets(member),
+            # Commits, and transactions with those in them.
+            "commit_buckets": summed(
+                member.committer.took.row(), sent.took.row() if sent else None
+            ),
         }
 
     def _add_runtime(self, rows: dict[str, dict[str, Any]]) -> None:
@@ -226,16 +229,3 @@ def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> Ru
         seconds=seconds,
         error=None if member.fatal is None else member.fatal.error,
     )
-
-
-def _commit_buckets(member: Member) -> dict[str, Any]:
-    """Commits, and transactions with those in them."""
-    transacted = None if member.transactor is None else member.transactor.took.row()
-    row: dict[str, Any] = summed(member.committer.took.row(), transacted)
-    return row
-
-
-def _dead_letters_cut(member: Member) -> int:
-    """Parts that dead letters gave up, in transactions or without."""
-    transacted = 0 if member.transactor is None else member.transactor.letters.count
-    return member.outputs.letters.count + transacted

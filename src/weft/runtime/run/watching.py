@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from weft.account.account import Part
 from weft.account.shown import shown_key
 from weft.core import states
 from weft.core.states import InternalError
 from weft.core.work import Work
+from weft.kafka.connect import AdminPort
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AsyncExecutor
@@ -73,19 +73,6 @@ CALLERS = (
     AsyncExecutor._burst.__code__,  # noqa: SLF001  # our own function
     BatchTasks._run.__code__,  # noqa: SLF001  # our own function
 )
-
-
-class AsksGroup(Protocol):
-    """The part of the admin client that is needed here."""
-
-    def describe(self, topics: Sequence[str], timeout_s: float) -> Any:
-        """Facts of those of these topics that exist."""
-
-    def matching(self, patterns: Sequence[str], timeout_s: float) -> Sequence[str]:
-        """Names of topics that any of these matches."""
-
-    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
-        """Kafka's word for the state of the group, and how many members it has."""
 
 
 class LoopWatch:
@@ -162,7 +149,7 @@ class Watching:
         lost_at = self._member.telling.broker_lost_at
         return None if lost_at is None else time.monotonic() - lost_at
 
-    def look(self, admin: AsksGroup | None) -> None:
+    def look(self, admin: AdminPort | None) -> None:
         """One look; called ten times a second, and less often while nothing happens."""
         now = time.monotonic()
         self._look_at_loop()
@@ -203,7 +190,7 @@ class Watching:
 
     # -- the broker --------------------------------------------------------------------------------
 
-    def _look_at_broker(self, now: float, admin: AsksGroup | None) -> None:
+    def _look_at_broker(self, now: float, admin: AdminPort | None) -> None:
         """Query a broker if none has responded for a while because there was no traffic."""
         telling = self._member.telling
         due = now - telling.broker_seen_at >= BROKER_QUIET_S and now >= self._broker_asked_at
@@ -212,7 +199,7 @@ class Watching:
             self._ask_a_broker(now, admin)
         self._log_the_broker()
 
-    def _ask_a_broker(self, now: float, admin: AsksGroup) -> None:
+    def _ask_a_broker(self, now: float, admin: AdminPort) -> None:
         telling, member = self._member.telling, self._member
         seen_at = telling.broker_seen_at
         try:
@@ -254,7 +241,7 @@ class Watching:
 
     # -- the group ---------------------------------------------------------------------------------
 
-    def _look_at_assignment(self, now: float, admin: AsksGroup | None) -> None:
+    def _look_at_assignment(self, now: float, admin: AdminPort | None) -> None:
         member = self._member
         if member.partitions or member.unread() or member.leaving or member.fatal is not None:
             self._unassigned_at, self._unassigned_logged = None, 0
@@ -282,28 +269,27 @@ class Watching:
                 reason=reason,
             )
 
-    def _group_says(self, admin: AsksGroup | None) -> tuple[str, int, str]:
+    def _group_says(self, admin: AdminPort | None) -> tuple[str, int, str]:
         if time.monotonic() - self._member.telling.broker_back_at < SETTLED_S:
             return "unknown", 0, AFTER_OUTAGE
         try:
-            state, members = ("", 0) if admin is None else self._ask(admin)
+            state, members = "", 0
+            if admin is not None:
+                admin.describe([NO_TOPIC], GROUP_ANSWER_S)  # fails where no broker answers now
+                state, members = admin.group_state(self._group, GROUP_STATE_S)
         except Exception as error:
             return "unknown", 0, f"the brokers do not answer: {error}"
         if is_stable(state) and members == 1 and self._topics_there(admin):
             return state, members, STILL_JOINING
         return state, members, why_unassigned(state, members)
 
-    def _topics_there(self, admin: AsksGroup | None) -> bool:
+    def _topics_there(self, admin: AdminPort | None) -> bool:
         topics = self._member.config.topics
         literal = [topic for topic in topics if not topic.startswith("^")]
         patterns = [topic for topic in topics if topic.startswith("^")]
         return admin is not None and bool(
             admin.describe(literal, GROUP_ANSWER_S) or admin.matching(patterns, GROUP_ANSWER_S)
         )
-
-    def _ask(self, admin: AsksGroup) -> tuple[str, int]:
-        admin.describe([NO_TOPIC], GROUP_ANSWER_S)  # fails where no broker answers now
-        return admin.group_state(self._group, GROUP_STATE_S)
 
     # -- records -----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from weft import guard
+from weft.core.engine import Engine
 from weft.core.events import Ended, GivenBack, Returned
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
@@ -126,16 +127,17 @@ class ProcessExecutor:
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Return the unstarted records of these, or of all; notify running batches."""
+
+        def recall_soon(_engine: Engine, _now: float) -> None:
+            # Inside the door, which may not wait for a pipe: the dispatcher does it.
+            self._recalling = True
+            self._tokens.put(True)
+
         if partitions is None:
             # Behind the stop, which this follows, or the engine would grant it all again.
-            self._door.post(lambda _engine, _now: self._recall_soon())
+            self._door.post(recall_soon)
         else:
             self._recall(set(partitions))
-
-    def _recall_soon(self) -> None:
-        """Inside the door, which may not wait for a pipe: the dispatcher does it."""
-        self._recalling = True
-        self._tokens.put(True)
 
     def _recall(self, gone: set[Partition] | None) -> None:
         def goes(item: Item) -> bool:
@@ -359,10 +361,16 @@ class ProcessExecutor:
                 del link.given[reply.number]
                 work = item.works[0]
         if reply.outcome == "acked":
-            self._acked(work, reply)
+            done = [] if reply.outputs else [work]
+            ended: list[Ended] = [Returned(work, reply.outputs)] if reply.outputs else []
+            self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
             return
         if reply.ended:
-            self._remember(link, [work], reply.began, reply.ended, reply.returned)
+            took_s = reply.ended - reply.began
+            link.took(took_s)
+            self._plan.timed(took_s, work)
+            if self._plan.calls is not None:
+                self._plan.calls[work] = Call(reply.began, reply.ended, reply.returned)
         if self._plan.ledger is not None:
             self._plan.ledger.repeats += reply.repeats
         self._spans.note(work.record, reply)
@@ -371,11 +379,6 @@ class ProcessExecutor:
             self._door.done.append(work)
         else:
             self._door.ended.append(end)
-
-    def _acked(self, work: Work, reply: Reply) -> None:
-        done = [] if reply.outputs else [work]
-        ended: list[Ended] = [Returned(work, reply.outputs)] if reply.outputs else []
-        self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
 
     def _batch_replied(self, link: Link, message: BatchReply) -> None:
         with self._lock:
@@ -398,15 +401,6 @@ class ProcessExecutor:
         self._door.post(
             lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
         )
-
-    def _remember(
-        self, link: Link, works: list[Work], began: float, ended: float, returned: Any
-    ) -> None:
-        link.took(ended - began)
-        self._plan.timed(ended - began, works[-1])
-        if self._plan.calls is not None:
-            call = Call(began, ended, returned)
-            self._plan.calls.update(dict.fromkeys(works, call))
 
     # -- death -------------------------------------------------------------------------------------
 

@@ -171,14 +171,10 @@ class Worker:
             elif isinstance(message, Warn):
                 self.warned.set()
             elif isinstance(message, AskStack):
-                self.send(StackIs(self._where()))
-
-    def _where(self) -> list[str]:
-        """Where the call at hand is. On the thread that reads the pipe."""
-        task, inside = self._task, Worker._handle.__code__
-        if self._async and task is not None and (waits := stacks.of_coroutine(task.get_coro())):
-            return waits
-        return stacks.of_thread(threading.main_thread().ident, inside=inside)
+                task, main = self._task, threading.main_thread().ident
+                waits = [] if task is None else stacks.of_coroutine(task.get_coro())
+                inside = Worker._handle.__code__
+                self.send(StackIs(waits or stacks.of_thread(main, inside=inside)))
 
     def send(self, message: Any) -> None:
         """Send up the pipe."""
