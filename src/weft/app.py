@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, get_args
 
-from weft.app_options import AppOptions, checked_app
+from weft.app_options import AppKeywords, AppOptions, checked_app
 from weft.errors import ConfigError, NotStarted
-from weft.handler_types import ExecutorName, RunOptions, Topics, as_consume
-from weft.ledger.policy import SqlLedger
-from weft.options import COMMIT, CONCURRENCY, PARK, RETRY, HandlerOptions, checked, topics_of
-from weft.policies import Batch, Commit, OnExhausted, Retry
+from weft.handler_types import RunOptions, Topics, as_consume
+from weft.options import HandlerOptions, check_names, checked, topics_of
 from weft.routing import Routes
 from weft.runtime.hosted import belongs, owner_of
-from weft.types import DeliveryName, OnLost, Ordering, RunReport, StopMode
+from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
     from weft.runtime.run.handle import RunHandle
@@ -33,51 +31,10 @@ class App:
     """
 
     def __init__(
-        self,
-        group: str,
-        kafka: Mapping[str, Any],
-        producer: Mapping[str, Any] | None = None,
-        lifespan: Callable[..., Any] | None = None,
-        drain_timeout_s: float = 20.0,
-        revoke_timeout_s: float = 5.0,
-        buffer_records: int = 50_000,
-        buffer_bytes: int = 128 * 2**20,
-        on_offset_lost: OnLost = "stop",
-        on_result: Callable[..., Any] | None = None,
-        on_commit: Callable[..., Any] | None = None,
-        on_assign: Callable[..., Any] | None = None,
-        on_revoke: Callable[..., Any] | None = None,
-        http: str | None = None,
-        http_token_file: str | None = None,
-        reports: str | None = None,
-        on_error: Callable[..., Any] | None = None,
-        start_timeout_s: float | None = 15.0,
-        *,
-        allow_control: bool = False,
+        self, group: str, kafka: Mapping[str, Any], **options: Unpack[AppKeywords]
     ) -> None:
-        self._options = checked_app(
-            AppOptions(
-                group=group,
-                kafka=kafka,  # type: ignore[arg-type]  # checked, then copied, by checked_app
-                producer={} if producer is None else producer,  # type: ignore[arg-type]  # checked likewise
-                lifespan=lifespan,
-                drain_timeout_s=drain_timeout_s,
-                revoke_timeout_s=revoke_timeout_s,
-                buffer_records=buffer_records,
-                buffer_bytes=buffer_bytes,
-                on_offset_lost=on_offset_lost,
-                on_result=on_result,
-                on_commit=on_commit,
-                on_assign=on_assign,
-                on_revoke=on_revoke,
-                http=http,
-                http_token_file=http_token_file,
-                reports=reports,
-                on_error=on_error,
-                start_timeout_s=start_timeout_s,
-                allow_control=allow_control,
-            )
-        )
+        check_names("App", options, AppOptions)
+        self._options = checked_app(AppOptions(group, kafka, **options))  # type: ignore[arg-type]  # kafka is checked, then copied
         self._handlers: list[HandlerOptions] = []
         self._run: RunHandle | None = None
         self._stream: ResultStream | None = None
@@ -95,61 +52,23 @@ class App:
     # -- declaring ---------------------------------------------------------------------------------
 
     @as_consume
-    def consume(
-        self,
-        topics: Topics,
-        *,
-        ordering: Ordering = "key",
-        concurrency: int = CONCURRENCY,
-        executor: ExecutorName = "auto",
-        retry: Retry = RETRY,
-        timeout_s: float | None = None,
-        on_exhausted: OnExhausted = PARK,
-        output: str | None = None,
-        key: Any = "bytes",
-        value: Any = "bytes",
-        delivery: DeliveryName = "at_least_once",
-        commit: Commit = COMMIT,
-        ledger: SqlLedger | None = None,
-        batch: Batch | None = None,
-        prefetch: Callable[..., Any] | None = None,
-        rate_limit_per_s: float | None = None,
-    ) -> Callable[[Any], Any]:
+    def consume(self, topics: Topics, **options: Any) -> Callable[[Any], Any]:
         """Handle the records of these topics with the decorated function, returned as it is.
 
         A name that starts with ^ is a pattern; a literal name beats a pattern.
         """
         names = topics_of("@app.consume", topics)
+        check_names("consume", options, HandlerOptions)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            options = checked(
-                HandlerOptions(
-                    function,
-                    names,
-                    ordering=ordering,
-                    concurrency=concurrency,
-                    executor=executor,
-                    retry=retry,
-                    timeout_s=timeout_s,
-                    on_exhausted=on_exhausted,
-                    output=output,
-                    key=key,
-                    value=value,
-                    delivery=delivery,
-                    commit=commit,
-                    ledger=ledger,
-                    batch=batch,
-                    prefetch=prefetch,
-                    rate_limit_per_s=rate_limit_per_s,
-                )
-            )
+            handler = checked(HandlerOptions(function, names, **options))
             if self._run is not None and not self._run.over:
                 raise ConfigError(
-                    f"@app.consume on {options.name}: the app is running and would never call it: "
+                    f"@app.consume on {handler.name}: the app is running and would never call it: "
                     "decorate before the app starts, or create a second App"
                 )
-            Routes([*self._handlers, options])  # refuses a topic that has a handler already
-            self._handlers.append(options)
+            Routes([*self._handlers, handler])  # refuses a topic that has a handler already
+            self._handlers.append(handler)
             belongs(function, self)
             return function
 
@@ -171,24 +90,14 @@ class App:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def run(
-        self,
-        *,
-        engine: Literal["local", "spark"] = "local",
-        until: Literal["drained"] | None = None,
-        members: int | None = None,
-        master: str | None = None,
-        spark: Any = None,
-        conf: Mapping[str, str] | None = None,
-        sink: Any = None,
-    ) -> RunReport:
+    def run(self, **how: Unpack[RunOptions]) -> RunReport:
         """Run until stopped, or `until="drained"`.
 
         SIGINT and SIGTERM stop it when this is the main thread. `sink`, on a fleet, is the
         `weft.spark.DeltaTable` or `IcebergTable` that results go into as rows. Raises ConfigError
         for bad configuration, before anything is consumed.
         """
-        run = self._prepare(engine, until, members, master, spark, conf, sink)
+        run = self._prepare(how)
         run.install_signals()
         try:
             run.start()
@@ -210,7 +119,7 @@ class App:
 
     def start(self, **how: Unpack[RunOptions]) -> RunHandle:
         """`run()` in the background; the handle has `stop()`, `wait()` and `snapshot()`."""
-        run = self._prepare(**how)
+        run = self._prepare(how)
         run.start()
         return run
 
@@ -231,48 +140,33 @@ class App:
             event(_log, "error", "app.serve() failed", group=self._options.group, error=text)
             raise
 
-    def _prepare(
-        self,
-        engine: str = "local",
-        until: str | None = None,
-        members: int | None = None,
-        master: str | None = None,
-        spark: Any = None,
-        conf: Mapping[str, str] | None = None,
-        sink: Any = None,
-    ) -> RunHandle:
+    def _prepare(self, how: RunOptions) -> RunHandle:
+        check_names("run", how, RunOptions)
+        engine, until = how.get("engine", "local"), how.get("until")
         if engine not in ("local", "spark"):
             raise ConfigError(f'engine={engine!r} is not known: choose "local" or "spark"')
+        fleets: dict[str, Any] = {
+            name: how.get(name) for name in ("members", "master", "spark", "conf", "sink")
+        }
         with self._handing_over:
             self._check_startable(until)
-            run = self._made(engine, until, members, master, spark, conf, sink)
+            run: RunHandle
+            if engine == "spark":
+                from weft.spark.fleet.settings import fleet_settings
+
+                settings = fleet_settings(**fleets)
+                from weft.spark.fleet.run import FleetRun
+
+                run = FleetRun(self, settings, until=until, stream=self._stream)
+            else:
+                for name, value in fleets.items():
+                    if value is not None:
+                        raise ConfigError(f'{name} requires engine="spark": omit it')
+                from weft.runtime.run.run import Run
+
+                run = Run(self, until=until, stream=self._stream)
             self._taken_over(run)
         return run
-
-    def _made(
-        self,
-        engine: str,
-        until: str | None,
-        members: int | None,
-        master: str | None,
-        spark: Any,
-        conf: Mapping[str, str] | None,
-        sink: Any,
-    ) -> RunHandle:
-        if engine == "spark":
-            from weft.spark.fleet.settings import fleet_settings
-
-            settings = fleet_settings(members, master, spark, conf, sink)
-            from weft.spark.fleet.run import FleetRun
-
-            return FleetRun(self, settings, until=until, stream=self._stream)
-        given = {"members": members, "master": master, "spark": spark, "conf": conf, "sink": sink}
-        for name, value in given.items():
-            if value is not None:
-                raise ConfigError(f'{name} requires engine="spark": omit it')
-        from weft.runtime.run.run import Run
-
-        return Run(self, until=until, stream=self._stream)
 
     def _check_startable(self, until: str | None) -> None:
         if until not in (None, "drained"):

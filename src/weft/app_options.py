@@ -7,14 +7,37 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_seconds, is_whole
+from weft.types import OnLost
 
 BUFFER_BYTES_MIN = 2**20
 GROUP_CHARS_MAX = 249
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class AppKeywords(TypedDict, total=False):
+    """What `weft.App` takes beside `group` and `kafka`, for type checkers."""
+
+    producer: Mapping[str, Any] | None
+    lifespan: Callable[..., Any] | None
+    drain_timeout_s: float
+    revoke_timeout_s: float
+    buffer_records: int
+    buffer_bytes: int
+    on_offset_lost: OnLost
+    on_result: Callable[..., Any] | None
+    on_commit: Callable[..., Any] | None
+    on_assign: Callable[..., Any] | None
+    on_revoke: Callable[..., Any] | None
+    http: str | None
+    http_token_file: str | None
+    reports: str | None
+    on_error: Callable[..., Any] | None
+    start_timeout_s: float | None
+    allow_control: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -23,17 +46,18 @@ class AppOptions:
 
     group: str
     kafka: dict[str, Any]
-    producer: dict[str, Any]
-    lifespan: Callable[..., Any] | None
-    drain_timeout_s: float
-    revoke_timeout_s: float
-    buffer_records: int
-    buffer_bytes: int
-    on_offset_lost: Any
-    on_result: Callable[..., Any] | None
-    on_commit: Callable[..., Any] | None
-    on_assign: Callable[..., Any] | None
-    on_revoke: Callable[..., Any] | None
+    #: a dict once it is checked
+    producer: Any = None
+    lifespan: Callable[..., Any] | None = None
+    drain_timeout_s: float = 20.0
+    revoke_timeout_s: float = 5.0
+    buffer_records: int = 50_000
+    buffer_bytes: int = 128 * 2**20
+    on_offset_lost: OnLost = "stop"
+    on_result: Callable[..., Any] | None = None
+    on_commit: Callable[..., Any] | None = None
+    on_assign: Callable[..., Any] | None = None
+    on_revoke: Callable[..., Any] | None = None
     http: str | None = None
     http_token_file: str | None = None
     reports: str | None = None
@@ -55,6 +79,8 @@ class AppOptions:
 
 def checked_app(options: AppOptions) -> AppOptions:
     """The same options, or a ConfigError that names what is wrong."""
+    if options.producer is None:
+        options = replace(options, producer={})
     _check_group(options.group)
     for name in ("kafka", "producer"):
         if not isinstance(getattr(options, name), Mapping):

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +75,13 @@ class HandlerOptions:
     def patterns(self) -> tuple[str, ...]:
         """Its topics that are patterns."""
         return tuple(topic for topic in self.topics if topic.startswith("^"))
+
+
+def check_names(function: str, given: Iterable[str], options: Any) -> None:
+    """TypeError, as Python raises it, for an argument that is none of these options."""
+    for name in given:
+        if name not in options.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def default_concurrency(executor: object) -> int:

@@ -11,14 +11,17 @@ import sys
 import threading
 import time
 import types
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
-from weft.app import App
+from weft.app_options import AppOptions
 from weft.core.states import COMMIT_TABLE, EPOCH_TABLE, RECORD_TABLE
+from weft.handler_types import RunOptions
+from weft.options import HandlerOptions
 from weft.runtime.member import outputs
 from weft.testing import run
 
@@ -157,9 +160,9 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_every_option_is_documented() -> None:
     """docs/options.md has a row for every parameter of App, consume and run."""
     text = (ROOT / "docs/options.md").read_text()
-    for function in (App.__init__, App.consume, App.run):
-        for name in inspect.signature(function).parameters:
-            assert name == "self" or f"`{name}`" in text, f"{name} is not in docs/options.md"
+    options = [one.name for taken in (AppOptions, HandlerOptions) for one in fields(taken)]
+    for name in [*options, *RunOptions.__annotations__]:
+        assert name == "function" or f"`{name}`" in text, f"{name} is not in docs/options.md"
 
 
 def test_the_readmes_twenty_lines_work_when_pasted() -> None:
