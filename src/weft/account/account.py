@@ -11,7 +11,7 @@ against a walk over every record by `simulators/core/invariants.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -216,7 +216,10 @@ def copies(
 
     Without the `records` it counts, and touches none but the first of each partition.
     """
-    kept: Callable[[Iterable[Any]], list[Any]] = list if records else _first
+
+    def kept(values: Iterable[Any]) -> list[Any]:
+        return list(values if records else islice(values, 1))
+
     gathered = Counter([work.partition for work in gathering(engine)])
     not_begun = Counter([work.partition for work in waiting_to_begin(engine)])
     return [
@@ -238,10 +241,6 @@ def copies(
         for p in partitions
         if p.state != states.CLOSED
     ]
-
-
-def _first(values: Iterable[Any]) -> list[Any]:
-    return list(islice(values, 1))
 
 
 def gathering(engine: Engine) -> set[Work]:

@@ -143,16 +143,12 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         "attempts": 0 if work is None else work.attempts,
         "attempts_max": spec.retry.attempts,
         "timeout_s": spec.timeout_s,
-        "due_in_s": _due(failure, work, at),
+        "due_in_s": None
+        if failure is None or work is None or work.state != states.RETRYING
+        else round(max(0.0, failure.due - at), 3),
         "last_error": None if failure is None else error_row(failure.error),
         "story": _story(failure, epoch_s),
     }
-
-
-def _due(failure: Failure | None, work: Work | None, at: float) -> float | None:
-    if failure is None or work is None or work.state != states.RETRYING:
-        return None
-    return round(max(0.0, failure.due - at), 3)
 
 
 def _story(failure: Failure | None, epoch_s: float) -> list[dict[str, Any]]:

@@ -177,25 +177,19 @@ class Cluster:
         java = find_java()
         # Saved before the format: the cluster id in the data must always be known.
         save_state(self.folder, state)
-        self._write_settings(state)
-        self._format(java, state, nodes)
-        for node in nodes:
-            state.pids[node.id] = self._spawn(java, node)
-            save_state(self.folder, state)
-
-    def _write_settings(self, state: ClusterState) -> None:
         for node in state.nodes:
             path = self.properties(node.id)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.write_text(server_properties(node, state.nodes, path.parent / "log", self.config))
-
-    def _format(self, java: Java, state: ClusterState, nodes: list[Node]) -> None:
         paths = [self.properties(node.id) for node in nodes]
         fresh = [path for path in paths if not (path.parent / "log" / "meta.properties").exists()]
         for path in fresh:
             # What a format that was killed half-way left would be refused as foreign.
             shutil.rmtree(path.parent / "log", ignore_errors=True)
         format_storage(java, fresh, state.cluster_id)
+        for node in nodes:
+            state.pids[node.id] = self._spawn(java, node)
+            save_state(self.folder, state)
 
     def _spawn(self, java: Java, node: Node) -> int:
         self._reap(node.id)

@@ -54,8 +54,10 @@ _MISSING = frozenset({
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001  # public; the underscore means "local"
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001  # see above
 })  # fmt: skip
-_LOG_START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # not annotated
-_LOG_END: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # not annotated
+_ENDS: dict[str, OffsetSpec] = {
+    "start": OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # not annotated
+    "end": OffsetSpec.latest(),  # type: ignore[no-untyped-call]  # not annotated
+}
 #: No partition that was asked for has a leader: none exists, none may be seen, or it passes.
 _NO_LEADERS: int = KafkaError._NOENT  # noqa: SLF001  # see above
 _NO_GROUP = KafkaError.GROUP_ID_NOT_FOUND
@@ -170,7 +172,8 @@ class KafkaAdmin:
         A number is a time in ms since 1970; no record that late gives -1.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        asked = {KafkaPartition(*one): _offset_spec(spec) for one in partitions}
+        at = OffsetSpec.for_timestamp(spec) if isinstance(spec, int) else _ENDS[spec]
+        asked = {KafkaPartition(*one): at for one in partitions}
         if not asked:
             return {}
 
@@ -181,7 +184,14 @@ class KafkaAdmin:
             try:
                 answers = self._answers(futures, left_s, absent=_MISSING)
             except KafkaException as error:
-                if raised_code(error) != _NO_LEADERS or self._any_exists(asked, left_s):
+                if raised_code(error) != _NO_LEADERS:
+                    raise
+                # Whether one of them exists; ConfigError where this login may not know.
+                here = self.describe([one.topic for one in asked], left_s)
+                if any(
+                    one.topic in here and one.partition < here[one.topic].partitions
+                    for one in asked
+                ):
                     raise
                 return {}
             return {(one.topic, one.partition): at.offset for one, at in answers.items()}
@@ -326,12 +336,6 @@ class KafkaAdmin:
             time.sleep(_RETRY_PAUSE_S)
         return made
 
-    def _any_exists(self, asked: Iterable[KafkaPartition], left_s: float) -> bool:
-        """Whether one of these partitions exists; ConfigError where we may not know."""
-        partitions = [(one.topic, one.partition) for one in asked]
-        here = self.describe([topic for topic, _ in partitions], left_s)
-        return any(topic in here and n < here[topic].partitions for topic, n in partitions)
-
     def _of_topics(
         self, topics: Sequence[str], spec: Spec, *, committed: bool, timeout_s: float
     ) -> dict[TopicPartition, int]:
@@ -417,10 +421,3 @@ def _matcher(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-
-
-def _offset_spec(spec: Spec) -> OffsetSpec:
-    if isinstance(spec, int):
-        at_time: OffsetSpec = OffsetSpec.for_timestamp(spec)
-        return at_time
-    return _LOG_START if spec == "start" else _LOG_END

@@ -31,7 +31,10 @@ def batches_of(messages: list[Message]) -> list[PolledBatch]:
     sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
     headers = _all_headers(messages)
     if any(headers):
-        sizes = [n + _header_bytes(h) for n, h in zip(sizes, headers, strict=True)]
+        sizes = [
+            size + sum(len(name) + len(value or b"") for name, value in pairs or ())
+            for size, pairs in zip(sizes, headers, strict=True)
+        ]
     rows = zip(
         map(Message.topic, messages),
         map(Message.partition, messages),
@@ -87,9 +90,3 @@ def _all_headers(messages: list[Message]) -> list[Any]:
                 )
             found.append(None)
     return found
-
-
-def _header_bytes(headers: Any) -> int:
-    if not headers:
-        return 0
-    return sum(len(name) + len(value or b"") for name, value in headers)

@@ -162,28 +162,21 @@ class GroupLag(GroupOffsets):
     def measure(self) -> list[PartitionLag]:
         """Every partition of the topics that the group has committed anything of."""
         partitions = self.partitions()
-        self._check_rights()
-        found = self._committed(partitions)
+        if not self._allowed:  # once: without the right to see the group its commits only time out
+            with suppress(KafkaUnavailable):  # the next query reports the error
+                self._admin.group_members(self.group, ANSWER_S)
+            self._allowed = True
+        try:
+            found = self.committed(partitions) if partitions else []
+        except KafkaException as failure:
+            reason = failure.args[0].str()
+            text = f"the commits of group {self.group} cannot be read: {reason}"
+            raise FatalError(text) from None
         topics = {one.topic for one in found if one.offset is not None or one.error}
         rows = [one for one in found if one.topic in topics]
         logs = self._logs([(one.topic, one.partition) for one in rows if not one.error])
         lags = [lag_of(one, logs.get((one.topic, one.partition))) for one in rows]
         return self._with_causes(self._with_ages(lags))
-
-    def _check_rights(self) -> None:
-        """Once: without the right to see the group its commits only time out."""
-        if not self._allowed:
-            with suppress(KafkaUnavailable):  # the next query reports the error
-                self._admin.group_members(self.group, ANSWER_S)
-            self._allowed = True
-
-    def _committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
-        try:
-            return self.committed(partitions) if partitions else []
-        except KafkaException as failure:
-            reason = failure.args[0].str()
-            text = f"the commits of group {self.group} cannot be read: {reason}"
-            raise FatalError(text) from None
 
     def _logs(self, partitions: Sequence[TopicAndPartition]) -> Mapping[TopicAndPartition, Bounds]:
         try:

@@ -117,12 +117,13 @@ class KafkaProducer:
             raise
         except KafkaException as error:
             del life.waiting[number]
-            if _is_fatal(error):
+            inner = error.args[0]
+            if inner.fatal() or inner.code() == KafkaError._FATAL:  # noqa: SLF001  # a public constant
                 self._broken.set()
                 raise BufferError("the producer is being recreated") from None
             # Refused at once, as a message that is too large: the same answer, only sooner.
             self._refused = True
-            one.on_delivery(refused(error.args[0], one.message.topic))
+            one.on_delivery(refused(inner, one.message.topic))
 
     def _delivered(
         self, life: _Life, number: int, error: KafkaError | None, stored: Message
@@ -235,14 +236,11 @@ class KafkaProducer:
             except FATAL as error:
                 self._reason = error
                 self._broken.set()
-            left = self._unanswered()
+            alone = 0 if self._solo is None else len(self._solo.waiting)
+            left = len(self._life.waiting) + len(self._fell) + alone
             if not left or time.monotonic() >= deadline:
                 return left
             self._closed.wait(min(SERVE_S, left_s))
-
-    def _unanswered(self) -> int:
-        alone = 0 if self._solo is None else len(self._solo.waiting)
-        return len(self._life.waiting) + len(self._fell) + alone
 
     def close(self, timeout_s: float) -> None:
         """Stop; what is still queued is failed."""
@@ -292,11 +290,6 @@ def purge(producer: Producer, timeout_s: float) -> None:
     # The first flush of a failed producer raises before it has reported all.
     while flushed(producer, max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline:
         pass
-
-
-def _is_fatal(error: KafkaException) -> bool:
-    inner = error.args[0]
-    return bool(inner.fatal()) or inner.code() == KafkaError._FATAL  # noqa: SLF001  # a public constant
 
 
 def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:

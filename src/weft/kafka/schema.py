@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -84,7 +84,8 @@ class _Reader:
         self._url = conf["url"]
         self._client = SchemaRegistryClient(conf)
         weakref.finalize(self, self._client.close)
-        by_id = {"subject.name.strategy": _no_subject}  # else it asks the registry for subjects
+        # The id alone names a schema; else it asks the registry for subjects.
+        by_id = {"subject.name.strategy": lambda _ctx, _name: None}
         self._by_type: dict[str, Callable[[bytes], Any]] = {
             "AVRO": AvroDeserializer(self._client, conf=by_id),
             "JSON": JSONDeserializer(None, schema_registry_client=self._client, conf=by_id),
@@ -138,12 +139,14 @@ class _Reader:
     def _unreadable(self, error: BaseException, schema_id: int) -> Exception:
         """What to raise for bytes that were not read; a schema's references are fetched here."""
         line = _line(error)
-        for one in _with_contexts(error):
+        one: BaseException | None = error
+        while one is not None:
             names = {base.__name__ for base in type(one).__mro__}
             if names & _OF_THE_REGISTRY:
                 return self._refusal(one, schema_id)
             if "ValidationError" in names:  # its message quotes the value
                 line = f"{getattr(one, 'json_path', '$')} fails {getattr(one, 'validator', '')!r}"
+            one = one.__cause__ or one.__context__
         return ValueError(f"it does not fit schema {schema_id}: {line}")
 
 
@@ -181,16 +184,6 @@ def _without_credentials(url: Any) -> tuple[str, str | None]:
             user_info = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         urls.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}")
     return ",".join(urls), user_info
-
-
-def _no_subject(_ctx: object, _name: object) -> None:
-    """The id alone names a schema."""
-
-
-def _with_contexts(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _line(error: BaseException) -> str:

@@ -74,14 +74,13 @@ def is_shown(name: str) -> bool:
 
 def redacted(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with every value that may be secret as `"***"`, callbacks as a word."""
-    return {name: _shown(name, value) for name, value in config.items()}
-
-
-def _shown(name: str, value: Any) -> Any:
     # A callable's repr may hold what it closes over: functools.partial shows its arguments.
-    if callable(value) or name in CALLBACKS:
-        return "<set>"
-    return value if is_shown(name) else MASK
+    return {
+        name: "<set>"
+        if callable(value) or name in CALLBACKS
+        else (value if is_shown(name) else MASK)
+        for name, value in config.items()
+    }
 
 
 def scrub(text: str, config: Mapping[str, Any]) -> str:

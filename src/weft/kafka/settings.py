@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.errors import ConfigError
 from weft.kafka.probing import check_combination
-from weft.kafka.properties import CALLBACKS, Property, Scope, canonical, cure_for, properties
+from weft.kafka.properties import CALLBACKS, Property, canonical, cure_for, properties
 from weft.kafka.secrets import is_shown, redacted
 from weft.types import DeliveryName
 
@@ -94,7 +94,11 @@ def client_settings(
     `fleet_instance_id` is the static id of this member of a fleet.
     """
     shared, own = _checked(kafka, "kafka", "CP*"), _checked(producer, "producer", "P*")
-    _check_fleet(shared, fleet_instance_id)
+    if fleet_instance_id is not None and "group.instance.id" in shared:
+        raise ConfigError(
+            "kafka: group.instance.id is set by Weft on a fleet: use members=..., which gives "
+            "each member its own"
+        )
     _check_isolation(shared, delivery)
     _check_heartbeat(shared)
     _check_oauth(shared)
@@ -143,14 +147,6 @@ def _check_name(name: object, option: str, scopes: str) -> None:
         raise ConfigError(f"{option}: {name} is a property of consumers: put it into kafka")
     if name in _NO_EFFECT:
         _log.warning("%s: %s has no effect: %s", option, name, _NO_EFFECT[name])
-
-
-def _check_fleet(kafka: Config, fleet_instance_id: str | None) -> None:
-    if fleet_instance_id is not None and "group.instance.id" in kafka:
-        raise ConfigError(
-            "kafka: group.instance.id is set by Weft on a fleet: use members=..., which gives "
-            "each member its own"
-        )
 
 
 def _check_isolation(kafka: Config, delivery: DeliveryName) -> None:
@@ -206,11 +202,11 @@ def _token(function: Callable[[str], Any], config: str) -> Any:
 
 def _of(config: Config, scopes: str) -> Config:
     """The part of a configuration that clients of these scopes take."""
-    return {name: value for name, value in config.items() if _scope(name) in scopes}
-
-
-def _scope(name: str) -> Scope:
-    return CALLBACKS.get(name) or properties()[name].scope
+    return {
+        name: value
+        for name, value in config.items()
+        if (CALLBACKS.get(name) or properties()[name].scope) in scopes
+    }
 
 
 def _with_defaults(config: Config, defaults: Config) -> Config:

@@ -144,11 +144,12 @@ class KafkaTransactions:
         if error is not None:
             # Reported while producing: a delivery report could have contained it as well.
             lasts = error is self._said and delivery_verdict(error.code()) == "refused"
+            content = ErrorInfo(error.name(), error.str()) if of_content(error.code()) else None
             return TransactionEnd(
                 outcome,
                 deliveries,
                 error.str(),
-                _content(error),
+                content,
                 lasts=lasts,
                 maps_too_large=maps_too_large(error.code()),
             )
@@ -325,13 +326,6 @@ def _said(producer: Producer) -> KafkaError | None:
         one: KafkaError = error.args[0]
         return one if one.txn_requires_abort() else None
     return None
-
-
-def _content(error: KafkaError) -> ErrorInfo | None:
-    """What may lie with something that is in the transaction."""
-    if not of_content(error.code()):
-        return None
-    return ErrorInfo(error.name(), error.str())
 
 
 def _again(call: Callable[[float], Any], deadline: float) -> None:

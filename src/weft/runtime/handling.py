@@ -24,19 +24,22 @@ POLLS_MAX = 2_000
 
 
 class Executor(Protocol):
-    """Calls one handler."""
+    """Calls one handler: with single records, or with batches."""
 
     def start(self, works: Sequence[Work]) -> None:
         """Call it for each of these; never blocks."""
+        raise AssertionError(f"{len(works)} single records for a batch handler")
 
     def start_batch(self, works: list[Work]) -> None:
         """Call it once for all of these; never blocks."""
+        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
 
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End this attempt if that can be done."""
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches that these partitions, or all, are revoked."""
+        return
 
     def close(self) -> None:
         """Start nothing more."""

@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from weft.core.epochs import Found
+from weft.kafka.consumer import EARLIEST, LATEST
 from weft.kafka.ports import (
     POLL_RECORDS_MAX,
     CommitAnswer,
@@ -322,7 +323,9 @@ class MemoryConsumer:
         log = self._kafka.broker.logs[where]
         held = self._kafka.broker.committed(self.group, where)
         latest = log.stable_end() if self._reads_committed else log.end
-        reset = {"earliest": log.start, "latest": latest}.get(_plain(self._reset))
+        reset = {**dict.fromkeys(EARLIEST, log.start), **dict.fromkeys(LATEST, latest)}.get(
+            self._reset
+        )
         if held is None:
             return Found(None, "", log.start, log.end, reset)
         return Found(held.offset, held.metadata, log.start, log.end, reset)
@@ -381,10 +384,3 @@ def size_of(stored: Stored) -> int:
     """Bytes of a record, as they count against the budget."""
     headers = sum(len(name) + len(value or b"") for name, value in stored.headers)
     return len(stored.value or b"") + len(stored.key or b"") + headers
-
-
-def _plain(reset: str) -> str:
-    """One of librdkafka's three names for each of the two."""
-    if reset in ("smallest", "beginning"):
-        return "earliest"
-    return "latest" if reset in ("largest", "end") else reset

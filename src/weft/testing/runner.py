@@ -169,7 +169,12 @@ def put(
             _put_record(kafka, record, partitions)
         else:
             key, value = _pair(record)
-            kafka.produce(_only(topics), value, key)
+            if len(topics) != 1:
+                raise ConfigError(
+                    f"the app reads {', '.join(topics) or 'patterns only'}: give "
+                    "weft.Record(topic, ...), so that each record has a topic"
+                )
+            kafka.produce(topics[0], value, key)
 
 
 def _put_record(kafka: MemoryCluster, record: Record, partitions: int) -> None:
@@ -220,15 +225,6 @@ def value_bytes(value: Any) -> bytes | None:
             f"a value of type {type(value).__name__} is none: give bytes, str, None, a pydantic "
             f"model or what JSON can hold ({error})"
         ) from error
-
-
-def _only(topics: Sequence[str]) -> str:
-    if len(topics) != 1:
-        raise ConfigError(
-            f"the app reads {', '.join(topics) or 'patterns only'}: give weft.Record(topic, ...), "
-            "so that each record has a topic"
-        )
-    return topics[0]
 
 
 def ensure_topic(kafka: MemoryCluster, topic: str, partitions: int) -> None:

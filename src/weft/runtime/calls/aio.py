@@ -20,14 +20,13 @@ from contextvars import Context
 from typing import Any
 
 from weft.core.events import GivenBack
-from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.runtime.calls import stacks
 from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan, call_of
+from weft.runtime.handling import Executor, HandlerPlan, call_of
 from weft.types import Record
 
 SLICE_S = 0.005  # a worker whose handlers never wait lets the loop breathe this often
@@ -79,7 +78,7 @@ class _Worker:
         self.task: asyncio.Task[None] | None = None
 
 
-class AsyncExecutor:
+class AsyncExecutor(Executor):
     """Runs one async handler on a loop that is already running in some thread."""
 
     def __init__(self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop) -> None:
@@ -125,13 +124,6 @@ class AsyncExecutor:
     def cancel(self, work: Work, *, expired: bool) -> None:
         """End the attempt of this record, as a time-out or because its partition goes away."""
         self._call_on_loop(lambda: self._cancel(work, EXPIRED if expired else DROPPED))
-
-    def start_batch(self, works: list[Work]) -> None:
-        """Single-record handlers are given no batches."""
-        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
-
-    def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Single records are not notified of a revocation."""
 
     def close(self) -> None:
         """Let no further record start and end the idle workers."""

@@ -23,7 +23,7 @@ from weft.runtime.calls.invoke import BadReturn, failed, outputs_of
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan, call_of, may_call
+from weft.runtime.handling import Executor, HandlerPlan, call_of, may_call
 from weft.runtime.shared import SharedOutputs
 from weft.types import Record
 
@@ -253,10 +253,6 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         """Call the handler once with these."""
         self.put([works])
 
-    def start(self, works: Sequence[Work]) -> None:
-        """Batch handlers are only given batches."""
-        raise AssertionError(f"{len(works)} single records for a batch handler")
-
     def cancel(self, work: Work, *, expired: bool) -> None:
         """A running call cannot be ended: it counts as failed when it returns."""
         if not expired:
@@ -287,7 +283,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
             self._calls.remove(call)
 
 
-class BatchTasks:
+class BatchTasks(Executor):
     """Calls an async batch handler, a task for each call: a batch pays for it."""
 
     def __init__(self, plan: HandlerPlan, door: Door, loop: asyncio.AbstractEventLoop) -> None:
@@ -302,10 +298,6 @@ class BatchTasks:
         self._decode = decoding.here if decoding and not waits else None
         #: decodes within the call, because that may wait
         self._waiting = decoding if waits else None
-
-    def start(self, works: Sequence[Work]) -> None:
-        """Batch handlers are only given batches."""
-        raise AssertionError(f"{len(works)} single records for a batch handler")
 
     def start_batch(self, works: list[Work]) -> None:
         """Call the handler once with these; any thread."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextvars import Context
@@ -20,7 +20,6 @@ from typing import Generic, TypeVar
 
 from weft import guard
 from weft.core.events import GivenBack
-from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
@@ -28,7 +27,7 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan, call_of, may_call
+from weft.runtime.handling import Executor, HandlerPlan, call_of, may_call
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
@@ -44,7 +43,7 @@ SLOW_S = 0.001
 T = TypeVar("T")
 
 
-class WorkerThreads(ABC, Generic[T]):
+class WorkerThreads(Executor, Generic[T]):
     """Threads that take the next item themselves; made as they are needed, up to a limit."""
 
     def __init__(self, plan: HandlerPlan, door: Door) -> None:
@@ -177,13 +176,6 @@ class ThreadExecutor(WorkerThreads[Work]):
             for ended in [one for one in self._expired if one.state != RUNNING]:
                 self._expired.discard(ended)  # returned in the very moment it expired
             self._expired.add(work)
-
-    def start_batch(self, works: list[Work]) -> None:
-        """Single-record handlers are given no batches."""
-        raise AssertionError(f"a batch of {len(works)} for a single-record handler")
-
-    def warn(self, partitions: Sequence[Partition] | None) -> None:
-        """Single records are not notified of a revocation."""
 
     def _call(self, work: Work) -> None:
         plan, door = self._plan, self._door

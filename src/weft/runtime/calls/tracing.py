@@ -54,7 +54,7 @@ LINKS_MAX = 128
 def tracing(group: str) -> Callable[[Function], Function]:
     """What to put around handlers: spans, or nothing where no tracer provider is set up."""
     found = tracing_of(group)
-    return _as_it_is if found is None else found.around
+    return (lambda function: function) if found is None else found.around
 
 
 def tracing_of(group: str) -> Tracing | None:
@@ -76,10 +76,6 @@ def flush() -> None:
     flushing = getattr(trace.get_tracer_provider(), "force_flush", None)
     if flushing is not None:
         flushing()
-
-
-def _as_it_is(function: Function) -> Function:
-    return function
 
 
 class Tracing:
@@ -119,7 +115,9 @@ class Tracing:
             f"process {records[0].topic}",
             context=produced[0] if alone else context.Context(),
             kind=trace.SpanKind.CONSUMER,
-            attributes=self._of_record(given) if alone else self._of_batch(records),
+            attributes=self._of_record(given)
+            if alone
+            else {**self._common(records[0]), "messaging.batch.message_count": len(records)},
             links=self._links(records, produced),
         )
         with trace.use_span(span, end_on_exit=True):
@@ -191,16 +189,19 @@ class Tracing:
             attributes["messaging.kafka.message.tombstone"] = True
         return attributes
 
-    def _of_batch(self, records: Sequence[Record]) -> dict[str, Any]:
-        return {**self._common(records[0]), "messaging.batch.message_count": len(records)}
-
 
 def _produced(record: Record) -> Context:
     """The context that its producer sent with it."""
     from opentelemetry import context, propagate
 
     begin = context.Context()
-    return propagate.extract(_carrier(record.headers), begin) if record.headers else begin
+    # Headers as propagators read them; what is no text is none of theirs.
+    carrier = {
+        name.lower(): value.decode("ascii", "replace")
+        for name, value in record.headers
+        if value is not None and len(value) <= 8192
+    }
+    return propagate.extract(carrier, begin) if carrier else begin
 
 
 def _injected(current: Context) -> Headers:
@@ -210,15 +211,6 @@ def _injected(current: Context) -> Headers:
     carrier: dict[str, str] = {}
     propagate.inject(carrier, current)
     return tuple((name, value.encode()) for name, value in carrier.items())
-
-
-def _carrier(headers: Headers) -> dict[str, str]:
-    """Headers as propagators read them; what is no text is none of theirs."""
-    return {
-        name.lower(): value.decode("ascii", "replace")
-        for name, value in headers
-        if value is not None and len(value) <= 8192
-    }
 
 
 #: of more the oldest are forgotten

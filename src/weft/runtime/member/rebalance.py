@@ -256,7 +256,10 @@ class Rebalance:
         self._wait(lambda: quiet(ours) or left_s() <= 0, left_s())
         finished = quiet(ours)
         if not finished:
-            self._cancel(ours)
+            for work in seat.door.call(lambda engine, _: engine.running(ours)):
+                seat.executors[work.partition.handler.index].cancel(work, expired=False)
+            grace_s = CANCEL_GRACE_S if self._time_left.patient else 0.05
+            self._wait(lambda: quiet(ours), grace_s)
         ended = self._end_transactions(ours)
         stored = self._committer.send_last(ours) and ended
         seat.door.call(lambda engine, now: engine.closed(now, ours))
@@ -308,13 +311,6 @@ class Rebalance:
             self._lease.renew()
             seat.door.turn()
         return True
-
-    def _cancel(self, partitions: list[Partition]) -> None:
-        """Time is up: end the attempts that can be ended."""
-        for work in self._seat.door.call(lambda engine, _: engine.running(partitions)):
-            executor = self._seat.executors[work.partition.handler.index]
-            executor.cancel(work, expired=False)
-        self._wait(lambda: quiet(partitions), CANCEL_GRACE_S if self._time_left.patient else 0.05)
 
     def _end_transactions(self, partitions: list[Partition]) -> bool:
         """exactly_once: what is handled goes into a last transaction, which ends before we do.

@@ -228,7 +228,10 @@ class OutOfRange:
                 del self._later[one]
             self._look(due)
         for one, (partition, deadline) in list(self._ending.items()):
-            if now >= deadline or _all_committed(partition):
+            busy = partition.in_flight or partition.sending or partition.retrying
+            waits = busy or partition.claiming or partition.healthy > 0 or not partition.settled
+            # All that can be finished is, and is committed; what is parked stays behind.
+            if now >= deadline or not waits:
                 del self._ending[one]
                 if self._ours(one, partition):
                     self._reread([one])
@@ -292,9 +295,3 @@ class OutOfRange:
 
     def _ours(self, one: TopicPartition, partition: Partition) -> bool:
         return self._seat.partitions.get(one) is partition
-
-
-def _all_committed(partition: Partition) -> bool:
-    """All that can be finished now is, and is committed; what is parked stays behind."""
-    busy = partition.in_flight or partition.sending or partition.retrying or partition.claiming
-    return not busy and partition.healthy <= 0 and partition.settled

@@ -35,8 +35,16 @@ class OpenTransactions:
         if now < self._look_at or self._member.ending:
             return
         self._look_at = now + LOOK_EVERY_S
+        # Partitions that are fetched, and have not come to the end of their log.
+        short = [
+            (where, one.position)
+            for where, one in list(self._member.partitions.items())
+            if one.state == states.OPEN and not one.intake_paused and one.position < one.log_end
+        ]
+        before = self._stood
         self._stood = {
-            where: self._since(where, position, now) for where, position in self._short()
+            where: before[where] if before.get(where, (-1, now))[0] == position else (position, now)
+            for where, position in short
         }
         still = [where for where, (_, since) in self._stood.items() if now - since >= STANDS_S]
         if not still:
@@ -44,18 +52,6 @@ class OpenTransactions:
         elif now >= self._ask_at:
             self._ask_at = now + ASK_EVERY_S
             self._ask(still)
-
-    def _short(self) -> list[tuple[TopicPartition, int]]:
-        """Partitions that are fetched, and have not come to the end of their log."""
-        return [
-            (where, one.position)
-            for where, one in list(self._member.partitions.items())
-            if one.state == states.OPEN and not one.intake_paused and one.position < one.log_end
-        ]
-
-    def _since(self, where: TopicPartition, position: int, now: float) -> tuple[int, float]:
-        stood = self._stood.get(where)
-        return stood if stood is not None and stood[0] == position else (position, now)
 
     def _ask(self, where: list[TopicPartition]) -> None:
         telling = self._member.telling
