@@ -83,6 +83,8 @@ class WordsPort(Protocol):
 class Connection(Protocol):
     """Makes the clients of one member."""
 
+    settings: ClientSettings
+
     def consumer(self) -> ConsumerPort:
         """A new consumer."""
 
@@ -104,6 +106,8 @@ class Connection(Protocol):
 
     def instance_id(self) -> str | None:
         """The user's `group.instance.id`."""
+        given = self.settings.consumer.get("group.instance.id")
+        return None if given is None else str(given)
 
     def admin(self) -> AdminPort:
         """A new admin client."""
@@ -113,9 +117,11 @@ class Connection(Protocol):
 
     def max_poll_interval_s(self) -> float:
         """How long the consumer may stay away from polling."""
+        return float(self.settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
 
     def reads_committed(self) -> bool:
         """Whether records of open and aborted transactions are hidden."""
+        return str(self.settings.consumer.get("isolation.level")) == "read_committed"
 
     @property
     def clock(self) -> Clock:
@@ -125,33 +131,13 @@ class Connection(Protocol):
         """What is called in place of a handler: a test's cluster has its crash points around it."""
 
 
-class ConnectionFacts:
-    """What the settings of a connection say of it."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        self.settings = settings
-
-    def instance_id(self) -> str | None:
-        """The user's `group.instance.id`."""
-        given = self.settings.consumer.get("group.instance.id")
-        return None if given is None else str(given)
-
-    def max_poll_interval_s(self) -> float:
-        """How long the consumer may stay away from polling."""
-        return float(self.settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
-
-    def reads_committed(self) -> bool:
-        """Whether records of open and aborted transactions are hidden."""
-        return str(self.settings.consumer.get("isolation.level")) == "read_committed"
-
-
-class RealConnection(ConnectionFacts):
+class RealConnection(Connection):
     """Clients of a Kafka cluster."""
 
     clock = REAL_CLOCK
 
     def __init__(self, settings: ClientSettings) -> None:
-        super().__init__(settings)
+        self.settings = settings
         #: of every consumer of this run: one that is recreated takes the former one's place
         self._consumer = with_own_id(settings.consumer)
         self._own_id = self._consumer is not settings.consumer

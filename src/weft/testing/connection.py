@@ -10,7 +10,7 @@ from typing import Any, Self
 from weft.clock import Clock
 from weft.errors import ConfigError
 from weft.kafka.admin import TopicFacts
-from weft.kafka.connect import MEMORY, ConnectionFacts
+from weft.kafka.connect import MEMORY, Connection
 from weft.kafka.ports import KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
@@ -85,11 +85,11 @@ class MemoryLogReader:
         """Nothing to close."""
 
 
-class MemoryConnection(ConnectionFacts):
+class MemoryConnection(Connection):
     """A Connection of one run; it dies as a whole."""
 
     def __init__(self, kafka: MemoryCluster, settings: ClientSettings) -> None:
-        super().__init__(settings)
+        self.settings = settings
         self._kafka = kafka
         self._consumers: list[MemoryConsumer] = []
         #: the crash point at which this member was killed

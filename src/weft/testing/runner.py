@@ -166,7 +166,20 @@ def put(
     """
     for record in records:
         if isinstance(record, Record):
-            _put_record(kafka, record, partitions)
+            ensure_topic(kafka, record.topic, max(partitions, record.partition + 1))
+            with kafka.changed:
+                if record.partition >= kafka.broker.partition_counts[record.topic]:
+                    kafka.add_partitions(record.topic, record.partition + 1)
+                log = kafka.broker.logs[record.topic, record.partition]
+                if record.offset < log.end:
+                    raise ConfigError(
+                        f"{record!r}: offset {record.offset} is taken, the next is {log.end}: give "
+                        "ascending offsets, or (key, value) pairs instead of Records"
+                    )
+                log.gap(record.offset - log.end)
+                value = value_bytes(record.value)
+                where = (record.partition, record.timestamp_ms)
+                kafka.store(OutMessage(record.topic, value, record.key, record.headers, *where))
         else:
             key, value = _pair(record)
             if len(topics) != 1:
@@ -175,23 +188,6 @@ def put(
                     "weft.Record(topic, ...), so that each record has a topic"
                 )
             kafka.produce(topics[0], value, key)
-
-
-def _put_record(kafka: MemoryCluster, record: Record, partitions: int) -> None:
-    ensure_topic(kafka, record.topic, max(partitions, record.partition + 1))
-    with kafka.changed:
-        if record.partition >= kafka.broker.partition_counts[record.topic]:
-            kafka.add_partitions(record.topic, record.partition + 1)
-        log = kafka.broker.logs[record.topic, record.partition]
-        if record.offset < log.end:
-            raise ConfigError(
-                f"{record!r}: offset {record.offset} is taken, the next is {log.end}: give "
-                "ascending offsets, or (key, value) pairs instead of Records"
-            )
-        log.gap(record.offset - log.end)
-        key, value, headers = record.key, value_bytes(record.value), record.headers
-        where = (record.topic, value, key, headers, record.partition, record.timestamp_ms)
-        kafka.store(OutMessage(*where))
 
 
 def _pair(record: Any) -> tuple[bytes | None, bytes | None]:

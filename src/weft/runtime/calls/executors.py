@@ -58,19 +58,14 @@ class Executors:
         return prefetcher
 
     def _plain(self, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
-        if handler.kind == "processes":
-            return self._processes(handler, plan)
-        if handler.kind == "threads":
-            if plan.spec.batch is not None:
-                return BatchThreads(plan, self.door, self.loop)
-            return ThreadExecutor(plan, self.door, self.loop)
-        assert self.loop is not None, "an async handler needs the loop that was opened for it"
-        if plan.spec.batch is not None:
-            return BatchTasks(plan, self.door, self.loop)
-        return AsyncExecutor(plan, self.door, self.loop)
-
-    def _processes(self, handler: HandlerOptions, plan: HandlerPlan) -> Executor:
         batch = plan.spec.batch
+        if handler.kind == "threads":
+            made = ThreadExecutor if batch is None else BatchThreads
+            return made(plan, self.door, self.loop)
+        if handler.kind == "async":
+            assert self.loop is not None, "an async handler needs the loop that was opened for it"
+            tasks = AsyncExecutor if batch is None else BatchTasks
+            return tasks(plan, self.door, self.loop)
         if found_by_name():
             check_spawnable(handler.function, self.lifespan, handler.name)
         spec = WorkerSpec(

@@ -285,7 +285,13 @@ class Member:
         self._watchdog.tick(now)
         self.tick_engine(now)
         if self._stopped_at is not None and not self.leaving and self._left_s() <= 0:
-            self._give_up_waiting()
+            # The drain took too long: cancel what can be cancelled, commit what is done.
+            every = list(self.partitions.values())
+            left = self.door.call(lambda engine, _: engine.running(every))
+            self.telling.drain_timed_out(self.config.drain_timeout_s, left)
+            for work in left:
+                self.executors[work.partition.handler.index].cancel(work, expired=False)
+            self.door.post(lambda engine, now: engine.stop(now, "now"))
 
     def tick_engine(self, now: float) -> None:
         """Let the engine do what is due. For use inside a rebalance callback too."""
@@ -297,15 +303,6 @@ class Member:
         self._next_tick_at = began + TICK_S
         due_at = max(engine.next_deadline(), self._next_tick_at)
         self.door.wakes_at = min(due_at, began + self._longest_s())
-
-    def _give_up_waiting(self) -> None:
-        """The drain took too long: cancel what can be cancelled, commit what is done."""
-        held = list(self.partitions.values())
-        left = self.door.call(lambda engine, _: engine.running(held))
-        self.telling.drain_timed_out(self.config.drain_timeout_s, left)
-        for work in left:
-            self.executors[work.partition.handler.index].cancel(work, expired=False)
-        self.door.post(lambda engine, now: engine.stop(now, "now"))
 
     def _wait_for_room(self) -> int:
         """How many records to poll for; 0 when it is better to wait first.

@@ -224,14 +224,6 @@ class Telling:
 
     def write(self, *, last: bool = False) -> int:
         """Write what waits, the sums that are due, and at the end all of them; how many lines."""
-        self._sum_up(last=last)
-        lines = len(self._lines)
-        while self._lines:
-            line = self._lines.popleft()
-            traced(_log, line.level, line.what, line.fields, line.traceback, line.error)
-        return lines
-
-    def _sum_up(self, *, last: bool) -> None:
         now = self._clock()
         for alike in list(self._given_up.values()):
             if alike.left_out and (last or now - alike.at >= SUMMARY_EVERY_S):
@@ -241,6 +233,11 @@ class Telling:
             if alike.left_out:
                 count, alike.left_out = alike.left_out, 0
                 self.say("warning", "more attempts failed", **alike.fields, left_out=count)
+        lines = len(self._lines)
+        while self._lines:
+            line = self._lines.popleft()
+            traced(_log, line.level, line.what, line.fields, line.traceback, line.error)
+        return lines
 
 
 def _keep(kept: dict[Work, T], work: Work, value: T) -> None:

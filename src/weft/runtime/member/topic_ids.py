@@ -64,13 +64,7 @@ class TopicIds:
         ids = self._now(topics)
         if ids is None:
             return
-        self._say_missing(topics, ids)
-        for topic, found in ids.items():
-            if self._note(seat, topic, found):
-                seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
-
-    def _say_missing(self, topics: Sequence[str], ids: Mapping[str, str]) -> None:
-        """Log once that a topic was deleted: librdkafka waits for it silently."""
+        # Logged once that a topic was deleted: librdkafka waits for it silently.
         self._missed = {
             topic: self._missed.get(topic, 0) + 1 for topic in topics if topic not in ids
         }
@@ -83,6 +77,9 @@ class TopicIds:
                     topic=topic,
                     next="recreate it with `weft topics create`, or stop consuming it",
                 )
+        for topic, found in ids.items():
+            if self._note(seat, topic, found):
+                seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
 
     def _note(self, seat: Seat, topic: str, found: str) -> bool:
         """Remember the id of epochs that had none yet; whether any belongs to another topic."""

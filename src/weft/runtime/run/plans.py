@@ -162,24 +162,19 @@ def open_ledgers(
         plan.ledger = ledger
         if handler.kind != "processes":  # a worker process opens the ledger itself
             plan.function = ledger.around(plan.function)
-            _cap(plan, ledger)
+            asked = plan.spec.concurrency
+            if ledger.concurrency < asked:  # more calls than connections would only wait for one
+                plan.spec = replace(plan.spec, concurrency=ledger.concurrency)
+                event(
+                    _log,
+                    "warning",
+                    "the ledger's connection pool caps concurrency",
+                    handler=plan.spec.name,
+                    asked=asked,
+                    concurrency=ledger.concurrency,
+                )
         ledgers.append(ledger)
     return ledgers
-
-
-def _cap(plan: HandlerPlan, ledger: LedgerRun) -> None:
-    """Each call holds a connection: more calls than connections would only wait for one."""
-    asked = plan.spec.concurrency
-    if ledger.concurrency < asked:
-        plan.spec = replace(plan.spec, concurrency=ledger.concurrency)
-        event(
-            _log,
-            "warning",
-            "the ledger's connection pool caps concurrency",
-            handler=plan.spec.name,
-            asked=asked,
-            concurrency=ledger.concurrency,
-        )
 
 
 def topic_ids(admin: AdminPort) -> Callable[[str], str]:

@@ -343,7 +343,15 @@ class Run:
 
     def _finish(self, member: Member) -> None:
         try:
-            self._close_all(member)
+            # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
+            patient = member.patient and member.engine.stop_mode != "now"
+            self._close_loop(LOOP_CLOSE_S if patient else 1.0)
+            self._close_clients()
+            gc_pace.restore()
+            self._results.end()
+            member.telling.write(last=True)
+            if self._loop is None or self._loop.own:
+                self._app.state = None
         except BaseException as error:
             member.died("weft-watch", error)
         try:
@@ -352,17 +360,6 @@ class Run:
             log_end(self._report)
         finally:
             self._over.set()  # in any case: callers waiting for the end are released
-
-    def _close_all(self, member: Member) -> None:
-        # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
-        patient = member.patient and member.engine.stop_mode != "now"
-        self._close_loop(LOOP_CLOSE_S if patient else 1.0)
-        self._close_clients()
-        gc_pace.restore()
-        self._results.end()
-        member.telling.write(last=True)
-        if self._loop is None or self._loop.own:
-            self._app.state = None
 
     def _close_loop(self, timeout_s: float) -> None:
         if self._loop is not None:

@@ -36,14 +36,8 @@ class Deaths:
         if link.killed_for is item:
             error = ErrorInfo("AttemptTimeout", f"no answer within timeout_s={limit_s}")
             return Failed(work, error, final=False)
-        return self._died_over(work, link, item)
-
-    def _died_over(self, work: Work, link: Link, item: Item) -> Failed:
-        """The failed attempt of a record that ran when its worker died.
-
-        A batch is not condemned for its deaths: it is tried again in halves, so that the record
-        that kills is found.
-        """
+        # A batch is not condemned for its deaths: it is tried again in halves, so that the record
+        # that kills is found.
         died = f"its worker process {link.how_it_died()}"
         if work.partition.handler.spec.retry.attempts == 1 and len(item.works) == 1:
             # at_most_once, too: there is no second time to count to.

@@ -227,20 +227,17 @@ class ProcessExecutor:
                 return
             back = self._give_out(self._links)
             if not self._waiting and any(link.hungry for link in self._links):
-                self._relieve()
+                # What waits behind a call that turned out slow returns: another worker has time.
+                for link in self._links:
+                    at_hand = link.given.get(link.at_hand)
+                    behind = [n for n, i in link.given.items() if i is not at_hand and not i.batch]
+                    if behind and link.slow:
+                        link.send(Drop(behind))
         self._give_back(back)
 
     def _queued(self) -> bool:
         """A worker has been given more than what it runs."""
         return any(len(link.given) > 1 for link in self._links)
-
-    def _relieve(self) -> None:
-        """Take back what waits behind a call that turned out slow: another worker has time."""
-        for link in self._links:
-            at_hand = link.given.get(link.at_hand)
-            behind = [n for n, i in link.given.items() if i is not at_hand and not i.batch]
-            if behind and link.slow:
-                link.send(Drop(behind))
 
     def _feed(self, link: Link) -> None:
         """On the link's own thread: waking another one for each answer costs more than this."""

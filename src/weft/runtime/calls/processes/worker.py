@@ -334,7 +334,10 @@ class BatchOfWorker:
             value = worker.call_handler(context, batch)
             return context.run(self._returned, value)
         except BaseException as error:
-            return self._raised(error)
+            if self.explicit:
+                return self._left(error)
+            replies = [worker.failed(number, record, error) for number, record in self._job.records]
+            return self._reply(replies, whole=True)
 
     def _reply(
         self, replies: list[Reply], *, whole: bool, shared: list[OutMessage] | None = None
@@ -362,14 +365,6 @@ class BatchOfWorker:
         shared = self._worker.outputs(self._records[0], value)
         done = [Reply(number, "done") for number in self._numbers]
         return self._reply(done, whole=False, shared=shared)
-
-    def _raised(self, error: BaseException) -> BatchReply:
-        if self.explicit:
-            return self._left(error)
-        replies = [
-            self._worker.failed(number, record, error) for number, record in self._job.records
-        ]
-        return self._reply(replies, whole=True)
 
     def _left(self, error: BaseException) -> BatchReply:
         replies = [
