@@ -294,6 +294,11 @@ class Partition:
         return bool(self.commit.claims)
 
     @property
+    def commits_again(self) -> bool:
+        """Its last commit has to be sent again, whatever has changed."""
+        return self.commit.again
+
+    @property
     def settled(self) -> bool:
         """All that a commit would say is stored."""
         return not self.commit.dirty and not self.committing

@@ -325,7 +325,7 @@ class Rebalance:
         def all_committed() -> bool:
             if any(p.claiming or p.committing for p in ours):
                 return False
-            if all(p.committed >= p.frontier and not p.commit.again for p in ours):
+            if all(p.committed >= p.frontier and not p.commits_again for p in ours):
                 return True
             self._seat.door.call(lambda engine, now: engine.commit_soon(now))
             return False
