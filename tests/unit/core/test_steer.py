@@ -88,7 +88,7 @@ def test_nothing_is_due_while_too_many_calls_run():
     handler = Handler(0, HandlerSpec("h", concurrency=4))
     handler.tune(Tuning(rate_limit_per_s=1.0))
     handler.rotation.append(object())
-    handler.tokens_at = 0.0
+    handler.tokens, handler.tokens_at = 0.0, 0.0
     handler.slots.take(4)
     assert handler.tokens_due() is None
     handler.tune(Tuning(concurrency=2, rate_limit_per_s=1.0))
