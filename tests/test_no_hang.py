@@ -76,7 +76,7 @@ class Worker:
 
 def test_what_shares_something_dear_stays_with_one_worker():
     """The others take of it only when nothing else is left, so that none idles at the end."""
-    spark, matrix = (f"tests/integration/{names[0]}" for names in SHARING)
+    spark, matrix, *_ = (f"tests/integration/{names[0]}" for names in SHARING)
     tests = [f"{('tests/unit', spark, matrix)[n % 3]}::test_{n}" for n in range(12)]
     options = {"tx": ["2*popen"], "maxschedchunk": 1}
     dealing = Dealing(SimpleNamespace(getvalue=options.get, getoption=options.get))

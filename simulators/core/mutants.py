@@ -32,7 +32,7 @@ __all__ = ["MUTANTS", "Mutant", "mutants_logs", "mutants_steered"]  # which regi
 # -- S1, S2: what is committed ---------------------------------------------------------------------
 
 
-@mutant(AtLeastOnce, "send", "S2")
+@mutant(AtLeastOnce, "send", "S2", first_seed=25)
 def _done_before_acknowledged(original: Any) -> Any:
     def send(self: AtLeastOnce, record: Any, outputs: Any) -> None:
         self._state.emit(fx.Send(record, outputs))
@@ -59,12 +59,12 @@ def _holes_dropped(original: Any) -> Any:
     return snapshot
 
 
-@mutant(Endings, "_dead_letter_answered", "S2", "S1")
+@mutant(Endings, "_dead_letter_answered", "S2", "S1", first_seed=52)
 def _dead_letter_refusal_ignored(original: Any) -> Any:
     return lambda self, record, failure, sent, _error: original(self, record, failure, sent, None)
 
 
-@mutant(Endings, "_split", "S1", "S3")
+@mutant(Endings, "_split", "S1", "S3", first_seed=601)
 def _batch_failure_costs_attempts(original: Any) -> Any:
     def split(self: Endings, record: Any, failed: Any, count: int, *, behind: bool) -> None:
         original(self, record, failed, count, behind=behind)
@@ -116,7 +116,7 @@ def _lane_goes_on_past_a_failure(original: Any) -> Any:
     return retry
 
 
-@mutant(Epochs, "_drop", "S3")
+@mutant(Epochs, "_drop", "S3", first_seed=56)
 def _old_attempt_holds_no_lane(original: Any) -> Any:
     def drop(self: Epochs, partition: Partition) -> None:
         original(self, partition)
@@ -169,7 +169,7 @@ def _marked_after_the_start(original: Any) -> Any:
     return fill
 
 
-@mutant(Commits, "_refused", "S5", "S1")
+@mutant(Commits, "_refused", "S5", "S1", first_seed=28)
 def _refused_commit_forgotten(original: Any) -> Any:
     def refused(self: Commits, partition: Partition, answer: Any) -> None:
         original(self, partition, answer)
@@ -195,7 +195,7 @@ def _starts_while_revoking(original: Any) -> Any:
     return lambda _self, _partitions: None
 
 
-@mutant(Endings, "_late", "S7", "S2")
+@mutant(Endings, "_late", "S7", "S2", first_seed=80)
 def _epoch_check_removed(original: Any) -> Any:
     def late(self: Endings, record: Any) -> None:
         present = self._state.partitions.get((record.record.topic, record.record.partition))
@@ -234,7 +234,7 @@ def _outputs_outside_the_transaction(original: Any) -> Any:
     return send
 
 
-@mutant(Batching, "_group", "S8", first_seed=profiles.SHARED)
+@mutant(Batching, "_group", "S8", first_seed=profiles.SHARED + 43)
 def _shared_outputs_over_partitions(original: Any) -> Any:
     def group(self: Batching, record: Any) -> Any:
         spec = record.partition.handler.spec.batch
@@ -264,7 +264,7 @@ def _offsets_outside_the_transaction(original: Any) -> Any:
     return lambda self, _kind, items: original(self, fx.CommitOffsets, items)
 
 
-@mutant(Batching, "_parts", "structure")
+@mutant(Batching, "_parts", "structure", first_seed=41)
 def _batch_of_any_key(original: Any) -> Any:
     return lambda _self, _record, _following: False
 
@@ -300,7 +300,7 @@ def _a_record_in_no_place(original: Any) -> Any:
     return part
 
 
-@mutant(Portions, "full", "S9", first_seed=profiles.SLOW)
+@mutant(Portions, "full", "S9", first_seed=profiles.SLOW + 17)
 def _outputs_in_no_budget(original: Any) -> Any:
     return lambda _self, _partitions: False
 
@@ -325,7 +325,7 @@ def _culprit_waits_for_ever(original: Any) -> Any:
     return lambda _self, _group, _failed: []
 
 
-@mutant(Culprits, "_failed_alone", "S8", first_seed=profiles.ABORTED)
+@mutant(Culprits, "_failed_alone", "S8", first_seed=profiles.ABORTED + 288)
 def _outage_fails_an_attempt(original: Any) -> Any:
     def failed_alone(self: Culprits, group: Any, failed: Any) -> Any:
         self._proved = True

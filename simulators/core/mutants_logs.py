@@ -42,7 +42,7 @@ def _past_the_last_stable_offset_counts_as_lost(original: Any) -> Any:
     return lambda _self, log: log.stable_end()
 
 
-@mutant(member.Member, "begin_again", "L1", "L2", "S1", "S5", first_seed=profiles.LOGS)
+@mutant(member.Member, "begin_again", "L1", "L2", "S1", "S5", first_seed=profiles.LOGS + 94)
 def _topic_made_again_goes_on(original: Any) -> Any:
     return lambda _self: False
 
@@ -81,7 +81,7 @@ def _holes_below_the_top_start_without_a_count(original: Any) -> Any:
     return take_room
 
 
-@mutant(Endings, "outputs_answered", "S2", "S3", "S4", first_seed=profiles.LATE + 300)
+@mutant(Endings, "outputs_answered", "S2", "S3", "S4", first_seed=profiles.LATE + 349)
 def _late_acknowledgement_counts(original: Any) -> Any:
     def outputs_answered(self: Endings, record: Any, sent: Any, error: Any) -> None:
         original(self, record, sent, error)

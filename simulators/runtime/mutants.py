@@ -41,13 +41,17 @@ MUTANTS: list[Fault] = []
 
 
 def mutant(
-    owner: Any, attribute: str, *promises: str, among: Among = lambda _setup: True
+    owner: Any,
+    attribute: str,
+    *promises: str,
+    among: Among = lambda _setup: True,
+    first_seed: int = 0,
 ) -> Callable[[Callable[..., Any]], None]:
     """Register a patch: the function gets the original and returns what takes its place."""
 
     def register(broken: Callable[..., Any]) -> None:
         name = broken.__name__.lstrip("_")
-        MUTANTS.append(Fault(name, promises, owner, attribute, broken, among=among))
+        MUTANTS.append(Fault(name, promises, owner, attribute, broken, first_seed, among))
 
     return register
 
@@ -93,6 +97,7 @@ def _connections_break(setup: Setup) -> bool:
     "_queue",
     "S3",
     among=lambda one: one.outputs_max > 1 and one.queue_max < 3 and not one.transactional,
+    first_seed=196,
 )
 def _full_queue_overtakes(original: Any) -> Any:
     def queue(self: Any, message: Any, on_delivery: Any) -> None:
@@ -107,22 +112,22 @@ def _full_queue_overtakes(original: Any) -> Any:
 # -- partitions that come and go -------------------------------------------------------------------
 
 
-@mutant(rebalance, "quiet", "S6", among=_sends)
+@mutant(rebalance, "quiet", "S6", among=_sends, first_seed=5147)
 def _revoke_ignores_what_is_sending(original: Any) -> Any:
     return lambda partitions: not any(p.in_flight for p in partitions)
 
 
-@mutant(committing, "_holds", "S7", "S2")
+@mutant(committing, "_holds", "S7", "S2", first_seed=52)
 def _plan_sent_after_its_epoch(original: Any) -> Any:
     return lambda _item, _sequence: True
 
 
-@mutant(Committer, "under_way", "S2", "S4", "S6", "S7", among=_commits_again)
+@mutant(Committer, "under_way", "S2", "S4", "S6", "S7", among=_commits_again, first_seed=3844)
 def _last_commit_overtakes(original: Any) -> Any:
     return lambda _self, _where, _within_s=0.0: False
 
 
-@mutant(Committer, "_unanswered", "S2", "S7", among=_connections_break)
+@mutant(Committer, "_unanswered", "S2", "S7", among=_connections_break, first_seed=42)
 def _plan_sent_behind_an_unanswered_one(original: Any) -> Any:
     def unanswered(self: Any, where: Any, within_s: float) -> bool:
         return within_s != committing.RESENT_S and bool(original(self, where, within_s))
@@ -162,7 +167,7 @@ def _unknown_start_is_not_looked_up_again(original: Any) -> Any:
     return found
 
 
-@mutant(Watchdog, "_refresh", "L1", among=lambda one: one.odds.leader_moved > 0.3)
+@mutant(Watchdog, "_refresh", "L1", among=lambda one: one.odds.leader_moved > 0.3, first_seed=101)
 def _partition_sought_without_a_refresh(original: Any) -> Any:
     def refresh(self: Any, wanted: Any) -> None:
         ends = self._seat.consumer.stable_ends(list(wanted), 1.0)
@@ -180,6 +185,7 @@ def _partition_sought_without_a_refresh(original: Any) -> Any:
     "S8",
     "S7",
     among=lambda one: one.transactional and one.odds.transaction_slow > 0,
+    first_seed=48,
 )
 def _fresh_membership_for_an_old_transaction(original: Any) -> Any:
     def transact(self: Any, effect: Any, membership: Any) -> None:
@@ -220,6 +226,7 @@ class _Late:
     "S8",
     "L1",
     among=lambda one: one.transactional and one.odds.transaction_lost > 0,
+    first_seed=191,
 )
 def _unknown_transaction_taken_as_committed(original: Any) -> Any:
     return lambda _self, end, _offsets: TransactionEnd("committed", end.deliveries, end.reason)
@@ -232,6 +239,7 @@ def _unknown_transaction_taken_as_committed(original: Any) -> Any:
     "S4",
     "S8",
     among=lambda one: one.transactional and one.odds.find_fails * one.odds.transaction_unheard > 0,
+    first_seed=112,
 )
 def _unreadable_commit_counts_as_nothing(original: Any) -> Any:
     def find_out(self: Any, end: Any, offsets: Sequence[Any]) -> Any:
@@ -245,7 +253,7 @@ def _unreadable_commit_counts_as_nothing(original: Any) -> Any:
 # -- wake-ups --------------------------------------------------------------------------------------
 
 
-@mutant(Door, "turn", "L1", among=lambda one: one.calm)
+@mutant(Door, "turn", "L1", among=lambda one: one.calm, first_seed=39)
 def _door_looks_only_once(original: Any) -> Any:
     def turn(self: Any) -> None:
         if self.done or self.ended or self._events:
@@ -261,7 +269,7 @@ def _door_looks_only_once(original: Any) -> Any:
     return turn
 
 
-@mutant(WorkerThreads, "_rest", "L1", among=_lone_thread)
+@mutant(WorkerThreads, "_rest", "L1", among=_lone_thread, first_seed=1481)
 def _threads_rest_without_a_second_look(original: Any) -> Any:
     def rest(self: Any) -> None:
         self._idle.append(None)
@@ -272,7 +280,7 @@ def _threads_rest_without_a_second_look(original: Any) -> Any:
     return rest
 
 
-@mutant(AsyncExecutor, "_on_suspend", "L1", among=_rests)
+@mutant(AsyncExecutor, "_on_suspend", "L1", among=_rests, first_seed=5804)
 def _async_neither_wakes_nor_flushes(original: Any) -> Any:
     return lambda _self: None
 
@@ -308,6 +316,7 @@ def _dead_workers_records_in_reverse(original: Any) -> Any:
     "cancel",
     "L1",
     among=lambda one: one.kind == "processes" and one.opens_s > 0 and one.timeout_s == 0.3,
+    first_seed=3055,
 )
 def _calls_that_wait_are_overdue(original: Any) -> Any:
     def cancel(self: Any, work: Any, *, expired: bool) -> None:
@@ -335,6 +344,7 @@ def _drained_before_acknowledged(original: Any) -> Any:
     "S3",
     "S4",
     among=lambda one: one.batch is not None and one.batch.ack == "explicit",
+    first_seed=83,
 )
 def _late_acknowledgement_after_the_end(original: Any) -> Any:
     def ack(self: Any, index: int, tell: Any) -> bool:

@@ -23,7 +23,7 @@ def promise_broken(seed: int) -> str | None:
 
 def first_caught(mutant: Fault) -> int | None:
     """The first seed, of those that may show it, that reports a promise which it breaks."""
-    seeds = (seed for seed in count() if mutant.among(draw(seed)))
+    seeds = (seed for seed in count(mutant.first_seed) if mutant.among(draw(seed)))
     with mutant.alive():
         for seed in islice(seeds, SEEDS_MAX):
             if promise_broken(seed) in mutant.promises:

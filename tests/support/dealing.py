@@ -6,14 +6,16 @@ from typing import Any
 
 from xdist.scheduler import LoadScheduling
 
-#: What the first worker begins with, and the second: begins of ids.
+#: What the first worker begins with, the second and the third: begins of ids.
 SHARING = (
     # the Spark session
-    ("spark/test_fleet_session", "spark/test_fleet_table", "spark/test_process", "spark/test_sink",
-     "spark/test_source"),
+    ("spark/test_fleet_secrets", "spark/test_fleet_session", "spark/test_process",
+     "spark/test_replay", "spark/test_sink", "spark/test_source"),
     # a broker that may be killed, one that refuses rights
     ("matrix", "test_admin", "app/test_seen", "app/test_why_causes", "delivery/test_refused_outputs",
      "processes/test_broker_away"),
+    # a Connect server, and what starts a Java of its own
+    ("spark/test_fleet_connect", "spark/test_fleet_table", "spark/test_fleet_kills"),
 )  # fmt: skip
 
 

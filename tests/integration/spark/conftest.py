@@ -32,8 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One Spark session on two cores for all tests, with the format `weft` registered."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark session on two cores for all tests, with the format `weft` registered.
+
+    Its event log and the marker are for test_fleet_secrets.py.
+    """
     from pyspark.sql import SparkSession
 
     from weft.spark import KafkaSource
@@ -46,6 +49,10 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", tmp_path_factory.mktemp("events").as_uri())
+        .config("spark.eventLog.compress", "false")
+        .config("spark.marker", "planted-marker")
         # Without it query.stop() waits for ever for a batch that hangs.
         .config("spark.sql.streaming.stopTimeout", "60s")
         # So long Java and Python wait for each other's hello; 15 s where nobody says more.
@@ -89,23 +96,29 @@ def named_partitions(client: Producer, topic: str) -> Collection[int]:
 
 @pytest.fixture
 def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
-    """Write values to one partition and wait until the broker has them."""
+    """Write values to one partition and wait until the broker has them; `keys`: one for each."""
 
     def write(
-        topic: str, values: Iterable[str | bytes | None], partition: int = 0, **more: Any
+        topic: str,
+        values: Iterable[str | bytes | None],
+        partition: int = 0,
+        keys: Iterable[bytes] = (),
+        **more: Any,
     ) -> None:
         # A producer of its own each time: it must know partitions that were added just now.
         producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
         # A broker that is behind names fewer, and then the client refuses what goes to the others.
         assert wait_until(lambda: partition in named_partitions(producer, topic), 60)
         failed: list[str] = []
+        key_of = iter(keys)
         for value in values:
             producer.produce(
                 topic,
                 value,
+                next(key_of, more.get("key")),
                 partition=partition,
                 on_delivery=lambda error, _: failed.append(error.str()) if error else None,
-                **more,
+                **{name: given for name, given in more.items() if name != "key"},
             )
         assert (producer.flush(60), failed) == (0, [])
 

@@ -1,4 +1,4 @@
-"""A fleet over Spark Connect: a server of its own, members in the tasks of queries."""
+"""Spark Connect: a fleet, whose members run in the tasks of queries, and `process`."""
 
 from __future__ import annotations
 
@@ -110,6 +110,37 @@ def test_connect_need_not_be_named(server, folder) -> None:
         assert len(fleet.events("open")) == len(fleet.events("close")) == 2
         begun = {(one["p"], one["o"]) for one in fleet.events("begin")}
         assert begun == fleet.done()
+
+
+PROCESS = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from weft.spark import process
+from weft.spark.processing.operator import default_slots
+
+def handle(record):
+    return None
+
+if __name__ == "__main__":
+    spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+    df = spark.range(500).selectExpr("'t' as topic", "0 as partition", "id as offset",
+        "cast(cast(id as string) as binary) as key", "cast(null as binary) as value")
+    rows = process(df, handle)
+    tasks = rows.select(F.spark_partition_id().alias("task"), "status").distinct().collect()
+    print("SLOTS", default_slots(spark), len(tasks), {row.status for row in tasks})
+    spark.stop()
+"""
+
+
+def test_a_connect_session_has_a_task_for_each_core(server, tmp_path) -> None:
+    """`process` without slots=: two tasks on a server of local[2], not the shuffle's 200."""
+    (tmp_path / "job.py").write_text(PROCESS)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py"), server],
+        cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert "SLOTS 2 2 {'done'}" in done.stdout, done.stdout[-500:] + done.stderr[-3000:]
 
 
 def test_a_master_beside_connect_is_refused(folder) -> None:

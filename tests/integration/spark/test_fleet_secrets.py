@@ -22,6 +22,8 @@ from tests.integration.spark.fleet_kit import (
 )
 from tests.integration.spark.test_fleet_connect import end, start_server
 
+import weft
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 #: Kafka takes these without using them: the brokers of the tests have no log-in.
@@ -93,6 +95,25 @@ def ui_of(fleet: Fleet) -> str:
     return str(found[1])
 
 
+def test_the_event_log_has_no_secret(spark, topic, kafka_broker) -> None:
+    """Of a fleet in a session that is given; the marker shows that the place is looked at."""
+    name = topic(2, "secrets")
+    fill(kafka_broker.bootstrap, name, 200, 2)
+    app = weft.App(f"g-{name}", {"bootstrap.servers": kafka_broker.bootstrap, **SECRETS})
+
+    @app.consume(name)
+    async def handle(record: weft.Record) -> None:
+        """Nothing to do."""
+
+    run = app.start(engine="spark", spark=spark, members=1, until="drained")
+    assert run.wait(START_S).done == 200
+    folder = Path(spark.conf.get("spark.eventLog.dir").removeprefix("file:"))
+    written = {str(one): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    assert any(b"planted-marker" in text for text in written.values())
+    assert planted_in(written) == []
+
+
+@pytest.mark.long
 def test_secrets_stand_nowhere(tmp_path: Path, topic, kafka_broker) -> None:
     """Event log, UI (JSON and pages), the fleet's log: Kafka's secrets are in none of them.
 

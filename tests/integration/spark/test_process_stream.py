@@ -30,8 +30,9 @@ def test_a_stream_in_batches_keeps_the_order_of_keys(
 ):
     """Sorted in the task: each key's records in offset order, in and across micro-batches."""
     name = topic(partitions=2)
-    for number in range(60):
-        produce(name, [str(number)], partition=number % 2, key=b"k%d" % (number % 3))
+    for partition in (0, 1):
+        written = range(partition, 60, 2)
+        produce(name, map(str, written), partition, keys=[b"k%d" % (n % 3) for n in written])
     log = str(tmp_path / "log")
 
     async def handler(record):

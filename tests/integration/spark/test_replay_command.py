@@ -10,6 +10,9 @@ import sys
 import pytest
 from tests.integration.spark.sink_kit import messages, values
 
+import weft
+from weft.spark.replaying import Stretch, replay_stretch
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 APP = """
@@ -24,16 +27,27 @@ async def shout(record):
     return record.value + "!"
 """
 BEGIN_MS = 1_772_359_200_000  # 2026-03-01T10:00 UTC
+MINUTE_MS = 60_000
 
 
 @pytest.fixture
-def replay(kafka_broker, topic, produce, tmp_path):
-    """An app with a topic of ten minutes, a record a minute; run `weft replay` on it."""
+def fill(produce):
+    """Fill a topic of ten minutes, with a record a minute."""
+
+    def write(source):
+        for minute in range(10):
+            value = "bad" if minute == 4 else f"m{minute}"
+            at = BEGIN_MS + minute * MINUTE_MS
+            produce(source, [value], partition=minute % 2, key=b"k%d" % (minute % 3), timestamp=at)
+
+    return write
+
+
+@pytest.fixture
+def replay(kafka_broker, topic, fill, tmp_path):
+    """An app with such a topic; run `weft replay` on it."""
     source, target, dead = topic(2), topic(), topic()
-    for minute in range(10):
-        value = "bad" if minute == 4 else f"m{minute}"
-        at = BEGIN_MS + minute * 60_000
-        produce(source, [value], partition=minute % 2, key=b"k%d" % (minute % 3), timestamp=at)
+    fill(source)
     text = APP.format(bootstrap=kafka_broker.bootstrap, source=source, target=target, dead=dead)
     (tmp_path / "shouting.py").write_text(text)
 
@@ -49,6 +63,46 @@ def replay(kafka_broker, topic, produce, tmp_path):
     return run
 
 
+@pytest.fixture
+def shouting(kafka_broker, topic):
+    """An app, and the topics that it writes to."""
+    target, dead = topic(), topic()
+    app = weft.App(group="g", kafka={"bootstrap.servers": kafka_broker.bootstrap})
+
+    def on(source):
+        @app.consume(
+            source,
+            value="str",
+            output=target,
+            retry=weft.Retry(attempts=1),
+            on_exhausted=weft.DeadLetter(dead),
+        )
+        async def shout(record):
+            if record.value == "bad":
+                raise ValueError("cannot shout")
+            return record.value + "!"
+
+        return app
+
+    on.target, on.dead = target, dead
+    return on
+
+
+def test_records_of_a_time_go_through_the_handler(spark, kafka_broker, topic, fill, shouting):
+    """From is in, to is not; outputs and dead letters are in their topics; failures are told."""
+    source = topic(2)
+    fill(source)
+    stretch = Stretch(source, BEGIN_MS + 2 * MINUTE_MS, BEGIN_MS + 6 * MINUTE_MS)
+    reach = {"kafka.bootstrap.servers": kafka_broker.bootstrap}
+    found = replay_stretch(spark, shouting(source), stretch, reach)
+    assert (found.records, found.failed, found.outputs) == (4, 1, 4)
+    assert "ValueError: cannot shout" in found.failures[0]
+    assert values(kafka_broker, shouting.target) == ["m2!", "m3!", "m5!"]
+    (letter,) = messages(kafka_broker, shouting.dead)
+    assert letter.value() == b"bad"
+
+
+@pytest.mark.long
 def test_a_stretch_of_time_is_handled_again(replay):
     """From is in, to is not; outputs and dead letters are in their topics; failures are told."""
     ended = replay("--from", "2026-03-01T10:02", "--to", "2026-03-01T11:06+01:00", "--json")

@@ -241,8 +241,8 @@ def test_gaps_of_compaction(kafka_broker, topic, produce, read):
         config={"cleanup.policy": "compact", "segment.ms": 100, "min.cleanable.dirty.ratio": 0.001}
     )
     for round_number in range(3):
-        for key in range(20):
-            produce(name, [f"{round_number}-{key}"], key=str(key))
+        keys = [b"%d" % key for key in range(20)]
+        produce(name, [f"{round_number}-{key}" for key in range(20)], keys=keys)
     deadline = time.monotonic() + 200
     while _first_round(found := values(read(name))) and time.monotonic() < deadline:
         produce(name, ["tick"], key=str(uuid.uuid4()))  # Rolls the segment.

@@ -25,13 +25,18 @@ def one_line(caught) -> str:
     ("options", "says"),
     [
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets?"),
-        ({"startingOffsets": "{bad"}, "startingOffsets: '{bad' is not valid"),
-        ({"assign": '{"a":[0]}'}, "options subscribe and assign contradict each other"),
-        ({"kafka.no.such.thing": SECRET}, "unknown option kafka.no.such.thing"),
         ({"kafka.security.protocol": SECRET}, "librdkafka refuses the kafka.* options"),
-        ({"kafka.auto.offset.reset": "latest"}, "use startingOffsets=earliest or latest"),
-        ({"kafka.sasl.jaas.config": f"X required p={SECRET};"}, "kafka.sasl.jaas.config"),
-        ({"failOnDataLoss": "perhaps"}, "write true or false"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)  # unit/spark/source/test_options.py has them
+            for one in (
+                ({"startingOffsets": "{bad"}, "startingOffsets: '{bad' is not valid"),
+                ({"assign": '{"a":[0]}'}, "options subscribe and assign contradict each other"),
+                ({"kafka.no.such.thing": SECRET}, "unknown option kafka.no.such.thing"),
+                ({"kafka.auto.offset.reset": "latest"}, "use startingOffsets=earliest or latest"),
+                ({"kafka.sasl.jaas.config": f"X required p={SECRET};"}, "kafka.sasl.jaas.config"),
+                ({"failOnDataLoss": "perhaps"}, "write true or false"),
+            )
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
