@@ -6,6 +6,7 @@ import random
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.unit.spark.processing import seen
@@ -67,9 +68,8 @@ def records_of(count, partitions=3):
     ]
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_every_record_is_one_row_however_often_the_task_is_killed(task, facts, monkeypatch, seed):
-    """Kills at any row, two attempts at once, stretches of any size: by a seed."""
+def check_kills(task, facts, monkeypatch, seed):
+    """Kill a task by this seed; each record must be one row, and be handled no more afterwards."""
     chance = random.Random(seed)
     monkeypatch.setattr(stretches, "STRETCH_ROWS", chance.randint(1, 30))
     monkeypatch.setattr("weft.spark.processing.task.ROWS_EACH", chance.randint(1, 20))
@@ -87,6 +87,28 @@ def test_every_record_is_one_row_however_often_the_task_is_killed(task, facts, m
     again = list(task(records))
     key = itemgetter("partition", "offset")
     assert (sorted(again, key=key), facts) == (sorted(rows, key=key), []), seed
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_record_is_one_row_however_often_the_task_is_killed(task, facts, monkeypatch, seed):
+    """Kills at any row, two attempts at once, stretches of any size: by a seed."""
+    check_kills(task, facts, monkeypatch, seed)
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"),
+    [
+        ("_is_done", lambda self, batch: np.zeros(batch.num_rows, np.bool_)),
+        ("flush", lambda self: None),
+        ("load", lambda self: iter(self._known() or ())),
+    ],
+    ids=["does all again", "keeps nothing", "gives nothing back"],
+)
+def test_the_check_of_kills_finds_a_broken_task(task, facts, monkeypatch, method, broken):
+    """Each mutant of the folder turns it red."""
+    monkeypatch.setattr(stretches.Stretches, method, broken)
+    with pytest.raises(AssertionError):
+        check_kills(task, facts, monkeypatch, seed=0)
 
 
 def test_what_is_in_a_stretch_is_not_done_again(task, facts, monkeypatch):
