@@ -92,10 +92,6 @@ class CommitOracle:
                 self.broken("S2", f"{number}@{offset} is committed as done and is not")
         source.held = says
 
-    def all_done(self) -> bool:
-        """The group holds everything as done that can be."""
-        return not self.missing()
-
     def missing(self) -> list[Place]:
         """What no commit says is done."""
         left = []

@@ -88,6 +88,16 @@ class Setup:
     lingers_s: float = 0.0
 
     @property
+    def slowest_s(self) -> float:
+        """How long one record may take where nothing runs beside it: every attempt, every delay."""
+        retry = self.retry
+        assert retry.attempts is not None
+        assert isinstance(retry.delay_s, float)
+        delays = [retry.delay_s * retry.multiplier**n for n in range(retry.attempts - 1)]
+        call_s = max(self.durations) + self.opens_s  # one that is killed costs its process
+        return retry.attempts * call_s + (1 + retry.jitter) * sum(delays)
+
+    @property
     def transactional(self) -> bool:
         """Outputs and offsets go together."""
         return self.delivery == "exactly_once"

@@ -71,7 +71,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "oldest_not_done": frontier if remaining else None,
         "oldest_age_s": None if stamp_ms < 0 else round(max(0.0, at + epoch_s - stamp_ms / 1e3), 3),
         "buffered": buffered,
-        "in_flight": part.places["running"] + part.places["not_begun"],
+        "in_flight": part.places["running"],
         "retrying": part.places["retrying"],
         "parked": part.places["parked"],
         "places": part.places,

@@ -37,6 +37,8 @@ _RETRY_PAUSE_S = 0.1
 #: after so many requests in a row without an answer the client is replaced: one has been seen that
 #: got none for minutes, while others of the same process did
 _UNANSWERED_MAX = 5
+#: former clients that wait for the description of a group, for an hour at most: each has threads
+_FORMER_MAX = 3
 _ERRORS_READ_MAX = 100
 #: groups without members that are asked for their offsets
 _IDLE_GROUPS_MAX = 200
@@ -98,6 +100,8 @@ class KafkaAdmin:
         self._client = AdminClient(self._config)
         #: requests in a row that no broker has answered
         self._unanswered = 0
+        #: former clients, and their descriptions of groups that are still open
+        self._former: list[tuple[AdminClient, list[Future[Any]]]] = []
         self._groups: dict[str, Consumer] = {}
 
     def __enter__(self) -> Self:
@@ -391,15 +395,19 @@ class KafkaAdmin:
             limit_s *= 2
 
     def _not_answered(self) -> None:
-        """A new client after too many; not while a group is asked about: see `_group`."""
+        """A new client after too many. A former one is kept for the descriptions in `_group`."""
         self._unanswered += 1
-        asking = any(not future.done() for future in self._describing.values())
-        if self._unanswered >= _UNANSWERED_MAX and not asking:
-            try:
-                self._client = AdminClient(self._config)
-            except KafkaException:
-                return  # no thread to be had, no token: at the next request without an answer
-            self._unanswered, self._describing = 0, {}
+        self._former = [(client, asked) for client, asked in self._former if _open(asked)]
+        asked = _open(self._describing.values())
+        if self._unanswered < _UNANSWERED_MAX or (asked and len(self._former) >= _FORMER_MAX):
+            return
+        try:
+            client = AdminClient(self._config)
+        except KafkaException:
+            return  # no thread to be had, no token: at the next request without an answer
+        if asked:
+            self._former.append((self._client, asked))
+        self._client, self._unanswered, self._describing = client, 0, {}
 
     def _answers(
         self, futures: Mapping[Any, Future[Any]], left_s: float, absent: frozenset[int]
@@ -414,6 +422,11 @@ class KafkaAdmin:
                 if raised_code(error) not in absent:
                     raise
         return results
+
+
+def _open(futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+    """Those without an answer."""
+    return [future for future in futures if not future.done()]
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:

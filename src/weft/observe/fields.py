@@ -42,7 +42,8 @@ FIELDS: dict[str, str] = {
     "partitions[].oldest_age_s": "age of that record by its timestamp; null without one, and "
     "while it is not fetched",
     "partitions[].buffered": "records held that are not done",
-    "partitions[].in_flight": "of these, running in the handler",
+    "partitions[].in_flight": "of these, running in the handler; calls that have not begun are in "
+    "`places.not_begun`",
     "partitions[].retrying": "of these, waiting for their next attempt",
     "partitions[].parked": "of these, given up and parked",
     "partitions[].places": "number of records in each place, see below; the sum is all held "

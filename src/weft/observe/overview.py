@@ -198,8 +198,9 @@ def severity(row: Row) -> int:
 
 
 def _stuck(row: Row) -> bool:
-    """Its commit has not moved for STUCK_S although calls run."""
-    waits = (row.get("committed_for_s") or 0.0) >= STUCK_S and bool(row["in_flight"])
+    """Its commit has not moved for STUCK_S although calls run, or were granted."""
+    calls = row["in_flight"] or row["places"].get("not_begun")
+    waits = (row.get("committed_for_s") or 0.0) >= STUCK_S and bool(calls)
     return waits and row["committed"] in (-1, row["frontier"])
 
 

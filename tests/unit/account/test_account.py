@@ -62,7 +62,7 @@ def test_a_call_that_has_not_begun_is_not_running(make_desk):
     desk.do("calls_waiting", [first, second])
     row = shot_of(desk)["partitions"][0]
     assert places(desk) == {"not_begun": 2, "ready": 1}
-    assert row["in_flight"] == 2
+    assert row["in_flight"] == 0
     account = take(desk.engine, desk.now)
     worst = blockers(account, account.parts())
     assert [one.place for one in worst] == ["not_begun"] * 2

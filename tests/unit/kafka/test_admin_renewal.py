@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from weft.errors import ConfigError
 from weft.kafka import admin as module
-from weft.kafka.admin import _UNANSWERED_MAX, KafkaAdmin
+from weft.kafka.admin import _FORMER_MAX, _UNANSWERED_MAX, KafkaAdmin
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import client_settings
 
@@ -108,15 +110,48 @@ def test_any_answer_begins_the_count_again(admin: KafkaAdmin, answer: Any) -> No
     assert len(Client.made) == 1
 
 
-def test_a_client_that_is_asked_about_a_group_stays(admin: KafkaAdmin) -> None:
-    """Its answer may still come, and librdkafka aborts where no one waits for it."""
+def asked_about_a_group(admin: KafkaAdmin) -> weakref.ref[Client]:
+    """It is replaced before the group's description has come."""
     with pytest.raises(KafkaUnavailable):
         admin.group_state("g", 0.001)
-    unanswered(admin, 2 * _UNANSWERED_MAX)
-    assert len(Client.made) == 1
-    Client.made[0].groups[0].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    unanswered(admin, _UNANSWERED_MAX - 1)
+    return weakref.ref(Client.made[-2])
+
+
+def timed_out(client: weakref.ref[Client]) -> None:
+    """The group's description ends without an answer."""
+    former = client()
+    assert former is not None
+    former.groups[0].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+
+
+def test_a_client_that_describes_a_group_is_replaced_and_kept(admin: KafkaAdmin) -> None:
+    """Its answer may still come, and librdkafka aborts where the client is gone."""
+    former = asked_about_a_group(admin)
+    Client.answer = FACTS  # of the newest client alone
+    assert admin.describe(["t"], 1.0)["t"].partitions == 2
+    Client.answer = None
+    del Client.made[:-1]
+    gc.collect()
+    assert former() is not None
+    timed_out(former)
     unanswered(admin, 1)
-    assert len(Client.made) == 2
+    gc.collect()
+    assert former() is None
+
+
+@pytest.mark.parametrize("more", [_FORMER_MAX - 1, _FORMER_MAX, _FORMER_MAX + 1])
+def test_few_former_clients_are_kept(admin: KafkaAdmin, more: int) -> None:
+    """Each has threads: beyond three the client stays until one of them has its answer."""
+    kept = [asked_about_a_group(admin) for _ in range(min(more, _FORMER_MAX))]
+    if more > _FORMER_MAX:
+        with pytest.raises(KafkaUnavailable):
+            admin.group_state("g", 0.001)
+        unanswered(admin, 2 * _UNANSWERED_MAX)
+    assert len(Client.made) == min(more, _FORMER_MAX) + 1
+    timed_out(kept[0])
+    unanswered(admin, 1)
+    assert len(Client.made) == more + 1
 
 
 def test_a_client_that_cannot_be_made_leaves_the_former_one(admin: KafkaAdmin) -> None:
