@@ -9,7 +9,8 @@ The same handler live, with topics instead of tables:
     weft run pipeline:app                                        # rides.prepared -> rides.priced
 
 `run` writes two tables below the folder: `priced` and `dead`, a folder for each batch, so that a
-batch that is repeated after a crash replaces itself. `table()` reads the finished ones.
+batch that is repeated after a crash replaces itself. `table()` reads the finished ones. With
+`--delta` both go into one Delta table, `rides`, which recognises a repeated batch (README.md).
 """
 
 import argparse
@@ -95,17 +96,22 @@ def with_owner(spark: "SparkSession", messages: "DataFrame") -> "DataFrame":
     return joined.select(*[c for c in messages.columns if c != "value"], value.alias("value"))
 
 
-def run(spark: "SparkSession", bootstrap: str, folder: Path) -> None:
+def run(spark: "SparkSession", bootstrap: str, folder: Path, *, delta: bool) -> None:
     """Price every ride there is, each into one of the two tables, exactly once."""
     from weft.spark import once, process
 
     def write(rows: "DataFrame", batch_id: int) -> None:
+        if delta:  # the checkpoint's query is `rides`: of it the table takes each batch once
+            to_delta(rows, folder, {"txnAppId": "rides", "txnVersion": str(batch_id)})
+            return
         done = rows.where("status = 'done'").selectExpr(*PRICED, "cast(null as long) overtaken_by")
         done.write.mode("overwrite").parquet(f"{folder}/priced/batch={batch_id}")
         dead = rows.where("status = 'failed'")
         dead.write.mode("overwrite").parquet(f"{folder}/dead/batch={batch_id}")
 
-    handled = process(prepared(spark, bootstrap), price, on_exhausted=weft.Skip(), carry="failed")
+    rides, slots = prepared(spark, bootstrap), os.environ.get("SLOTS")
+    how = {"on_exhausted": weft.Skip(), "carry": "failed", "slots": slots and int(slots)}
+    handled = process(rides, price, **how)
     query = handled.writeStream.foreachBatch(once(write)).trigger(availableNow=True)
     query.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
 
@@ -117,18 +123,33 @@ PRICED = (
 )
 
 
+def to_delta(rows: "DataFrame", folder: Path, options: dict[str, str]) -> None:
+    """Add rows, done and failed, in one commit of a Delta table: `status` tells them apart."""
+    from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
+
+    price = F.from_json(F.get("outputs", F.lit(0))["value"].cast("string"), COLUMNS)
+    if "overtaken_by" not in rows.columns:
+        rows = rows.withColumn("overtaken_by", F.lit(None).cast("long"))
+    rows = rows.withColumn("priced", price).select("*", "priced.*").drop("outputs", "priced")
+    rows.write.format("delta").mode("append").options(**options).save(f"{folder}/rides")
+
+
 def table(spark: "SparkSession", folder: Path) -> "DataFrame":
     """A table of batches, without one that is being written."""
     return spark.read.parquet(*(str(done.parent) for done in folder.glob("batch=*/_SUCCESS")))
 
 
-def replay_dead(spark: "SparkSession", folder: Path) -> None:
+def replay_dead(spark: "SparkSession", folder: Path, *, delta: bool) -> None:
     """Join and price failed rides again, a vehicle's in order; what fails again stays in `dead`."""
     from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
 
     from weft.spark import replay
 
-    dead, priced = table(spark, folder / "dead"), table(spark, folder / "priced")
+    if delta:
+        priced = spark.read.format("delta").load(f"{folder}/rides")
+        dead = priced.drop("ride", "vehicle", "owner", "cost", "overtaken_by")
+    else:
+        dead, priced = table(spark, folder / "dead"), table(spark, folder / "priced")
     raw = F.unbase64(F.get_json_object(F.col("value").cast("string"), "$.raw"))
     again = replay(
         with_owner(spark, dead.withColumn("value", raw)),
@@ -136,6 +157,9 @@ def replay_dead(spark: "SparkSession", folder: Path) -> None:
         results=priced,
         on_exhausted=weft.Skip(),
     )
+    if delta:  # one commit: killed before it, nothing of this replay is there
+        to_delta(again.where("status = 'done'"), folder, {})
+        return
     done = again.where("status = 'done'").selectExpr(*PRICED, "overtaken_by")
     number = len(list(folder.glob("priced/batch=replay-*/_SUCCESS")))
     done.write.mode("overwrite").parquet(f"{folder}/priced/batch=replay-{number}")
@@ -155,6 +179,7 @@ def main() -> None:
     parser.add_argument("step", choices=["run", "replay", "prepare"])
     parser.add_argument("bootstrap")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--delta", action="store_true", help="run, replay: into one Delta table")
     asked = parser.parse_args()
 
     from pyspark.sql import SparkSession
@@ -164,9 +189,11 @@ def main() -> None:
     spark = SparkSession.builder.appName(f"rides-{asked.step}").getOrCreate()
     spark.dataSource.register(KafkaSource)
     if asked.step == "replay":
-        replay_dead(spark, asked.folder)
+        replay_dead(spark, asked.folder, delta=asked.delta)
+    elif asked.step == "run":
+        run(spark, asked.bootstrap, asked.folder, delta=asked.delta)
     else:
-        (run if asked.step == "run" else prepare)(spark, asked.bootstrap, asked.folder)
+        prepare(spark, asked.bootstrap, asked.folder)
 
 
 if __name__ == "__main__":

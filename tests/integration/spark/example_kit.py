@@ -21,15 +21,15 @@ SPARK = (
 
 @contextmanager
 def example(
-    *command: str, log: Path | None = None, **environment: str
+    *command: str, log: Path | None = None, python: str = sys.executable, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """An example that runs; whatever is left of it is killed at the end. `log`: its stderr."""
-    env = os.environ | {"PYSPARK_SUBMIT_ARGS": SPARK, "PYSPARK_PYTHON": sys.executable}
+    env = os.environ | {"PYSPARK_SUBMIT_ARGS": SPARK, "PYSPARK_PYTHON": python}
     env |= {"SPARK_LOCAL_IP": "127.0.0.1", **environment}
     # A file, not a pipe: nobody reads along, and the JVM would hold a pipe open.
     with (log or Path(os.devnull)).open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=EXAMPLES, env=env, stdout=err, stderr=err
+            [python, *command], cwd=EXAMPLES, env=env, stdout=err, stderr=err
         )
     try:
         yield process
@@ -53,8 +53,10 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-def run(*command: str, log: Path, timeout_s: float = 100, **environment: str) -> None:
-    """Run an example to its end; it must succeed."""
-    with example(*command, log=log, **environment) as process:
+def run(
+    *command: str, log: Path, timeout_s: float = 100, python: str = sys.executable, **more: str
+) -> None:
+    """Run an example to its end; it must succeed. `more`: environment."""
+    with example(*command, log=log, python=python, **more) as process:
         code = process.wait(timeout_s)
         assert code == 0, log.read_text()[-4_000:]
