@@ -22,10 +22,10 @@ from weft.kafka.ports import (
     ToCommit,
     TransactionEnd,
 )
-from weft.testing.connection import MemoryConnection, MemoryKafka
-from weft.testing.consumer import MemoryConsumer
 from weft.testing.memory import OffsetAndMetadata
-from weft.testing.producer import MemoryTransactions
+from weft.testing.memory_connection import MemoryConnection, MemoryKafka
+from weft.testing.memory_consumer import MemoryConsumer
+from weft.testing.memory_producer import MemoryTransactions
 from weft.types import ErrorInfo, TopicPartition
 
 #: at most so long after the first time, a commit that was refused is sent again

@@ -23,7 +23,7 @@ from weft.runtime.member.committing import Committer
 from weft.runtime.member.member import Member
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.rebalance import Rebalance
-from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.transactor import Transactor
 from weft.runtime.member.unread import Watchdog
 from weft.runtime.run import drain
 

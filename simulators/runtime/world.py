@@ -16,7 +16,7 @@ from simulators.runtime.stage import Stage
 from simulators.runtime.taps import Taps, tapped
 from weft.core.states import SUPERSEDED
 from weft.core.work import Work
-from weft.runtime.run.handle import RunHandle
+from weft.runtime.run.run_handle import RunHandle
 from weft.types import TopicPartition
 
 #: after all faults: something more is done in so much time

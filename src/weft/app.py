@@ -17,8 +17,8 @@ from weft.runtime.hosted import belongs, owner_of
 from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
-    from weft.runtime.run.handle import RunHandle
     from weft.runtime.run.result_stream import ResultStream
+    from weft.runtime.run.run_handle import RunHandle
 
 _log = logging.getLogger("weft")
 

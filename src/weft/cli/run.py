@@ -14,7 +14,7 @@ from weft.cli.logs import check, set_up
 from weft.errors import ConfigError
 from weft.numeric import is_positive
 from weft.runtime.run.outside import SOCKET_VARIABLE
-from weft.runtime.run.progress import ProgressLine
+from weft.runtime.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from weft.spark.table.sink import TableSink

@@ -17,7 +17,7 @@ from weft.policies import Retry
 from weft.runtime.histogram import AGE_S, Latency
 
 if TYPE_CHECKING:
-    from weft.ledger.handling import LedgerRun
+    from weft.ledger.ledger_run import LedgerRun
 
 #: polls remembered of one partition; of what came earlier nothing is known any more
 POLLS_MAX = 2_000

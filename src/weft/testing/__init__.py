@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.testing.clock import VirtualClock
-    from weft.testing.connection import MemoryKafka
     from weft.testing.crash import Crashed, CrashPoint
+    from weft.testing.memory_connection import MemoryKafka
     from weft.testing.runner import run
 
 __all__ = ["CrashPoint", "Crashed", "MemoryKafka", "VirtualClock", "run"]
@@ -21,7 +21,7 @@ __all__ = ["CrashPoint", "Crashed", "MemoryKafka", "VirtualClock", "run"]
 _HOME_OF = {
     "CrashPoint": "weft.testing.crash",
     "Crashed": "weft.testing.crash",
-    "MemoryKafka": "weft.testing.connection",
+    "MemoryKafka": "weft.testing.memory_connection",
     "VirtualClock": "weft.testing.clock",
     "run": "weft.testing.runner",
 }

@@ -16,8 +16,8 @@ from weft.ledger.policy import SqlLedger
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter, Stop
 from weft.testing.clock import VirtualClock
-from weft.testing.cluster import MemoryCluster
-from weft.testing.connection import MemoryKafka
+from weft.testing.memory_cluster import MemoryCluster
+from weft.testing.memory_connection import MemoryKafka
 from weft.types import Record, Result
 
 if TYPE_CHECKING:

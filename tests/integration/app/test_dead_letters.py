@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from tests.support.exactness import read_committed
 
 import weft
-from weft.testing.cluster import batch_bytes
+from weft.testing.memory_cluster import batch_bytes
 
 LIMIT = 3_000_000
 

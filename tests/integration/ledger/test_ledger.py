@@ -101,7 +101,7 @@ def test_an_id_that_is_no_id_fails_the_record(url: str, writes: Writes, bad: obj
 
 def test_two_members_at_once_write_once(url: str, writes: Writes) -> None:
     """While a partition moves both owners may handle a record: one of them is rolled back."""
-    from weft.ledger.handling import LedgerRun
+    from weft.ledger.ledger_run import LedgerRun
 
     both = threading.Barrier(2, timeout=60)
     met: list[int] = []
@@ -203,7 +203,7 @@ def test_a_batch_is_one_transaction_without_what_is_known(url: str, writes: Writ
 
 def test_old_ids_are_pruned_behind_the_frontier(url: str, writes: Writes) -> None:
     """An offset goes when it is old and the frontier has passed it; one at the frontier stays."""
-    from weft.ledger.handling import LedgerRun
+    from weft.ledger.ledger_run import LedgerRun
 
     ledger = LedgerRun(weft.SqlLedger(url, keep_s=1e-6), "g", use_async=False, concurrency=1)
     ledger.prepare()
@@ -219,7 +219,7 @@ def test_old_ids_are_pruned_behind_the_frontier(url: str, writes: Writes) -> Non
 
 def test_a_table_of_a_newer_weft_is_refused(url: str, writes: Writes) -> None:
     """A table with a later version than this one knows is one clear line."""
-    from weft.ledger.handling import LedgerRun
+    from weft.ledger.ledger_run import LedgerRun
 
     LedgerRun(weft.SqlLedger(url), "g", use_async=False, concurrency=1).prepare()
     with database(url).begin() as connection:

@@ -8,7 +8,7 @@ import weft
 from weft.account import picture as module
 from weft.account.account import take
 from weft.account.picture import CELLS, CELLS_MAX, maps
-from weft.runtime.run.snapshot import picture_of
+from weft.runtime.run.run_snapshot import picture_of
 from weft.testing import run
 
 

@@ -10,7 +10,7 @@ from weft.dlq.plan import Rules
 from weft.dlq.refails import BEHIND, Careful
 from weft.dlq.replay import Replay, Wanted
 from weft.testing import MemoryKafka
-from weft.testing.connection import MemoryLogReader
+from weft.testing.memory_connection import MemoryLogReader
 
 
 class Handled:

@@ -24,7 +24,7 @@ from weft.observe.asking import Question, answer
 from weft.observe.overview import overview
 from weft.observe.why import why
 from weft.runtime.member.member import Member
-from weft.runtime.run import snapshot as run_snapshot
+from weft.runtime.run import run_snapshot
 from weft.runtime.run.outside import RunSource
 from weft.runtime.run.run import Run
 from weft.testing import MemoryKafka

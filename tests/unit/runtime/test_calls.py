@@ -12,7 +12,7 @@ from tests.support.bench import BENCHES, Bench
 
 import weft
 from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.batches import BatchTasks
+from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.threads import LOOK_S, ThreadExecutor
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.testing import run

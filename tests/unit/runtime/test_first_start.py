@@ -11,7 +11,7 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.member.outputs import REPORTED_MAX, Refusals
 from weft.runtime.run import preflight
 from weft.testing import MemoryKafka
-from weft.testing.connection import MemoryAdmin, MemoryConnection
+from weft.testing.memory_connection import MemoryAdmin, MemoryConnection
 from weft.types import ErrorInfo
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.options import HandlerOptions
-from weft.runtime.run.plans import ahead_of
+from weft.runtime.run.handler_plans import ahead_of
 
 
 @pytest.mark.parametrize(("delivery", "ahead"), [("at_least_once", 64), ("at_most_once", 0)])

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from weft.errors import NotStarted
-from weft.runtime.run import progress
-from weft.runtime.run.progress import ProgressLine, line_of
+from weft.runtime.run import progress_line
+from weft.runtime.run.progress_line import ProgressLine, line_of
 
 SNAPSHOT = {
     "state": "running",
@@ -76,10 +76,12 @@ def test_a_pipe_gets_nothing():
 
 def test_without_a_terminal_a_line_a_minute_is_logged(caplog, monkeypatch):
     """The same figures as fields; none after the block's end."""
-    monkeypatch.setattr(progress, "LOGGED_EVERY_S", 0.01)
+    monkeypatch.setattr(progress_line, "LOGGED_EVERY_S", 0.01)
     caplog.set_level(logging.INFO, logger="weft")
     logged = threading.Event()
-    monkeypatch.setattr(progress, "event", lambda *a, **fields: (seen.append(fields), logged.set()))
+    monkeypatch.setattr(
+        progress_line, "event", lambda *a, **fields: (seen.append(fields), logged.set())
+    )
     seen: list[dict] = []
     with ProgressLine(lambda: SNAPSHOT, Console(file=io.StringIO())):
         assert logged.wait(20)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weft.kafka.ports import Delivery, OutMessage, TransactionEnd
-from weft.runtime.member.transactions import UNANSWERED, Transactor
+from weft.runtime.member.transactor import UNANSWERED, Transactor
 from weft.types import ErrorInfo, Sent
 
 DENIED = ErrorInfo("TOPIC_AUTHORIZATION_FAILED", "not yours")

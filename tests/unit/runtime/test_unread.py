@@ -17,7 +17,7 @@ from weft.observe.overview import overview, page_of
 from weft.observe.why import why
 from weft.runtime.member import rebalance
 from weft.runtime.member.unread import ASK_S, BUSY_TIMES, COMES_S, STILL_S, Watchdog
-from weft.runtime.run.progress import line_of
+from weft.runtime.run.progress_line import line_of
 from weft.testing import MemoryKafka
 
 WHERE = ("orders", 3)

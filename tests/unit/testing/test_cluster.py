@@ -13,9 +13,9 @@ import pytest
 import weft
 from weft.kafka.ports import Delivery, OutMessage
 from weft.testing import MemoryKafka
-from weft.testing.cluster import PARTITIONS_MAX, murmur2
 from weft.testing.crash import Mortal
-from weft.testing.producer import MemoryProducer
+from weft.testing.memory_cluster import PARTITIONS_MAX, murmur2
+from weft.testing.memory_producer import MemoryProducer
 
 SOON = weft.Commit(interval_s=0.01)
 

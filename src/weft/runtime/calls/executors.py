@@ -12,7 +12,7 @@ from typing import Any
 from weft.decoding import decoding_of, is_async
 from weft.options import HandlerOptions
 from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.batches import BatchTasks, BatchThreads
+from weft.runtime.calls.batch_calls import BatchTasks, BatchThreads
 from weft.runtime.calls.prefetch import Prefetcher
 from weft.runtime.calls.processes.executor import ProcessExecutor
 from weft.runtime.calls.processes.protocol import WorkerSpec, check_spawnable, found_by_name

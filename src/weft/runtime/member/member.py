@@ -26,7 +26,7 @@ from weft.runtime.member.perform import Performer
 from weft.runtime.member.rebalance import Rebalance, Rejoining
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
-from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.transactor import Transactor
 from weft.runtime.member.unread import OutOfRange, Watchdog, unread
 from weft.runtime.shared import size_of
 from weft.types import ErrorInfo, StopMode, TopicPartition

@@ -15,7 +15,7 @@ from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.member.seat import Fail, Seat
 from weft.runtime.member.topic_ids import TopicIds
-from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.transactor import Transactor
 from weft.types import OnLost, TopicPartition
 
 

@@ -15,7 +15,7 @@ from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
-from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.transactor import Transactor
 from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")

@@ -22,7 +22,7 @@ from weft.observe.orders import Answer, Order
 from weft.observe.reports import Reporter
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
-from weft.runtime.run.snapshot import add_calls, picture_of
+from weft.runtime.run.run_snapshot import add_calls, picture_of
 
 if TYPE_CHECKING:
     from weft.observe.serving import Serving

@@ -26,21 +26,21 @@ from weft.runtime.member.member import Member
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.seat import Fail, Seat
 from weft.runtime.member.topic_ids import TopicIds
-from weft.runtime.member.transactions import Transactor, transactional_id
+from weft.runtime.member.transactor import Transactor, transactional_id
 from weft.runtime.run import gc_pace
 from weft.runtime.run.control import Control
 from weft.runtime.run.drain import Drain
 from weft.runtime.run.exits import StopSignals
+from weft.runtime.run.handler_plans import commit_of, log_end, log_start, plans_of
 from weft.runtime.run.outside import Outside, RunSource
-from weft.runtime.run.plans import commit_of, log_end, log_start, plans_of
 from weft.runtime.run.preflight import FirstStart, admin_of, check_cluster, drain_of
 from weft.runtime.run.result_stream import Results, ResultStream, as_handled
-from weft.runtime.run.snapshot import Snapshots, ending_of, report_of, under_way
+from weft.runtime.run.run_snapshot import Snapshots, ending_of, report_of, under_way
 from weft.runtime.run.watching import Watching
 from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:
-    from weft.ledger.handling import LedgerRun
+    from weft.ledger.ledger_run import LedgerRun
 
 _log = logging.getLogger("weft")
 
@@ -182,7 +182,7 @@ class Run:
 
     def _open_ledgers(self, admin: AdminPort) -> None:
         if any(handler.ledger is not None for handler in self._handlers):
-            from weft.runtime.run.plans import open_ledgers, pruning  # needs SQLAlchemy
+            from weft.runtime.run.handler_plans import open_ledgers, pruning  # needs SQLAlchemy
 
             group = self._options.group
             self._ledgers = open_ledgers(self._handlers, self._plans, group, admin)

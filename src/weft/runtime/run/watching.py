@@ -19,10 +19,10 @@ from weft.kafka.connect import AdminPort
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.batches import BatchTasks
+from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.run.open_transactions import OpenTransactions
-from weft.runtime.run.snapshot import account_of
+from weft.runtime.run.run_snapshot import account_of
 
 if TYPE_CHECKING:
     from weft.runtime.member.member import Member

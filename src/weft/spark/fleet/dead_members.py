@@ -18,7 +18,7 @@ from weft.kafka.admin import KafkaAdmin, StaticMember
 from weft.kafka.connect import Connection, RealConnection
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
-from weft.runtime.member.transactions import stable_id
+from weft.runtime.member.transactor import stable_id
 from weft.spark.fleet.limits import HELLO_BYTES_MAX
 from weft.spark.fleet.membership import DriverPlace, driver_of, instance_name, run_of, static_id
 from weft.spark.fleet.wire import Wire, WireError

@@ -24,7 +24,7 @@ from weft.kafka.ports import (
     TransactionsPort,
 )
 from weft.runtime.member.seat import Seat
-from weft.runtime.member.transactions import Transactor
+from weft.runtime.member.transactor import Transactor
 from weft.spark.table.line import TableLine
 from weft.spark.table.pace import Pace
 from weft.spark.table.rows import REFUSED, Row, as_rows, refusal, row_of, values_of

@@ -125,7 +125,7 @@ class Worker:
             if app is not None:
                 app.state = state
         if spec.ledger is not None:
-            from weft.ledger.handling import LedgerRun
+            from weft.ledger.ledger_run import LedgerRun
 
             self._ledger = LedgerRun(spec.ledger, spec.group, use_async=self._async, concurrency=1)
             self._function = self._ledger.around(spec.function)

@@ -13,7 +13,7 @@ from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
 from weft.decoding import decoding_of, is_async
 from weft.kafka.connect import AdminPort
 from weft.kafka.secrets import redacted
-from weft.ledger.handling import LedgerRun
+from weft.ledger.ledger_run import LedgerRun
 from weft.options import HandlerOptions
 from weft.policies import Commit
 from weft.runtime.handling import HandlerPlan

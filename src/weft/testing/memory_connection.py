@@ -15,10 +15,10 @@ from weft.kafka.ports import KafkaUnavailable, Word
 from weft.kafka.settings import ClientSettings
 from weft.testing import crash
 from weft.testing.clock import VirtualClock
-from weft.testing.cluster import MemoryCluster, record_of
-from weft.testing.consumer import Membership, MemoryConsumer
 from weft.testing.memory import UnstableOffset
-from weft.testing.producer import QUEUE_MAX, MemoryProducer, MemoryTransactions
+from weft.testing.memory_cluster import MemoryCluster, record_of
+from weft.testing.memory_consumer import Membership, MemoryConsumer
+from weft.testing.memory_producer import QUEUE_MAX, MemoryProducer, MemoryTransactions
 from weft.types import Record, TopicPartition
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
 from weft.kafka.transactions import is_refusal
-from weft.testing.cluster import MemoryCluster
 from weft.testing.crash import Crashed, Mortal
 from weft.testing.memory import METADATA_TOO_LARGE, Fenced, OffsetAndMetadata, ProducerId
+from weft.testing.memory_cluster import MemoryCluster
 
 QUEUE_MAX = 100_000  # queue.buffering.max.messages, librdkafka's default
 

@@ -27,9 +27,9 @@ from weft.kafka.ports import (
     ToCommit,
 )
 from weft.kafka.verdicts import commit_verdict
-from weft.testing.cluster import MemoryCluster, record_of
 from weft.testing.crash import Crashed, Mortal
 from weft.testing.memory import Log, Member, OffsetAndMetadata, Protocol, Stored, UnstableOffset
+from weft.testing.memory_cluster import MemoryCluster, record_of
 from weft.types import TopicPartition
 
 
