@@ -64,13 +64,38 @@ def check_cluster(
     Raises ConfigError for what is missing, with the command that makes all of it, and FatalError
     when no broker answers within `start_timeout_s`, which is no configuration error.
     """
+
+    def look(ask_s: float) -> list[str]:
+        matching = admin.matching(routes.patterns, ask_s) if routes.patterns else []
+        topics = sorted({*routes.literal, *matching})
+        for topic in topics:
+            routes.handler_of(topic)  # refuses a topic that two patterns want
+        wanted, create = _targets(routes, handlers, topics)
+        wanted |= dict.fromkeys(routes.literal, "")
+        sources = {one for target in create.values() for one in target}
+        found = admin.describe(sorted({*wanted, *sources}), ask_s) if wanted else {}
+        missing = {topic: wanted[topic] for topic in sorted(wanted) if topic not in found}
+        made = create.keys() - {*routes.literal}
+        if left := {topic: what for topic, what in missing.items() if topic not in made}:
+            raise ConfigError(_missing(left, connection.described()))
+        for topic in missing:
+            asked = [handlers[routes.handler_of(one)].on_exhausted for one in create[topic]]
+            counts = [
+                one.partitions for one in asked if isinstance(one, DeadLetter) and one.partitions
+            ]
+            counts = counts or [found[one].partitions for one in create[topic] if one in found]
+            admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
+        if options.reports is not None and not admin.describe([options.reports], ask_s):
+            admin.create_topic(options.reports, 1, config=TOPIC_CONFIG)
+        return topics
+
     patience, began = options.start_timeout_s, time.monotonic()
     ask_s, tell_at = FIRST_ASK_S, FIRST_ASK_S
     while True:
         waited_s = time.monotonic() - began
         left_s = ANSWER_S if patience is None else max(0.1, patience - waited_s)
         try:
-            return _looked(connection, admin, routes, handlers, options, min(ask_s, left_s))
+            return look(min(ask_s, left_s))
         except KafkaUnavailable as error:
             waited_s = time.monotonic() - began
             if stopped() or (patience is not None and waited_s >= patience - 0.1):
@@ -81,36 +106,6 @@ def check_cluster(
         # A request that is refused at once is not repeated at once; a slow broker gets more time.
         time.sleep(min(PAUSE_S, left_s))
         ask_s = min(2 * ask_s, ANSWER_S)
-
-
-def _looked(
-    connection: Connection,
-    admin: AdminPort,
-    routes: Routes,
-    handlers: Sequence[HandlerOptions],
-    options: AppOptions,
-    ask_s: float,
-) -> list[str]:
-    matching = admin.matching(routes.patterns, ask_s) if routes.patterns else []
-    topics = sorted({*routes.literal, *matching})
-    for topic in topics:
-        routes.handler_of(topic)  # refuses a topic that two patterns want
-    wanted, create = _targets(routes, handlers, topics)
-    wanted |= dict.fromkeys(routes.literal, "")
-    sources = {one for target in create.values() for one in target}
-    found = admin.describe(sorted({*wanted, *sources}), ask_s) if wanted else {}
-    missing = {topic: wanted[topic] for topic in sorted(wanted) if topic not in found}
-    made = create.keys() - {*routes.literal}
-    if left := {topic: what for topic, what in missing.items() if topic not in made}:
-        raise ConfigError(_missing(left, connection.described()))
-    for topic in missing:
-        asked = [handlers[routes.handler_of(one)].on_exhausted for one in create[topic]]
-        counts = [one.partitions for one in asked if isinstance(one, DeadLetter) and one.partitions]
-        counts = counts or [found[one].partitions for one in create[topic] if one in found]
-        admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
-    if options.reports is not None and not admin.describe([options.reports], ask_s):
-        admin.create_topic(options.reports, 1, config=TOPIC_CONFIG)
-    return topics
 
 
 def _tell(
