@@ -27,8 +27,8 @@ TEST_FILE_LINES_MAX = 600
 REASON_LETTERS_MIN = 8
 
 BASIC = {"errors", "types", "numeric", "policies"}
-#: No idea of Weft's: threads that report their death, the time.
-MEANS = {"guard", "clock"}
+#: No idea of Weft's: threads that report their death, the time, the limit on log lines.
+MEANS = {"guard", "clock", "sparse"}
 INNER = BASIC | {"core", "codec"}
 SEEN = INNER | {"account"}
 OPTIONS = {"options", "app_options", "routing", "decoding"}
@@ -45,6 +45,7 @@ RINGS: dict[str, set[str]] = {
     "owner": set(),
     "guard": set(),
     "clock": set(),
+    "sparse": set(),
     "policies": BASIC,
     "codec": BASIC,
     "where": {"errors"},

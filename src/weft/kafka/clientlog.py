@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from weft.kafka.secrets import scrub
+from weft.sparse import Sparse
 
 NAME = "weft.kafka.librdkafka"
-#: Without a broker, librdkafka logs this twenty times per second.
-ALIKE_EVERY_S = 10.0
-_KINDS_MAX = 100
 _CHANGES = re.compile(r"\d+")
-
-
-class Sparse:
-    """Lets one line of a kind pass in ten seconds and counts the others."""
-
-    def __init__(self) -> None:
-        #: kind of line -> when one passed last, and how many were left out since
-        self._alike: dict[str, tuple[float, int]] = {}
-
-    def left_out(self, kind: str) -> int | None:
-        """How many like this were left out before it; None when it is to be left out, too."""
-        now = time.monotonic()
-        at, count = self._alike.get(kind, (0.0, 0))
-        if kind in self._alike and now - at < ALIKE_EVERY_S:
-            self._alike[kind] = at, count + 1
-            return None
-        if len(self._alike) >= _KINDS_MAX:
-            self._alike.clear()
-        self._alike[kind] = now, 0
-        return count
 
 
 class ClientLog(logging.LoggerAdapter[logging.Logger]):

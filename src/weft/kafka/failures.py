@@ -20,6 +20,7 @@ from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.kafka.secrets import scrub
 from weft.kafka.settings import ClientSettings
 from weft.kafka.verdicts import poll_verdict, reason, refuses_login
+from weft.sparse import Sparse
 
 # ruff: noqa: SLF001  # public constants; the underscore means "from the client, not the broker"
 _ALL_DOWN: int = KafkaError._ALL_BROKERS_DOWN
@@ -131,7 +132,7 @@ class Refusals:
         self._clock = clock
         self._users = config.get("error_cb")
         self._users_throttle = config.get("throttle_cb")
-        self._quota_logged_at = -QUOTA_LOGGED_EVERY_S
+        self._quotas = Sparse(QUOTA_LOGGED_EVERY_S, clock)
         #: for the client's configuration
         self.callbacks = {"error_cb": self.note, "throttle_cb": self.throttled}
         self._first_at: float | None = None
@@ -150,9 +151,7 @@ class Refusals:
 
     def throttled(self, event: ThrottleEvent) -> None:
         """The client's `throttle_cb`: a broker holds its answers back."""
-        now = self._clock()
-        if event.throttle_time > 0 and now - self._quota_logged_at >= QUOTA_LOGGED_EVERY_S:
-            self._quota_logged_at = now
+        if event.throttle_time > 0 and self._quotas.left_out() is not None:
             _log.warning(
                 "the broker throttles this client by a quota: broker=%s client.id=%s wait_s=%.1f",
                 event.broker_name,

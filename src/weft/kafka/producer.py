@@ -27,6 +27,7 @@ from weft import guard
 from weft.kafka.failures import Refusals
 from weft.kafka.ports import Delivery, OutMessage
 from weft.kafka.verdicts import delivery_verdict
+from weft.sparse import Sparse
 from weft.types import ErrorInfo, Sent
 
 _log = logging.getLogger("weft.kafka")
@@ -96,8 +97,8 @@ class KafkaProducer:
         self._refused = False
         self._broken = threading.Event()
         self._reason: Exception | None = None
-        self._renewed_at = self._logged_at = float("-inf")
-        self._renewed = 0
+        self._renewed_at = float("-inf")
+        self._renewals = Sparse(LOG_EVERY_S)
         self._lock = threading.Lock()
         self._thread = guard.thread("weft-producer", self._serve, self._died)
         self._thread.start()
@@ -195,23 +196,17 @@ class KafkaProducer:
             old.over = True
             purge(old.producer, PURGE_S)
             self._life = _Life(self._config)
-            self._say_renewed(len(old.waiting))
+            before = self._renewals.left_out()
+            if before is not None:
+                _log.warning(
+                    "producer recreated (%d times since the last line), with %d messages: %s",
+                    before + 1,
+                    len(old.waiting),
+                    self._reason,
+                )
             for one in old.waiting.values():
                 self._again(self._life, one)
         self._on_served()
-
-    def _say_renewed(self, messages: int) -> None:
-        """Log errors of each producer, such as a missing permission, now and then."""
-        self._renewed += 1
-        if time.monotonic() - self._logged_at < LOG_EVERY_S:
-            return
-        _log.warning(
-            "producer recreated (%d times since the last line), with %d messages: %s",
-            self._renewed,
-            messages,
-            self._reason,
-        )
-        self._renewed, self._logged_at = 0, time.monotonic()
 
     def _again(self, life: _Life, one: _Waiting) -> None:
         if one.lives > 1:

@@ -31,6 +31,7 @@ from weft.kafka.ports import Delivery, OutMessage, ProducerPort
 from weft.policies import DeadLetter
 from weft.runtime.logs import event
 from weft.runtime.shared import SharedOutputs
+from weft.sparse import Sparse
 from weft.types import ErrorInfo, Headers, Record, Sent
 
 _log = logging.getLogger("weft")
@@ -40,7 +41,6 @@ NO_PARTITION = "_UNKNOWN_PARTITION"
 HEADER_CHARS_MAX = 1_000
 #: what a key that is too large is cut to
 KEY_BYTES_MAX = 1_000
-LOG_EVERY_S = 10.0
 
 OURS = "__dlq.errors."
 NO_VALUE = (f"{OURS}value.omitted", b"too large")
@@ -149,7 +149,7 @@ class Letters:
         self._ends: dict[str, int] = {}
         #: parts that were dropped: values, headers of a record, ends of keys
         self.count = 0
-        self._logged_at = float("-inf")
+        self._sparse = Sparse()
 
     def of(self, work: Work, topic: str, error: ErrorInfo) -> OutMessage:
         """The letter of a record."""
@@ -172,9 +172,7 @@ class Letters:
         if cut is None:
             return None
         self.count += 1
-        now = time.monotonic()
-        if now - self._logged_at >= LOG_EVERY_S:
-            self._logged_at = now
+        if self._sparse.left_out() is not None:
             event(
                 _log,
                 "warning",

@@ -8,7 +8,6 @@ from typing import Any
 
 from weft.core import effects as fx
 from weft.core.partition import Partition
-from weft.kafka.clientlog import Sparse
 from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
 from weft.runtime.member.member_config import MemberConfig
@@ -16,6 +15,7 @@ from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactor import Transactor
+from weft.sparse import Sparse
 from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")

@@ -19,6 +19,7 @@ from weft.errors import RemoteError
 from weft.kafka.ports import Polled
 from weft.runtime.logs import traced
 from weft.runtime.member.seat import Callbacks
+from weft.sparse import Sparse
 from weft.types import ErrorInfo, Raised, TopicPartition
 
 _log = logging.getLogger("weft")
@@ -82,7 +83,7 @@ class Telling:
         # Not as the default: that would be bound at import, and real in the simulator, too.
         self._clock = clock = clock or time.monotonic
         self._on_error, self._callbacks = on_error, callbacks
-        self._not_called = Alike(float("-inf"), {})
+        self._not_called, self._sparse = 0, Sparse(clock=clock)
         #: what records that failed raised last, the oldest first
         self._raised: dict[Work, BaseException] = {}
         #: tracebacks of the failed attempts that have a line, the oldest first
@@ -170,14 +171,12 @@ class Telling:
         if callbacks.waiting < CALLS_MAX:
             callbacks.call(function, effect.record, error, effect.attempts, effect.outcome)
             return
-        left_out, now = self._not_called, self._clock()
-        left_out.left_out += 1
-        if now - left_out.at >= ALIKE_EVERY_S:
-            left_out.at = now
+        self._not_called += 1
+        if self._sparse.left_out() is not None:
             self.say(
                 "warning",
                 "on_error is too slow, calls are dropped",
-                left_out_so_far=left_out.left_out,
+                left_out_so_far=self._not_called,
                 waiting=CALLS_MAX,
             )
 

@@ -13,7 +13,6 @@ from weft.account.finding import find, find_key
 from weft.app_options import AppOptions
 from weft.core.states import InternalError
 from weft.errors import ConfigError
-from weft.kafka.clientlog import Sparse
 from weft.kafka.connect import Connection, WordsPort
 from weft.observe.asking import Source
 from weft.observe.group import GroupSource, wanted_of
@@ -23,6 +22,7 @@ from weft.observe.reports import Reporter
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
 from weft.runtime.run.run_snapshot import add_calls, picture_of
+from weft.sparse import Sparse
 
 if TYPE_CHECKING:
     from weft.observe.serving import Serving
