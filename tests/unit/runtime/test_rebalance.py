@@ -13,7 +13,7 @@ from weft.kafka.consumer import KafkaConsumer
 from weft.kafka.ports import KafkaUnavailable, TransactionEnd
 from weft.runtime.member.rebalance import ANSWER_AGAIN_S, Rebalance
 from weft.testing import MemoryKafka
-from weft.testing.producer import MemoryTransactions
+from weft.testing.memory_producer import MemoryTransactions
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
 
