@@ -27,7 +27,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[set[str | None]]:
     start, found = Member.start, []
 
     def noted(member: Member) -> None:
-        found.append(set(member.engine.state.paused))
+        found.append(set(member.engine.paused))
         start(member)
 
     monkeypatch.setattr(Member, "start", noted)

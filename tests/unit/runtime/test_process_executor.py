@@ -11,8 +11,8 @@ from tests.support.bench import Bench
 import weft
 from weft.core import states
 from weft.core.work import Work
+from weft.runtime.calls.processes import call_ends
 from weft.runtime.calls.processes import executor as module
-from weft.runtime.calls.processes import outcomes
 from weft.runtime.calls.processes.executor import STARTS_MAX, ProcessExecutor
 from weft.runtime.calls.processes.link import Item
 from weft.runtime.calls.processes.protocol import (
@@ -521,7 +521,7 @@ def test_workers_without_spans_are_reported_once(
     office: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where this process has a tracer provider and the workers have none."""
-    monkeypatch.setattr(outcomes, "tracing_of", lambda _group: object())
+    monkeypatch.setattr(call_ends, "tracing_of", lambda _group: object())
     desk = office()
     desk.hear(desk.child, Opened(None, traced=True))
     assert caplog.messages == []

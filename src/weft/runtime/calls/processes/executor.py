@@ -24,8 +24,8 @@ from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
 from weft.runtime.calls import stacks
+from weft.runtime.calls.processes.call_ends import Deaths, WorkerSpans, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.link import Item, Link
-from weft.runtime.calls.processes.outcomes import Deaths, WorkerSpans, end_of, ends_of, unsendable
 from weft.runtime.calls.processes.protocol import (
     AskStack,
     BatchReply,
