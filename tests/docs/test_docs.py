@@ -98,7 +98,7 @@ def test_the_walks_name_functions_that_exist() -> None:
 
 @pytest.mark.parametrize(
     "named",
-    ["engine.py:no_such", "no_such.py:take", "core/no_such.py", "lanes.py:take"],
+    ["engine.py:no_such", "no_such.py:take", "core/no_such.py", "__init__.py:start"],
     ids=["function", "file", "path", "of two files"],
 )
 def test_a_page_that_names_what_is_gone_is_found(named: str) -> None:
