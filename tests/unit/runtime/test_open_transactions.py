@@ -7,12 +7,8 @@ from typing import Any
 
 from weft.core import states
 from weft.kafka.ports import KafkaUnavailable
-from weft.runtime.run.open_transactions import (
-    ASK_EVERY_S,
-    STANDS_S,
-    OpenTransactions,
-    behind_transactions,
-)
+from weft.runtime.run.run_snapshot import behind_transactions
+from weft.runtime.run.watching import STABLE_ASKED_EVERY_S, STANDS_S, OpenTransactions
 
 WHERE = ("orders", 3)
 
@@ -61,7 +57,7 @@ def test_a_partition_that_stands_before_its_logs_end_is_asked_for():
 def test_it_is_asked_for_now_and_then():
     """However long it stands there."""
     member = Member(12, 40).watched(*range(100, 131))
-    assert len(member.asked) == 1 + (30 - int(STANDS_S)) // int(ASK_EVERY_S)
+    assert len(member.asked) == 1 + (30 - int(STANDS_S)) // int(STABLE_ASKED_EVERY_S)
 
 
 def test_what_is_read_to_its_end_or_not_fetched_is_not_asked_for():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,7 @@ from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import summed
 from weft.runtime.member.member import Member
-from weft.runtime.run.open_transactions import behind_transactions
-from weft.types import RunReport
+from weft.types import RunReport, TopicPartition
 
 #: calls whose stack a snapshot has, and how long they must run for that: reading one is not free
 STACKS_MAX = 3
@@ -229,3 +228,18 @@ def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> Ru
         seconds=seconds,
         error=None if member.fatal is None else member.fatal.error,
     )
+
+
+def behind_transactions(
+    rows: Iterable[Mapping[str, Any]], stable_ends: Mapping[TopicPartition, int]
+) -> list[dict[str, Any]]:
+    """Of a snapshot's partitions those that stand there still, as causes."""
+    found = []
+    for row in rows:
+        stable_end = stable_ends.get((row["topic"], row["partition"]))
+        if stable_end is not None and row["highest_seen"] + 1 == stable_end < row["end"]:
+            where = {"topic": row["topic"], "partition": row["partition"]}
+            found.append(
+                {"cause": "open_transaction", **where, "stable_end": stable_end, "end": row["end"]}
+            )
+    return found

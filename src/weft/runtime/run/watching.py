@@ -21,8 +21,8 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.loops import HandlerLoop
-from weft.runtime.run.open_transactions import OpenTransactions
 from weft.runtime.run.run_snapshot import account_of
+from weft.types import TopicPartition
 
 if TYPE_CHECKING:
     from weft.runtime.member.member import Member
@@ -51,6 +51,8 @@ STILL_JOINING = (
     "still joining: the topic exists and no other member owns its partitions, so this member will "
     "get them; a slow broker or a busy machine takes longer"
 )
+#: a partition before the end of its log: looked at so often, asked after so long and again after
+STANDS_LOOKED_EVERY_S, STANDS_S, STABLE_ASKED_EVERY_S, STABLE_ANSWER_S = 1.0, 5.0, 10.0, 1.0
 LONG_SHOWN_MAX = 5
 BLOCKED_FIX = (
     'a handler blocks it: write it as a plain def, or set executor="threads" or "processes"'
@@ -118,6 +120,51 @@ class LoopWatch:
         lines, handler = self.stack()
         where = lines[-1].partition(": ")[0] if lines else "an unknown place"
         return f"{'a handler blocks it' if handler else 'it is blocked, not by a handler'}: {where}"
+
+
+class OpenTransactions:
+    """Detects records behind another producer's open transaction; on the watching thread.
+
+    A reader of committed records ends at the last stable offset: a log that continues behind it
+    looks like one that is read. A partition that stays before its log's end for a while is asked
+    how far transactions have ended, now and then; all others cost a comparison per second.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._look_at = self._ask_at = 0.0
+        #: partitions that stand before the end of their log -> where, and since when
+        self._stood: dict[TopicPartition, tuple[int, float]] = {}
+
+    def look(self, now: float) -> None:
+        """One look; called ten times a second."""
+        if now < self._look_at or self._member.ending:
+            return
+        self._look_at = now + STANDS_LOOKED_EVERY_S
+        # Partitions that are fetched, and have not come to the end of their log.
+        short = [
+            (where, one.position)
+            for where, one in list(self._member.partitions.items())
+            if one.state == states.OPEN and not one.intake_paused and one.position < one.log_end
+        ]
+        before = self._stood
+        self._stood = {
+            where: before[where] if before.get(where, (-1, now))[0] == position else (position, now)
+            for where, position in short
+        }
+        still = [where for where, (_, since) in self._stood.items() if now - since >= STANDS_S]
+        if not still:
+            self._member.telling.stable_ends = {}
+        elif now >= self._ask_at:
+            self._ask_at = now + STABLE_ASKED_EVERY_S
+            self._ask(still)
+
+    def _ask(self, where: list[TopicPartition]) -> None:
+        telling = self._member.telling
+        try:
+            telling.stable_ends = self._member.seat.consumer.stable_ends(where, STABLE_ANSWER_S)
+        except KafkaUnavailable:
+            telling.stable_ends = {}
 
 
 class Watching:
