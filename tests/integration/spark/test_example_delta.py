@@ -78,6 +78,15 @@ def spark_of(cores: int) -> str:
     )
 
 
+def threads(process: psutil.Process) -> int:
+    """How many threads a Python worker has: a member has many, the daemon and idle ones have few."""
+    try:
+        is_worker = "pyspark.daemon" in " ".join(process.cmdline())
+        return process.num_threads() if is_worker else 0
+    except psutil.Error:  # it has ended
+        return 0
+
+
 @pytest.mark.java
 def test_a_delta_table_by_spark_killed_and_resumed_in_other_sizes(broker, tmp_path) -> None:
     """Killed in a batch, behind a table's commit, and in the replay: each ride is one row."""
@@ -138,16 +147,10 @@ def test_a_delta_table_by_a_fleet_killed_and_resumed_in_other_sizes(broker, tmp_
     feed(broker)
     run(SCRIPT, "prepare", broker.bootstrap, str(tmp_path), log=log, timeout_s=WAIT_S, **owners(tmp_path))  # fmt: skip
     with example(*fleet(3), log=log, **settings) as driver:
-        # A member has logged its start when it is named in the driver's log.
         assert wait_until(
             lambda: b"assigned" in log.read_bytes() or driver.poll() is not None, WAIT_S
         )
-        workers = [
-            one
-            for one in psutil.Process(driver.pid).children(recursive=True)
-            if "pyspark.daemon" in " ".join(one.cmdline())
-        ]
-        max(workers, key=psutil.Process.num_threads).kill()  # the daemon and idle ones have few
+        max(psutil.Process(driver.pid).children(recursive=True), key=threads).kill()
         assert driver.wait(WAIT_S) == 0, log.read_text()[-4_000:]
     rows = [row for one in commits(table) for row in one]
     twice = sorted([*GOOD, *GOOD])

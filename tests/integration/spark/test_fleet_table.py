@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from weft.kafka.admin import KafkaAdmin
 from weft.kafka.settings import client_settings
 from weft.spark import DeltaTable
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 RECORDS, PARTITIONS = 1_200, 4
 
@@ -91,7 +92,7 @@ if __name__ == "__main__":
         store.append = append
     table = {table}
     report = app.run(
-        engine="spark", members=2, master="local[2]", until="drained", sink=table,
+        engine="spark", members={members}, master="local[{members}]", until="drained", sink=table,
         conf={{"spark.ui.enabled": "false", "weft.control.wait_s": "{wait_s}"}})
     raise SystemExit(report.exit_code)
 """
@@ -107,21 +108,27 @@ TABLES = {
 #: the first number within a key that waits for a file, by file
 ONE_BY_ONE = {8: "died-before", 16: "died-between", 24: "died-after"}
 AT_HALF = {15: "go"}
+AT_START = {0: "go"}
+MANY = 40
 
 
 @pytest.fixture(params=["delta"])
 def job(request, tmp_path, topic, kafka_broker) -> Any:
     """A folder with job.py for a topic with records in it."""
-    name, dead = topic(PARTITIONS, "table"), topic(1, "dead")
-    fill(kafka_broker.bootstrap, name, RECORDS, PARTITIONS, keys=40)
+    members, partitions, gates = {
+        test_members_killed_between_the_steps: (2, PARTITIONS, ONE_BY_ONE),
+        test_forty_members_write_one_table: (MANY, MANY, AT_START),
+    }.get(request.function, (2, PARTITIONS, AT_HALF))
+    name, dead = topic(partitions, "table"), topic(1, "dead")
+    fill(kafka_broker.bootstrap, name, RECORDS, partitions, keys=40)
     kafka = {
         "bootstrap.servers": kafka_broker.bootstrap,
         "session.timeout.ms": 120_000,
         "heartbeat.interval.ms": 500,
     }
-    gates = AT_HALF if request.function is test_a_driver_killed_and_started_again else ONE_BY_ONE
     values = {"here": str(tmp_path), "group": f"g-{name}", "kafka": kafka, "topic": name}
     values |= {"dead": dead, "table": TABLES[request.param], "wait_s": START_S, "gates": gates}
+    values["members"] = members
     (tmp_path / "job.py").write_text(JOB.format(**values))
     return tmp_path, name, dead
 
@@ -200,6 +207,24 @@ def test_a_driver_killed_and_started_again(job, kafka_broker, when) -> None:
         with run(folder) as again:
             assert again.wait(200) == 0, again.text
     assert before < len(rows(folder))
+    check_whole(folder, kafka_broker, topic, dead)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("job", list(TABLES), indirect=True)
+def test_forty_members_write_one_table(job, kafka_broker) -> None:
+    """Each has a partition before the first record is handled; one is killed; rows are there once."""
+    folder, topic, dead = job
+    (folder / "die-before").touch()
+    with run(folder) as fleet:
+
+        def at_work() -> int:
+            return len(set(re.findall(r"member (\d+): assigned", fleet.text)))
+
+        wait_until(lambda: at_work() == MANY or fleet.process.poll() is not None, 500, "40 at work")
+        (folder / "go").touch()
+        assert fleet.wait(300) == 0, fleet.text
+    assert (folder / "died-before").exists()
     check_whole(folder, kafka_broker, topic, dead)
 
 
