@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ TESTS = Path(__file__).parent
 INTEGRATION = TESTS / "integration"
 #: Folders and files of the longest tests; the very longest of all first.
 HEAVY = tuple(
-    TESTS / name
+    str(TESTS / name)
     for name in (
         "integration/test_demo.py",
         "simulation",
@@ -50,9 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _needs_broker(item):
             item.add_marker(pytest.mark.broker)
-        if INTEGRATION / "spark" in item.path.parents:
+        if str(item.path).startswith(f"{INTEGRATION}/spark/"):
             item.add_marker(pytest.mark.spark)
-    items.sort(key=lambda item: _turn(item.path))
+    items.sort(key=lambda item: _turn(str(item.path)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -68,13 +69,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _needs_broker(item: pytest.Item) -> bool:
     given = getattr(item, "callspec", None)
     in_memory = given is not None and given.params.get("kafka") == "memory"
-    if INTEGRATION in item.path.parents:
+    if str(item.path).startswith(f"{INTEGRATION}/"):
         return not in_memory
     return "kafka_broker" in getattr(item, "fixturenames", ())
 
 
-def _turn(path: Path) -> int:
-    turns = (n for n, place in enumerate(HEAVY) if path == place or place in path.parents)
+@cache
+def _turn(path: str) -> int:
+    turns = (n for n, place in enumerate(HEAVY) if path == place or path.startswith(f"{place}/"))
     return next(turns, len(HEAVY))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -262,19 +263,23 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("request_name", REQUESTS)
-def test_absent_brokers_are_named_within_the_limit(request_name) -> None:
+def test_absent_brokers_are_named_within_the_limit() -> None:
     """KafkaUnavailable in one line: the address, what the connection said, what to look at."""
-    with KafkaAdmin(settings(NOBODY)) as admin:
-        started = time.monotonic()
-        with pytest.raises(KafkaUnavailable) as raised:
-            REQUESTS[request_name](admin, REFUSED_S)
-        assert time.monotonic() - started < REFUSED_S + TIMEOUT_S / 2
-    message = str(raised.value)
-    assert NOBODY in message
-    assert "Connection refused" in message
-    assert "bootstrap.servers" in message
-    assert "\n" not in message
+
+    def answer(name: str) -> str:
+        with KafkaAdmin(settings(NOBODY)) as admin:
+            started = time.monotonic()
+            with pytest.raises(KafkaUnavailable) as raised:
+                REQUESTS[name](admin, REFUSED_S)
+            assert time.monotonic() - started < REFUSED_S + TIMEOUT_S / 2
+        return str(raised.value)
+
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:  # each waits for its whole limit
+        for message in pool.map(answer, REQUESTS):
+            assert NOBODY in message
+            assert "Connection refused" in message
+            assert "bootstrap.servers" in message
+            assert "\n" not in message
 
 
 @pytest.mark.long

@@ -187,7 +187,9 @@ def test_the_broker_decides_what_is_too_large(kafka, caplog, over):
     ],
     ids=["headers", "key", "value"],
 )
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize(
+    "delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)]
+)
 def test_what_is_large_is_given_up_in_turn(kafka, record, marks, delivery):
     """Value, then headers, then the end of the key: every record can be dead-lettered."""
     source, letters = (

@@ -27,6 +27,11 @@ HANGS = {
 }
 
 
+def pushed(*names):
+    """Each way to hang; on a push these."""
+    return [pytest.param(one, marks=() if one in names else pytest.mark.long) for one in HANGS]
+
+
 @pytest.fixture
 def started(kafka, tmp_path):
     """Run `weft run` on a module of this text in a process of its own."""
@@ -68,7 +73,7 @@ def wait_until_in(process):
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("kind", HANGS)
+@pytest.mark.parametrize("kind", pushed("async blocks", "threads"))
 def test_a_second_signal_ends_a_process_whose_handler_hangs(kafka, started, kind):
     """SIGTERM asks for a drain; a second one, or SIGINT, ends it within seconds: 143 or 130."""
     last, code = (signal.SIGINT, 130) if kind == "threads" else (signal.SIGTERM, 143)
@@ -121,7 +126,7 @@ def test_a_signal_while_the_app_still_starts_ends_it_immediately(kafka, started)
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("kind", ["async waits", "async blocks", "threads"])
+@pytest.mark.parametrize("kind", pushed("async blocks")[:3])
 def test_a_stop_with_a_hanging_handler_is_bounded_by_the_drain_timeout(kafka, started, kind):
     """One signal; after `drain_timeout_s` the member leaves, whatever the handler does."""
     source, group = kafka.topic(), kafka.name("g")

@@ -96,7 +96,9 @@ def test_a_process_that_is_stuck_is_not_taken_for_fenced(
         copied(run)
 
 
-@pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "static", [pytest.param(one, marks=pytest.mark.long) for one in (True, False)]
+)
 @pytest.mark.timeout(120)
 def test_a_killed_producers_successor_is_not_held_up(
     chaos: Callable[..., Chaos], static: bool
