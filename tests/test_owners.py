@@ -36,11 +36,11 @@ ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
         "work.py", "offsets.py", "reach.py", "lanes.py", "commits.py", "plans.py", "partition.py",
-        "handler.py",
+        "handler.py", "memory.py",
     },
     # a call, and what becomes of its records
     {
-        "work.py", "lanes.py", "handler.py", "batching.py", "endings.py",
+        "work.py", "lanes.py", "handler.py", "batching.py", "endings.py", "holds.py", "commands.py",
         "delivery/__init__.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulators.core import actions, answers, exchanges, rebalance
+from simulators.core.commanding import release_all
 from simulators.core.dice import Dice
 from simulators.core.foreign import end_foreign
 from simulators.core.happenings import tick
@@ -111,6 +112,8 @@ def _serve(world: World, member: Member, dice: Dice) -> None:
         if world.members.get(member.slot) is not member:
             return
     actions.poll(world, member, dice)
+    if not world.poison_on:
+        release_all(world, member)
     for _ in range(3):
         actions.end_calls(world, member, dice, every=True)
         answers.settle(world, member, dice, every=True)
@@ -128,7 +131,7 @@ def _serve(world: World, member: Member, dice: Dice) -> None:
 
 def _done(source: Source, offset: int) -> bool:
     if source.spec.delivery == AT_MOST_ONCE:
-        return source.starts[offset] > 0 or offset in source.excused
+        return source.starts[offset] > 0 or offset in (source.excused | source.finished)
     return offset in source.finished
 
 
@@ -138,7 +141,8 @@ def _healthy_finished(world: World) -> bool:
         (life.source.tp, life.source.lane(offset))
         for life in world.oracle.lives.values()
         if life.state == "open"
-        for offset in life.parked
+        for offset in (*life.parked, *life.held_until)
+        if offset in life.source.keys
     }
     return all(
         _done(source, offset)

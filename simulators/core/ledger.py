@@ -30,6 +30,8 @@ class Source:
         #: completed, dead-lettered or skipped by an attempt whose epoch was still open
         self.finished: set[int] = set()
         self.starts: Counter[int] = Counter()
+        #: it was answered that these are skipped
+        self.skipped: set[int] = set()
         #: written in another service's transaction that is still open
         self.undecided: list[int] = []
         #: at_most_once: marked in a commit, then its member died before the start
@@ -106,7 +108,15 @@ class Life:
         self.running: set[int] = set()
         self.sending: set[int] = set()
         self.dead_letters: set[int] = set()
-        self.parked: set[int] = set()
+        #: until when; inf: until somebody releases it
+        self.parked: dict[int, float] = {}
+        #: by a command or what was remembered: as done without handling
+        self.given_up: set[int] = set()
+        #: came with all attempts used up
+        self.came_spent: set[int] = set()
+        #: records, and lanes, that are held until then
+        self.held_until: dict[int, float] = {}
+        self.holds: dict[Hashable, float] = {}
         self.refused: set[int] = set()
         #: calls that failed, and of these those that were about this record alone
         self.attempts: Counter[int] = Counter()
@@ -122,11 +132,12 @@ class Life:
 
     def held(self) -> list[int]:
         """Sizes of the records that the member must have in memory."""
-        return [self.sizes[o] for o in self.polled - self.passed if o not in self.known]
+        there = self.polled - self.passed - self.given_up
+        return [self.sizes[o] for o in there if o not in self.known]
 
     def needs_handling(self, offset: int) -> bool:
         """The lane waits for this record in this epoch."""
-        if offset in self.passed or offset in self.known:
+        if offset in self.passed or offset in self.known or offset in self.given_up:
             return False
         return offset in self.source.alive or offset in self.polled
 

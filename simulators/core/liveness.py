@@ -93,10 +93,14 @@ def _starts_in_time(world: World, member: Member, life: Life) -> None:
             continue
         if offset in life.passed or offset in life.parked or offset in life.known:
             continue
-        if offset in life.claimable or offset in life.dead_letters:
+        if offset in life.claimable or offset in life.dead_letters or offset in life.given_up:
             continue
         lane = life.source.lane(offset)
-        if life.next_of(lane) != offset:
+        given_up = (o for o in life.given_up if o in life.source.keys and o not in life.passed)
+        if lane in map(life.source.lane, given_up):
+            continue  # its dead letter may be on the way
+        held = max(life.held_until.get(offset, 0.0), life.holds.get(lane, 0.0))
+        if held > world.ticked_before or life.next_of(lane) != offset:
             continue
         place = (member.name, life.source.tp, lane)
         # So does a lane that a batch held: its next record asks again when time passes.

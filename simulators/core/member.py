@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulators.core.ledger import Claimed
+from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
 from simulators.core.steered import calls_max, check_not_paused
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.epochs import Found, Start, resolve
-from weft.core.events import Assignment, Steering
+from weft.core.events import Assignment, Command, Steering
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
 from weft.core.work import Work
@@ -83,6 +84,8 @@ class Member:
         self.late: dict[Work, float] = {}
         self.requests: list[Request] = []
         self.late_answers: list[list[Any]] = []
+        #: commands without an answer
+        self.unanswered: list[Command] = []
         self.reads: list[list[Partition]] = []
         self.exchange: Exchange | None = None
         self.producer = world.broker.init_producer(f"{GROUP}-{slot}")
@@ -235,6 +238,16 @@ class Member:
             if behind and self.world.oracle.sources[tp].spec.delivery != AT_MOST_ONCE:
                 raise Violation("S2", f"{tp}: {done} is told as committed, the broker has {held}")
 
+    def _answered(self, effect: fx.Answered) -> None:
+        self.oracle.stats[f"answered {effect.command.action}"] += 1
+        for row in effect.rows:
+            self.oracle.stats[f"outcome {row.outcome}"] += 1
+            part = self.parts.get((row.topic, row.partition))
+            life = None if part is None else self.oracle.lives.get(part)
+            if life is not None and life.state != "closed":
+                answered(life, row, self.world.now)
+        self.unanswered = [one for one in self.unanswered if one is not effect.command]
+
     def _nothing(self, effect: fx.Note) -> None:
         """A line in the log."""
 
@@ -285,6 +298,8 @@ class Member:
             start.restored_top,
             start.restored_not_done,
             start.commit_start,
+            remembered=start.remembered,
+            unix_s=UNIX_S + self.world.now,
         )
         self.world.tell(f"{self.id} begins {assignment}")
         (partition,) = self.engine.assigned(self.world.now, [assignment])
@@ -399,6 +414,7 @@ _DOES: dict[type[Any], str] = {
     fx.ResumeIntake: "_resume",
     fx.Finished: "_finished",
     fx.CommitsStored: "_committed",
+    fx.Answered: "_answered",
     fx.Note: "_nothing",
     fx.Troubled: "_nothing",
     fx.Drained: "_drained",

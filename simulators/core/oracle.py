@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from simulators.core import remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 from weft.codec import measure
@@ -37,6 +38,8 @@ class Oracle:
         #: the map's limit where the broker stores as much: there no map may be cut
         self.map_chars_kept = 0
         self.refused_ever: defaultdict[TopicPartition, set[int]] = defaultdict(set)
+        #: held lanes: (member, partition, lane) -> until when
+        self.holds: dict[tuple[str, TopicPartition, Hashable], float] = {}
         self.stats: Counter[str] = Counter()
 
     # -- epochs ------------------------------------------------------------------------------------
@@ -49,6 +52,10 @@ class Oracle:
         self.lives[partition] = life = Life(member, partition, source, committed)
         if committed is None:
             life.uncovered_since = now  # its start must be committed soon
+        remembering.begin(life, committed, source.log.end, now)
+        for (who, tp, lane), until in self.holds.items():
+            if (who, tp) == (member, source.tp):
+                life.holds[lane] = until
 
     def revoking(self, partitions: Sequence[Partition]) -> None:
         """Nothing new of these may start."""
@@ -105,7 +112,8 @@ class Oracle:
             if offset not in life.polled:
                 life.sizes[offset] = size
                 life.polled.add(offset)
-                life.startable[offset] = now
+                waits = life.not_before.get(offset, 0.0)
+                life.startable[offset] = now if waits <= now else waits + 1.0
 
     # -- starts ------------------------------------------------------------------------------------
 
@@ -135,6 +143,7 @@ class Oracle:
             life.source.starts[offset] += 1
 
     def _may_start(self, life: Life, work: Work, offset: int, now: float) -> None:
+        remembering.may_start(life, offset, now)
         again = offset in life.finished or (offset in life.passed and offset not in life.refused)
         attempt = life.attempts[offset] + 1
         for broken, name, what in (
@@ -142,7 +151,6 @@ class Oracle:
             (offset not in life.polled, "S1", "starts and was never polled"),
             (offset in life.known, "S4", "starts again: the group holds it as done"),
             (again, "S4", "starts again in one epoch"),
-            (offset in life.parked, "S1", "is parked and starts"),
             (offset in life.running or offset in life.sending, "S3", "starts while it runs"),
             (
                 now < life.not_before.get(offset, 0.0) - SLACK,
@@ -263,7 +271,7 @@ class Oracle:
             if life.spec.delivery == EXACTLY_ONCE:
                 self.handled(life, offset, now)
         else:
-            life.parked.add(offset)
+            remembering.park(life, offset, now)
 
     def sending(self, work: Work, *, dead_letter: bool) -> None:
         """The engine asks for outputs or a dead letter to be produced."""
@@ -272,6 +280,8 @@ class Oracle:
             raise Violation("S7", f"{work!r} sends after its epoch")
         if life.spec.delivery == EXACTLY_ONCE:
             raise Violation("S8", f"{work!r} sends outside a transaction")
+        if dead_letter and offset in life.given_up:
+            life.dead_letters.add(offset)
         if dead_letter:
             require(
                 offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted"
@@ -288,7 +298,8 @@ class Oracle:
             life.dead_letters.discard(offset)
             self.handled(life, offset, now)
         elif offset in life.dead_letters:
-            life.parked.add(offset)
+            life.given_up.discard(offset)
+            remembering.park(life, offset, now)
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)
 
@@ -314,10 +325,12 @@ class Oracle:
         # Also what the log has no more: it was fetched, and is ours to handle.
         for offset in source.alive if source.alive >= life.polled else source.alive | life.polled:
             if offset in says and offset not in life.known and offset not in must:
-                if offset in life.marked:
+                if offset in life.marked or offset in life.given_up:
                     continue  # its batch waits for other marks
                 raise Violation("S2", f"{tp}@{offset} is committed as done and is not")
         self._complete(life, item, says, must | claims)
+        whole = bool(self.map_chars_kept == 4096 and not life.partition.memory.barred)
+        remembering.check_rider(life, item, says, self.now(), room=whole)
         life.uncovered_since = None
 
     def _must_hold(self, life: Life, claims: set[int]) -> set[int]:
@@ -328,7 +341,7 @@ class Oracle:
             require(not again, "S5", f"{life.source.tp}: {again} are marked after their start")
             return life.started | claims
         if life.spec.delivery == EXACTLY_ONCE:
-            early = claims - life.claimable
+            early = claims - life.claimable - life.given_up
             require(not early, "S8", f"{life.source.tp}: {early} in a transaction, not handled")
             return life.finished | claims
         return life.finished | life.claimable
@@ -363,6 +376,9 @@ class Oracle:
             )
             require(not began, "S7", f"{tp}: {life.member} commits over {owner}")
         says = Claimed(item.frontier, item.metadata)
+        for offset in [o for o in life.given_up if o in says]:
+            life.source.finished.add(offset)
+            life.passed.add(offset)
         if life.spec.delivery == EXACTLY_ONCE:
             life.base = says.offset
             for work in item.claims:
@@ -395,6 +411,7 @@ class Oracle:
         self.refused_ever[life.source.tp].add(offset)
         life.claimable.discard(offset)
         if offset in life.dead_letters:
-            life.parked.add(offset)
+            life.given_up.discard(offset)
+            remembering.park(life, offset, now)
         else:
             self.failed(life, work, now, final=False, delay_s=None, alone=alone)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simulators.core.setup import ACTIONS, Setup, draw_any
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, EXACTLY_ONCE, UNORDERED
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, UNORDERED
 from weft.policies import Batch, DeadLetter, Park, Retry, Skip
 
 WIDTH = 1_000_000
@@ -37,6 +37,9 @@ REFUSED_MAPS = 18_000_000
 WAITING = 20_000_000
 #: commands that pause topics and handlers, and set concurrency and rate
 STEERED = 22_000_000
+
+#: commands to lanes and records, parked ones that are released, riders of other clients
+COMMANDED = 21_000_000
 
 
 def draw(seed: int, steps: int) -> Setup:
@@ -263,6 +266,34 @@ def _steered(setup: Setup, _rng: random.Random) -> Setup:
     return replace(setup, ends=_weighted(steer=4.0, control=0.0))
 
 
+def _commanded(setup: Setup, rng: random.Random) -> Setup:
+    """Much fails and is parked; processes come and go, and someone steers."""
+    park = Park(rng.choice((None, 0.0, 2.0)))
+    specs = tuple(
+        replace(
+            spec,
+            retry=replace(spec.retry, attempts=rng.choice((1, 2, 3)), remember=rng.random() < 0.9),
+            on_exhausted=rng.choice((park, park, DeadLetter("dead"), Skip())),
+            rate_limit_per_s=ALL_STARTS_PER_S,
+        )
+        if spec.delivery != AT_MOST_ONCE
+        else spec
+        for spec in setup.specs
+    )
+    return replace(
+        setup,
+        specs=specs,
+        limits=replace(setup.limits, map_chars=4096),
+        broker_chars=4096,
+        odds=replace(setup.odds, fail=rng.choice((0.2, 0.6)), hang=0.0),
+        ends=_weighted(
+            command=rng.choice((2.0, 20.0)),
+            meddle=rng.choice((0.0, 3.0)),
+            churn=rng.choice((1.0, 6.0)),
+        ),
+    )
+
+
 def _weighted(**weights: float) -> tuple[tuple[float, str], ...]:
     """The usual shares of the actions, but for these."""
     all_weights = {**ACTIONS, **weights}
@@ -285,4 +316,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     REFUSED_MAPS: _refused_maps,
     WAITING: _waiting,
     STEERED: _steered,
+    COMMANDED: _commanded,
 }

@@ -137,6 +137,8 @@ class Stage:
 
 def _brief(effect: fx.Effect) -> str:
     name = type(effect).__name__
+    if isinstance(effect, fx.Answered):
+        return f"{name} {effect.command} {effect.rows}"
     if isinstance(effect, fx.Start):
         return f"{name} {[(*w.record[:3], w.record.attempt) for w in effect.works]}"
     if isinstance(effect, fx.CommitOffsets | fx.Transact):
@@ -145,6 +147,6 @@ def _brief(effect: fx.Effect) -> str:
             for i in effect.items
         ]
         return f"{name} {effect.sequence} {items}"
-    if isinstance(effect, fx.Send | fx.SendDeadLetter | fx.Cancel | fx.Finished):
+    if isinstance(effect, fx.Send | fx.SendDeadLetter | fx.Cancel | fx.Finished | fx.Troubled):
         return f"{name} {effect.work.record[:3]}"
     return name

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import zlib
 
-from simulators.core import actions, answers, exchanges, finale, happenings, rebalance, steered
+from simulators.core import (
+    actions,
+    answers,
+    commanding,
+    exchanges,
+    finale,
+    happenings,
+    rebalance,
+    steered,
+)  # fmt: skip
 from simulators.core.dice import Dice
 from simulators.core.finale import STRUCTURE_EVERY
 from simulators.core.world import World
@@ -48,6 +57,8 @@ _WORLD_ACTIONS = {
     "retention": happenings.retention,
     "foreign": happenings.foreign,
     "remake": happenings.remake,
+    "command": commanding.command,
+    "meddle": commanding.meddle,
 }
 _MEMBER_ACTIONS = {
     "poll": actions.poll,

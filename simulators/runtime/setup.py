@@ -129,7 +129,9 @@ def draw(seed: int) -> Setup:
             batch=batch,
             prefetch=rng.choice((None, None, None, "def") if calm else PREFETCH),
             retry=Retry(
-                attempts=1 if once else rng.choice((3, 5)), delay_s=rng.choice((0.01, 0.03, 0.4))
+                remember=False,  # what an epoch inherits is the core simulator's subject
+                attempts=1 if once else rng.choice((3, 5)),
+                delay_s=rng.choice((0.01, 0.03, 0.4)),
             ),
             on_exhausted=policy,
             timeout_s=rng.choice((None, None, 0.3)),

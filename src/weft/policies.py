@@ -11,6 +11,8 @@ from weft.errors import ConfigError
 from weft.numeric import is_between, is_positive, is_seconds, is_whole
 from weft.types import Record
 
+PARKED_S_MAX = 365 * 86_400
+
 Delay = float | Callable[[int, BaseException], float]
 
 
@@ -47,6 +49,8 @@ class Retry:
     `delay_max_s`. Or a callable `(attempt, error) -> seconds`.
     `jitter`: the share by which a delay is spread, 0 to 1.
     `final`: exception types that end the record at once.
+    `remember`: how often a record was tried, and when it is next, is part of the commit and
+    survives restarts and rebalances, as far as there is room.
     """
 
     attempts: int | None = 5
@@ -55,6 +59,7 @@ class Retry:
     delay_max_s: float = 30.0
     jitter: float = 0.1
     final: tuple[type[BaseException], ...] = ()
+    remember: bool = True
 
     def __post_init__(self) -> None:
         if self.attempts is not None and not is_whole(self.attempts, 1):
@@ -70,6 +75,8 @@ class Retry:
             )
         if not is_between(self.jitter, 0, 1):
             raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
+        if not _is_bool(self.remember):
+            raise ConfigError(f"Retry(remember={self.remember!r}): give True or False")
         self._check_final()
 
     def _check_final(self) -> None:
@@ -82,7 +89,20 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Keep the exhausted record not-done and its lane waiting, at no cost in workers."""
+    """Keep the exhausted record not-done and its lane waiting, at no cost in workers.
+
+    It stays parked also after a restart (with `Retry(remember=True)`).
+    `release_after_s`: after so many seconds its attempts start over; None: when it is released.
+    """
+
+    release_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        after = self.release_after_s
+        if after is not None and not is_between(after, 0, PARKED_S_MAX):
+            raise ConfigError(
+                f"Park(release_after_s={after!r}): give 0 to {PARKED_S_MAX} seconds, or None"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ PLACES = (
     Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
     Place("pending", "exactly_once: handled, waits for its transaction to end"),
     Place("retrying", "failed; waits for its next attempt"),
-    Place("parked", "attempts used up: stays not-done until a restart or a rebalance"),
+    Place("on_hold", "held by a command, until it is released or that time is over"),
+    Place("parked", "attempts used up: stays not-done until it is released"),
 )
 
 #: Why no record starts: of everything, a handler, a topic or a partition.
@@ -129,7 +130,7 @@ _plain = attrgetter(
     "commit.map_limit", "reach.taken", "reach.edge", "user_paused", "command_paused",
     "intake_paused",
 )  # fmt: skip
-_counts = attrgetter("in_flight", "sending", "retrying", "parked")
+_counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
 #: how much is copied at a time: the door is open to others between two slices
 SLICE_PARTITIONS = 250
 SLICE_RECORDS = 20_000
@@ -264,7 +265,7 @@ def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
     plain, counts, ready, far, claims, *offsets, held, gathered, not_begun = copy
     not_done, not_fetched, *_, marked = offsets
-    running, sending, retrying, parked = counts
+    running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
     marks = claims if delivery == AT_MOST_ONCE else 0
     pending = claims if plain[3].exact else 0
@@ -283,7 +284,8 @@ def _part(copy: tuple[Any, ...]) -> Part:
         "sending": sending,
         "committing": claims - marks - pending,
         "pending": pending,
-        "retrying": retrying,
+        "retrying": retrying - on_hold,
+        "on_hold": on_hold,
         "parked": parked,
     }
     return Part._make((*plain, places, *offsets, held))
@@ -294,6 +296,8 @@ def place_of(work: Work, gathered: set[Work]) -> str:
     partition = work.partition
     if partition.handler.slots.waits(work):
         return "not_begun"
+    if work.state == states.RETRYING and work.failure is not None and work.failure.held:
+        return "on_hold"
     found = PLACE_OF_STATE.get(work.state)
     if found is not None:
         return found

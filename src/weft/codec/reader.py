@@ -19,7 +19,7 @@ class OffsetMap:
     highest_seen: int
     #: Ascending offsets between frontier and highest_seen that are not done.
     not_done: tuple[int, ...]
-    #: What is remembered of some of these, and of no others.
+    #: What is remembered of some of these, and of some offsets past highest_seen.
     rider: riders.Rider = riders.NONE
 
 
@@ -44,5 +44,5 @@ def decode(frontier: int, text: str | None, *, log_end: int | None = None) -> Of
         raise UnreadableMap("the map reaches past the largest offset there can be")
     if length and log_end is not None and highest_seen >= log_end:
         raise UnreadableMap(f"the map reaches offset {highest_seen}, the log ends at {log_end}")
-    remembered = riders.decode(frontier, frames, not_done)
+    remembered = riders.decode(frontier, frames, not_done, highest_seen, log_end)
     return OffsetMap(encoding.name, frontier, highest_seen, not_done, remembered)

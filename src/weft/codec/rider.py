@@ -131,11 +131,18 @@ def _frame_end(data: bytes, begin: int) -> int:
     return end
 
 
-def decode(frontier: int, frames: bytes, not_done: Iterable[int]) -> Rider:
+def decode(
+    frontier: int,
+    frames: bytes,
+    not_done: Iterable[int],
+    highest_seen: int,
+    log_end: int | None = None,
+) -> Rider:
     """The rider in these skippable frames, as far as it speaks of offsets that are not done.
 
-    Its input is hostile: what makes no sense is no rider, and `problem` has the reason. The map
-    beside it holds all the same.
+    What the map does not speak of (past `highest_seen`) is not done either; what is not in the log
+    (from `log_end` on) is of another log. Its input is hostile: what makes no sense is no rider,
+    and `problem` has the reason. The map beside it holds all the same.
     """
     begin = 0
     while not frames.startswith(_MAGIC, begin):
@@ -150,7 +157,14 @@ def decode(frontier: int, frames: bytes, not_done: Iterable[int]) -> Rider:
     except (IndexError, ValueError) as error:
         return Rider((), f"rider ignored: {error if isinstance(error, ValueError) else 'cut off'}")
     open_offsets = frozenset(not_done)
-    return Rider(tuple(one for one in entries if one.offset in open_offsets))
+    return Rider(
+        tuple(
+            one
+            for one in entries
+            if (one.offset in open_offsets or one.offset > highest_seen)
+            and (log_end is None or one.offset < log_end)
+        )
+    )
 
 
 def _entries(frontier: int, content: bytes) -> list[Remembered]:

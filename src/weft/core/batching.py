@@ -250,6 +250,22 @@ class Batching:
             for work in gathering.works
         )
 
+    def take_out(self, work: Work) -> bool:
+        """A record, and what is behind it in its lane, leaves the open batch it is in, if any.
+
+        True where it was the first of its lane: nothing else has it now.
+        """
+        groups = self._open[work.partition.handler.index]
+        for key, gathering in list(groups.items()):
+            if work in gathering.works:
+                mates = [one for one in gathering.works if _lane(one) == _lane(work)]
+                gone = set(mates[mates.index(work) :])
+                gathering.works = [one for one in gathering.works if one not in gone]
+                if not gathering.works:
+                    del groups[key]
+                return work is mates[0]
+        return False
+
     def forget(self, partition: Partition) -> None:
         """The epoch ended: its records leave the open batches."""
         groups = self._open[partition.handler.index]

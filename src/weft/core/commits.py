@@ -26,16 +26,18 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from weft.codec import decode
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery.exactly_once import ExactlyOnce
 from weft.core.events import Answer
+from weft.core.memory import Memory
 from weft.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
 from weft.types import Committed, ErrorInfo
 
 if TYPE_CHECKING:
     from weft.core.engine import EngineState
-    from weft.core.events import Verdict
+    from weft.core.events import Command, Verdict
     from weft.core.offsets import Offsets
     from weft.core.partition import Partition
     from weft.core.plans import Plans
@@ -73,11 +75,15 @@ class CommitState:
     #: characters of the map that was sent last, and of the one that the broker stored last
     map_chars: int = 0
     map_stored: int = 0
+    #: commands that are answered when the commit that has their records is stored
+    answers: list[tuple[Command, fx.Obeyed]] = field(default_factory=list)
+    #: what is remembered of single records
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def dirty(self) -> bool:
         """A commit would say something that the last plan did not."""
-        return self._offsets.changed or self.again
+        return self._offsets.changed or self.again or self.memory.changed
 
     def ready(self, now: float) -> bool:
         """Something is new, and nothing stands against sending it."""
@@ -96,9 +102,9 @@ class CommitState:
         """This plan is on the way to the broker."""
         self.move(states.SENT)
         self.sequence, self.at, self.sent = sequence, answer_by, item
-        self.again = self._offsets.changed = False
+        self.again = self._offsets.changed = self.memory.changed = False
         self.left_out = len(item.claims) < len(self.claims)
-        self.map_chars = len(item.metadata)
+        self.map_chars = len(item.metadata) - item.rider_chars
 
     def _answered(self) -> fx.PlanItem:
         self.move(states.IDLE)
@@ -132,11 +138,16 @@ class CommitState:
             self.map_stored = 0  # its limit was lowered since
         self.map_limit = max(self.map_limit // 2, self.map_stored)
 
+    def answer_later(self, command: Command, row: fx.Obeyed) -> None:
+        """This is true once a commit with it is stored."""
+        self.answers.append((command, row))
+
     def close(self) -> None:
         """The epoch ended: an answer that still comes is late."""
         if self.state != states.IDLE:
             self.move(states.IDLE)
         self.claims.clear()
+        self.answers.clear()
         self.marked.clear()
         self.slotless.clear()
 
@@ -275,14 +286,37 @@ class Commits:
         item = partition.commit.stored(now, now + self._state.limits.commit_retry_s)
         if item.claims:
             self._claims_stored(partition, item.claims)
+        if partition.commit.answers:
+            self._answer(partition, item)
         partition.reopen()
         return Committed(partition.topic, partition.number, item.frontier, item.done_beyond)
+
+    def _answer(self, partition: Partition, item: fx.PlanItem) -> None:
+        """Commands whose records are done in what was stored."""
+        stored = decode(item.frontier, item.metadata)
+        left = []
+        for command, row in partition.commit.answers:
+            covered = row.offset <= stored.highest_seen and row.offset not in stored.not_done
+            if row.offset < stored.frontier or covered:
+                self._state.emit(fx.Answered(command, [row]))
+            else:
+                left.append((command, row))
+        partition.commit.answers = left
 
     def _refused(self, partition: Partition, answer: Answer) -> None:
         commit, now, retry_s = partition.commit, self._state.now, self._state.limits.commit_retry_s
         sent = commit.refused(now + retry_s)
         self._state.count("commits_refused")
-        if answer.verdict == "too_large":
+        if answer.verdict == "too_large" and sent.rider_chars:  # it gives way first
+            partition.memory.barred = True
+            self._state.note(
+                "warning",
+                "commit metadata refused as too large, attempts and parked records are not stored",
+                topic=partition.topic,
+                partition=partition.number,
+                next="raise offset.metadata.max.bytes on the broker to 4096",
+            )
+        elif answer.verdict == "too_large":
             commit.shrink_map(len(sent.metadata))
             self._state.note(
                 "warning",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weft.types import Committed, ErrorInfo, OutcomeName, Record
 
 if TYPE_CHECKING:
+    from weft.core.events import Command
     from weft.core.partition import Partition
     from weft.core.work import Work
 
@@ -52,6 +53,8 @@ class PlanItem(NamedTuple):
     done_beyond: int
     #: records whose own progress waits for this very commit
     claims: list[Work]
+    #: characters of the metadata that are the rider's
+    rider_chars: int = 0
 
 
 class CommitOffsets(NamedTuple):
@@ -112,6 +115,26 @@ class CommitsStored(NamedTuple):
     committed: list[Committed]
 
 
+class Obeyed(NamedTuple):
+    """What was done for a command in one partition."""
+
+    topic: str
+    partition: int
+    #: -1 for a lane without a record
+    offset: int
+    #: "held", "released", "retried", "skipped"; "unchanged", "refused", "not here", "lost"
+    outcome: str
+    #: the reason, in one line
+    detail: str
+
+
+class Answered(NamedTuple):
+    """A command was obeyed, or could not be. That of a skip comes when its commit is stored."""
+
+    command: Command
+    rows: list[Obeyed]
+
+
 class Note(NamedTuple):
     """Something a person may want to read in the log."""
 
@@ -144,6 +167,7 @@ Effect = (
     | Finished
     | Troubled
     | CommitsStored
+    | Answered
     | Note
     | Drained
     | Fatal

@@ -8,21 +8,27 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
+from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Failed, Returned
-from weft.core.lanes import follows, unfollow
+from weft.core.holds import hold_back
+from weft.core.lanes import unfollow
 from weft.core.partition import plain_done
 from weft.core.work import Failure
-from weft.policies import DeadLetter, Park, Retry, Skip
-from weft.types import ErrorInfo, Sent
+from weft.policies import DeadLetter, Park, Retry, Skip, Stop
+from weft.types import ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
     from weft.core.delivery import Delivery
     from weft.core.engine import EngineState
     from weft.core.events import Ended
+    from weft.core.partition import Partition
     from weft.core.work import Work
 
+#: for a record whose last error was not kept: it happened in another member
+USED_UP = ErrorInfo("Exhausted", "its attempts were used up before its partition came here")
+TURN_WAIT_S = 1.0  # whether the turn has come of a record that came with its attempts used up
 MATE_WAIT_S = 0.05  # how soon it is looked again whether a batch has let go of a lane
 
 
@@ -80,7 +86,7 @@ class Endings:
         else:  # back to the head of its lane, or behind the record it was in one batch with
             self._delivery(work).given_back(work)
             work.move(states.QUEUED)
-            if not unfollow(work):
+            if not unfollow(work) and not hold_back(self._state, work):
                 partition.lanes.put_back([work])
                 handler.enlist(partition)
 
@@ -180,11 +186,11 @@ class Endings:
             self._dead_letter_answered(work, failure, sent, error)
         elif error is None:
             work.outputs = sent
-            self._handled(work)
+            self.handled(work)
         else:
             self._outputs_refused(work, error, ordered=True)
 
-    def _handled(self, work: Work) -> None:
+    def handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
         self._state.finished_since_commit += 1
         self._delivery(work).handled(work)
@@ -227,18 +233,19 @@ class Endings:
         own = failure.attempts - failure.shared
         spent = retry.attempts is not None and own >= retry.attempts
         if failed.final or spent:
+            failure.exhausted_by = "attempts" if spent else "rejected"
             self._exhausted(work, failure)
         else:
             self._retry(work, failure, failed.delay_s)
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
         delay_s = retry_delay_s(work.partition.handler.spec.retry, work, asked_s)
-        failure.due = self._state.now + delay_s
         failure.tell(self._state.now, f"next attempt in {delay_s:.2g} s")
         work.shed()
+        failure.own_due = self._state.now + delay_s
+        self._state.retries.add(failure.own_due, work)
         work.partition.retry(work)
         work.partition.handler.retries += 1
-        self._state.retries.add(failure.due, work)
 
     def retry_due(self) -> None:
         """Put every record whose delay is over at the end of its partition's queue."""
@@ -249,14 +256,48 @@ class Endings:
                 # One at a time: its batch still handles a later record of its lane.
                 self._state.retries.add(self._state.now + MATE_WAIT_S, work)
                 continue
+            if work.state == states.PARKED:
+                self.release(work, "its time is over")
+                continue
+            if failure.exhausted_by and work in partition.lanes.behind:
+                self._state.retries.add(self._state.now + TURN_WAIT_S, work)
+                continue
             self._requeue(work, failure)
-            partition.retried()
-            if failure.left_lane:
-                failure.left_lane = False
-                partition.lanes.rejoin(work)
-            elif not follows(work):  # else it is next when that one is done
-                partition.lanes.ready.append(work)
-            partition.handler.enlist(partition)
+            partition.retried(work)
+            if failure.exhausted_by:  # since before it came here
+                if failure.error is None:
+                    failure.replace(USED_UP)
+                self._exhausted(work, failure)
+                continue
+            self._continue(work, failure)
+
+    def _continue(self, work: Work, failure: Failure) -> None:
+        """It waited, and may start again."""
+        partition = work.partition
+        if hold_back(self._state, work):
+            return
+        if failure.left_lane:
+            failure.left_lane = False
+            partition.lanes.rejoin(work)
+        else:
+            partition.lanes.may_go(work)
+        partition.handler.enlist(partition)
+
+    def release(self, work: Work, why: str) -> None:
+        """A parked record's attempts start over."""
+        failure = work.failure
+        assert failure is not None
+        self.start_over(work, failure, why)
+        work.partition.unpark(work)
+        self._continue(work, failure)
+
+    def start_over(self, work: Work, failure: Failure, why: str) -> None:
+        """Its attempts are counted from the first one again."""
+        failure.attempts = failure.shared = failure.rounds = 0
+        failure.exhausted_by = ""
+        failure.tell(self._state.now, f"released: {why}")
+        work.try_again(failure)
+        work.partition.charge_failure(work, failure)
 
     def _exhausted(self, work: Work, failure: Failure) -> None:
         policy = work.partition.handler.spec.on_exhausted
@@ -265,15 +306,18 @@ class Endings:
             failure.given_up = "dead_lettered"
             assert failure.error is not None
             topic = policy.topic_for(work.record.topic)
+            work.partition.remember(work)
             letter = fx.SendDeadLetter(work, topic, failure.error)
             self._delivery(work).send_dead_letter(work, letter)
         elif isinstance(policy, Park):
             self._park(work, failure)
         elif isinstance(policy, Skip):
             failure.given_up = "skipped"
-            self._handled(work)
+            self.handled(work)
         else:
             self._park(work, failure, outcome_failed=True)
+            # What starts again after it was mended shall try again.
+            work.partition.memory.forget(work.record.offset)
             self._state.fail(
                 f"{work.partition.handler.name}: {work.record!r} is exhausted "
                 "and its policy is Stop",
@@ -282,11 +326,85 @@ class Endings:
 
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
         partition = work.partition
+        self._set_release(work, failure)
         partition.park(work)
         partition.handler.parked += 1
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
         work.shed()
+
+    def _set_release(self, work: Work, failure: Failure, due: float | None = None) -> None:
+        """When the policy releases the record, if it does; `due`: as it was set before."""
+        failure.due = self._state.now
+        released_at = self._released_at(work, due)
+        if released_at is not None:
+            self._state.retries.add(released_at, work)
+
+    def _released_at(self, work: Work, due: float | None = None) -> float | None:
+        """When its policy releases a parked record that was to be released at `due`, if it was."""
+        policy = work.partition.handler.spec.on_exhausted
+        if not isinstance(policy, Park) or policy.release_after_s is None:
+            return None
+        latest = self._state.now + policy.release_after_s
+        return latest if due is None else min(due, latest)
+
+    # -- what came with the commit -----------------------------------------------------------------
+
+    def admit(self, partition: Partition, records: Sequence[Record], sizes: Sequence[int]) -> None:
+        """Records of one poll, ascending; the commit remembers some that are to come."""
+        for record, size in zip(records, sizes, strict=True):
+            work = partition.admit_one(record, size)
+            if work is None:
+                continue
+            known = partition.memory.fetched(record[2])
+            if known is None:
+                self._join(work)
+            else:
+                self._restore(work, known)
+
+    def _join(self, work: Work) -> None:
+        """The record comes into its lane, where it waits if that is held."""
+        lanes = work.partition.lanes
+        if lanes.would_lead(work) and hold_back(self._state, work):
+            lanes.join_waiting(work)
+        else:
+            lanes.join([work])
+
+    def _restore(self, work: Work, known: Remembered) -> None:
+        """It begins with what is remembered of it, and waits for the rest of its time."""
+        partition, now = work.partition, self._state.now
+        due = None
+        if known.until_s is not None:  # no commit may put a record off for longer than a policy
+            due = min(known.until_s - self._state.wall_s, now + DELAY_MAX_S)
+        released_at = self._released_at(work, due)
+        if known.parked and released_at is not None and released_at <= now:
+            known = Remembered(known.offset, 0, error=known.error)
+        failure = work.resume(known.attempts, self._state.texts)
+        failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by
+        failure.tell(now, f"came with {known.attempts} failed attempts, epoch {partition.epoch}")
+        partition.memory.keep(work)
+        spec = partition.handler.spec
+        allowed = spec.retry.attempts
+        if isinstance(spec.on_exhausted, Stop) and not known.parked:
+            failure.exhausted_by = ""  # what starts again after it was mended shall try again
+        elif not known.parked and allowed is not None and known.attempts >= allowed:
+            failure.exhausted_by = failure.exhausted_by or "attempts"
+        waits = known.parked or failure.exhausted_by or (due is not None and due > now)
+        partition.charge_failure(work, failure)
+        if not waits:
+            self._join(work)
+            return
+        partition.lanes.join_waiting(work)
+        if known.parked:
+            self._set_release(work, failure, due)
+            partition.park(work)
+        else:
+            # What is used up is given up at once, unless it is held.
+            held = known.held and due is not None and due > now
+            failure.own_due = now if due is None or held else due
+            soon = due is None or (failure.exhausted_by and not held)
+            self._state.retries.add(now if soon or due is None else due, work)
+            partition.retry(work, held=held)
 
     def _dead_letter_answered(
         self, work: Work, failure: Failure, sent: tuple[Sent, ...], error: ErrorInfo | None
@@ -295,25 +413,27 @@ class Endings:
             self._no_dead_letter(work, failure, error)
             return
         work.outputs = sent
-        self._handled(work)
+        self.handled(work)
 
     def _no_dead_letter(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
         """The broker refuses the dead letter: the record gets this error, and is parked."""
         work.outputs = None
         failure.given_up = None
+        failure.exhausted_by = "other"
         failure.keep(error)
         failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
         self._park(work, failure)
 
 
+_Entry = tuple[float, int, "Work"]
 DELAY_MAX_S = 7 * 86400.0  # no callable may put a record off for longer
 
 
 class RetrySchedule:
-    """Records that wait for their next attempt, by the time it is due."""
+    """Records that wait for their next attempt, or are parked for a time, by when it is over."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Work]] = []
+        self._heap: list[_Entry] = []
         self._order = count()  # equal times keep the order in which they came
 
     def __len__(self) -> int:
@@ -321,34 +441,45 @@ class RetrySchedule:
 
     def waiting(self) -> int:
         """How many of them are still to be tried (the others' epochs have ended)."""
-        return sum(work.state == states.RETRYING for _, _, work in self._heap)
+        return sum(entry[2].state == states.RETRYING for entry in self._heap if _live(entry))
 
     def forget(self) -> None:
         """Epochs ended: drop their records once they are most of what is kept."""
-        live = [entry for entry in self._heap if entry[2].state == states.RETRYING]
+        live = [entry for entry in self._heap if _live(entry)]
         if 2 * len(live) < len(self._heap):
             heapq.heapify(live)
             self._heap = live
 
     def add(self, due: float, work: Work) -> None:
         """`work` may be tried again at `due`."""
-        heapq.heappush(self._heap, (due, next(self._order), work))
+        ticket = next(self._order)
+        if work.failure is not None:
+            work.failure.due, work.failure.ticket = due, ticket
+        heapq.heappush(self._heap, (due, ticket, work))
 
     def due(self, now: float) -> list[Work]:
         """Take out every record whose time has come; those of ended epochs are dropped."""
         heap, works = self._heap, []
         while heap and heap[0][0] <= now:
-            work = heapq.heappop(heap)[2]
-            if work.state == states.RETRYING:
-                works.append(work)
+            entry = heapq.heappop(heap)
+            if _live(entry):
+                works.append(entry[2])
         return works
 
     def next_due(self) -> float | None:
         """When the next record is due."""
         heap = self._heap
-        while heap and heap[0][2].state != states.RETRYING:
+        while heap and not _live(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
+
+
+def _live(entry: _Entry) -> bool:
+    """Its record still waits, and for this time: it may have been released before, and failed."""
+    _, ticket, work = entry
+    failure = work.failure
+    waits = work.state in (states.RETRYING, states.PARKED)
+    return waits and failure is not None and failure.ticket == ticket
 
 
 def spread(offset: int, partition: int, attempt: int) -> float:

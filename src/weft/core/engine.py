@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.batching import Batching
+from weft.core.commands import Commands
 from weft.core.commits import Commits
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
@@ -33,7 +34,7 @@ from weft.types import ErrorInfo, OutcomeName, Record, Sent, StopMode
 if TYPE_CHECKING:
     from weft.core.batching import Gathering
     from weft.core.delivery import Delivery
-    from weft.core.events import Answer, Assignment, Ended, OutputsAnswer, Steering
+    from weft.core.events import Answer, Assignment, Command, Ended, OutputsAnswer, Steering
     from weft.core.flow import Room
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
@@ -62,6 +63,8 @@ class EngineState:
         self.size_of = size_of
         self.portions = Portions(limits)
         self.now = 0.0
+        #: UNIX seconds at zero of the engine's clock
+        self.wall_s = 0.0
         self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
         #: the one handler; None where there are more
         self.only = self.handlers[0] if len(self.handlers) == 1 else None
@@ -78,6 +81,8 @@ class EngineState:
         self.effects: list[fx.Effect] = []
         #: ask the runtime for something; the list's own, for it is called in every turn
         self.emit: Callable[[fx.Effect], None] = self.effects.append
+        #: held lanes, by topic, partition (None: all) and key, until when
+        self.holds: dict[tuple[str, int | None, bytes], float] = {}
         #: attempts of ended epochs that still run, by where they came from
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
@@ -176,6 +181,10 @@ class EngineState:
             del self.orphans[where]
         return True
 
+    def set_clock(self, unix_s: float) -> None:
+        """Now, in UNIX seconds."""
+        self.wall_s = unix_s - self.now
+
     def count(self, name: str, times: int = 1) -> None:
         """Something happened that belongs to no handler."""
         self.counts[name] += times
@@ -196,6 +205,7 @@ class Engine:
         self._batching = Batching(self.state, self._endings)
         self._plans = Plans(self.state)
         self._commits = Commits(self.state, self._plans)
+        self._commands = Commands(self.state, self._endings, self._batching)
         self._epochs = Epochs(self.state, self._commits, self._batching)
         self._since_resume = 0
 
@@ -250,7 +260,10 @@ class Engine:
             if partition.state == states.CLOSED:
                 state.count("records_of_closed_epochs", len(records))
                 continue
-            partition.admit(records, sizes)
+            if partition.memory.waiting or partition.holds:
+                self._endings.admit(partition, records, sizes)
+            else:
+                partition.admit(records, sizes)
             partition.handler.enlist(partition)
             if partition.handler.batched:
                 self._batching.grew(partition.handler)
@@ -436,6 +449,17 @@ class Engine:
         self.state.pauses.by_command(steering, self.state.handlers)
         for partition in self.state.partitions.values():
             self.state.pauses.apply(partition)
+        self._turn()
+
+    def obey(self, now: float, commands: Sequence[Command], unix_s: float) -> None:
+        """Commands of a person to lanes and records; each is answered (`effects.Answered`).
+
+        `unix_s`: this moment in UNIX seconds, as the times in commands are.
+        """
+        self.state.now = now
+        self.state.set_clock(unix_s)
+        self._commands.obey(commands)
+        self._commits.soon()
         self._turn()
 
     def stop(self, now: float, mode: StopMode) -> None:

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.codec import OffsetMap, UnreadableMap, decode
+from weft.codec import OffsetMap, Remembered, UnreadableMap, decode
+from weft.core import effects as fx
 from weft.core import states
 from weft.core.commits import CommitState
+from weft.core.memory import Memory
 from weft.core.offsets import Offsets
 from weft.core.partition import Partition
 from weft.types import OnLost
 
 if TYPE_CHECKING:
-    from weft.core import effects as fx
     from weft.core.batching import Batching
     from weft.core.commits import Commits
     from weft.core.engine import EngineState
@@ -41,6 +42,7 @@ class Epochs:
         state = self._state
         opened = []
         for new in assignments:
+            state.set_clock(new.unix_s)
             where = (new.topic, new.partition)
             if where in state.partitions:
                 self.closed([state.partitions[where]], lost=True)
@@ -56,12 +58,19 @@ class Epochs:
         state = self._state
         offsets = Offsets(new.start, new.restored_top, new.restored_not_done)
         limit = state.limits.map_chars
-        commit = CommitState(offsets, new.committed, state.now, limit, again=new.commit_start)
         handler = state.handlers[new.handler]
+        memory = Memory(new.remembered, on=handler.remembers)
+        commit = CommitState(
+            offsets, new.committed, state.now, limit, again=new.commit_start, memory=memory
+        )
         held = state.orphans.get((new.topic, new.partition), ())
-        return Partition(
+        partition = Partition(
             new.topic, new.partition, state.epochs, handler, offsets, commit, held, new.log_end
         )
+        for (topic, number, key), until in state.holds.items():
+            if topic == new.topic and number in (None, new.partition) and until > state.now:
+                partition.set_hold(key, until)
+        return partition
 
     def revoking(self, partitions: Iterable[Partition]) -> None:
         """The partitions are being taken away: start nothing new of them."""
@@ -118,6 +127,9 @@ class Epochs:
         self._batching.forget(partition)
         self._state.retries.forget()
         self._state.hold_lanes((partition.topic, partition.number), running)
+        for command, row in partition.commit.answers:
+            lost = row._replace(outcome="lost", detail="the partition went away first: ask again")
+            self._state.emit(fx.Answered(command, [lost]))
         partition.close()
 
 
@@ -144,6 +156,7 @@ class Start:
     restored_top: int | None = None
     restored_not_done: tuple[int, ...] = ()
     commit_start: bool = False
+    remembered: tuple[Remembered, ...] = ()
     #: what a person should know, empty when nothing
     warning: str = ""
 
@@ -172,6 +185,7 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
     except UnreadableMap as error:
         known = f"commit metadata ignored, finished records past the offset repeat: {error}"
         restored = OffsetMap("none", found.committed, found.committed - 1, ())
+    problem = restored.rider.problem
     if found.committed < found.log_start:
         return _behind(found, restored, known)
     return Start(
@@ -179,7 +193,9 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         restored.highest_seen,
         restored.not_done,
         commit_start=found.untold,
-        warning=known,
+        remembered=restored.rider.entries,
+        warning=known
+        or (problem and f"what the commit remembers of records is ignored: {problem}"),
     )
 
 
@@ -204,6 +220,14 @@ def _behind(found: Found, restored: OffsetMap, known: str) -> Start:
     start = found.log_start
     top = max(restored.highest_seen, start - 1)
     left = tuple(offset for offset in restored.not_done if offset >= start)
+    kept = tuple(one for one in restored.rider.entries if one.offset >= start)
     gone = f"committed offset {found.committed} is before the start of the log {start}: "
     gone += "retention deleted what lay between"
-    return Start(start, top, left, commit_start=True, warning=f"{gone}; {known}" if known else gone)
+    return Start(
+        start,
+        top,
+        left,
+        commit_start=True,
+        remembered=kept,
+        warning=f"{gone}; {known}" if known else gone,
+    )

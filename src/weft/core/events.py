@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weft.types import ErrorInfo, Sent
 
 if TYPE_CHECKING:
+    from weft.codec import Remembered
     from weft.core.partition import Partition
     from weft.core.work import Work
 
@@ -36,6 +37,10 @@ class Assignment:
     #: what the group has committed for it, and the end of its log, as far as known; else -1
     committed: int = -1
     log_end: int = -1
+    #: what the commit remembers of records that are not done, ascending
+    remembered: tuple[Remembered, ...] = ()
+    #: this moment in UNIX seconds: times in commits are such
+    unix_s: float = 0.0
 
 
 # -- commands ----------------------------------------------------------------------------------
@@ -99,6 +104,31 @@ class GivenBack(NamedTuple):
 
 #: how a call ended that did not just return
 Ended = Returned | Failed | GivenBack
+
+# -- commands --------------------------------------------------------------------------------------
+
+Action = Literal["hold", "release", "retry", "skip"]
+
+
+class Target(NamedTuple):
+    """A lane (topic and key), or one record (topic, partition, offset)."""
+
+    topic: str
+    key: bytes | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+class Command(NamedTuple):
+    """What a person wants of a lane or a record; answered with `Answered`."""
+
+    action: Action
+    target: Target
+    id: str = ""
+    #: "hold": until then, UNIX seconds
+    until_s: float = 0.0
+    reason: str = ""
+
 
 # -- answers of the broker -------------------------------------------------------------------------
 

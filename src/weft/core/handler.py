@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE
+from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.types import Record
 
@@ -32,8 +32,9 @@ class Handler:
 
     __slots__ = (
         "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index", "limited",
-        "name", "parked", "plain", "rate_per_s", "retries", "rotation", "short_of_room",
-        "skipped", "slots", "spec", "superseded", "timed", "tokens", "tokens_at",
+        "name", "parked", "plain", "rate_per_s", "remembers", "retries", "rotation",
+        "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed", "tokens",
+        "tokens_at",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -44,6 +45,8 @@ class Handler:
         self.plain = spec.delivery == AT_LEAST_ONCE and not spec.commit_each
         #: outputs and offsets go into transactions
         self.exact = spec.exact
+        #: attempts and parked records survive the epoch
+        self.remembers = spec.retry.remember and spec.delivery != AT_MOST_ONCE
         #: its calls take batches
         self.batched = spec.batch is not None
         #: starts are limited by the second, to so many
@@ -63,6 +66,8 @@ class Handler:
         # counts since the start
         self.done = self.failures = self.retries = self.superseded = 0
         self.dead_lettered = self.skipped = self.parked = 0
+        #: parked here, or before they came here, and not released since
+        self.standing = 0
 
     def waits(self, work: Work) -> bool:
         """Its call was asked for and has not begun, as far as is known."""

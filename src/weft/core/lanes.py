@@ -54,6 +54,9 @@ class Lanes:
     ready: deque[Work] = field(default_factory=deque)
     #: takes the oldest of them; the deque's own, for it is called once a record
     take_one: Callable[[], Work] = field(init=False)
+    #: records that may not start when their turn comes (parked or waiting since before they came
+    #: in), as long as they are behind others of their lane
+    behind: set[Work] = field(default_factory=set)
     #: ready, but past what the map has room for, by offset; and a heap of these offsets, in which
     #: some may stand that wait no longer
     far: dict[int, Work] = field(default_factory=dict)
@@ -103,17 +106,31 @@ class Lanes:
                 if tail.charge is not None:
                     self._charge(work, tail.charge)
 
-    def _join_one(self, work: Work) -> None:
-        """The same of one record, where an old attempt may hold the lane."""
+    def _join_one(self, work: Work, *, waits: bool = False) -> None:
+        """The same of one record, where an old attempt may hold the lane.
+
+        `waits`: it may not start when its turn comes.
+        """
         key = self.key_of(work.record)
         if not isinstance(key, int):
-            self._append(key, work)
+            self._append(key, work, waits=waits)
         elif key in self.held:  # a lane of its own: not in `tails`
             self.held[key] = work
-        else:
+            if waits:
+                self.behind.add(work)
+        elif not waits:
             self.ready.append(work)
 
-    def _append(self, key: LaneKey, work: Work) -> None:
+    def would_lead(self, work: Work) -> bool:
+        """A record that comes in would be the first of its lane."""
+        key = self.key_of(work.record)
+        return not isinstance(key, int) and key not in self.tails
+
+    def join_waiting(self, work: Work) -> None:
+        """A record that may not start when its turn comes: its lane waits for it from then on."""
+        self._join_one(work, waits=True)
+
+    def _append(self, key: LaneKey, work: Work, *, waits: bool = False) -> None:
         tail = self.tails.get(key)
         self.tails[key] = work
         if tail is not None:
@@ -123,7 +140,11 @@ class Lanes:
         elif key in self.held:
             self.held[key] = work
         else:
-            self.ready.append(work)
+            if not waits:
+                self.ready.append(work)
+            return
+        if waits:
+            self.behind.add(work)
 
     def rejoin(self, work: Work) -> None:
         """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
@@ -154,8 +175,10 @@ class Lanes:
                 return False  # an earlier record of its batch is not done: the lane waits for it
             work, following = self._skip_finished(work)
         if following is not None:
-            if following.state != states.QUEUED:
-                return False  # it is in the same batch as this one
+            if following.state != states.QUEUED:  # it is in the same batch as this one, or waits
+                if self.behind:
+                    self._reached(following)
+                return False
             self.ready.append(following)
             return True
         tails = self.tails
@@ -171,8 +194,24 @@ class Lanes:
         head = self.held.pop(key, None)
         if head is None:
             return False
+        if head.state != states.QUEUED:
+            self._reached(head)
+            return False
         self.ready.append(head)
         return True
+
+    def _reached(self, work: Work) -> None:
+        """The turn of a record has come that may not start: its lane waits for it."""
+        if work in self.behind:
+            self.behind.remove(work)
+            self.block(work)
+
+    def may_go(self, work: Work) -> None:
+        """It may start now: when its turn comes, or at once."""
+        if work in self.behind:
+            self.behind.remove(work)
+        elif not follows(work):  # else it is next when that one is done
+            self.ready.append(work)
 
     def clear(self) -> None:
         """The epoch ended."""
@@ -181,6 +220,7 @@ class Lanes:
         self.far.clear()
         self._far_order.clear()
         self.held.clear()
+        self.behind.clear()
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
 
@@ -234,6 +274,8 @@ class Lanes:
         charge = work.charge
         if charge is None:
             charge = self._charge_lane(work)
+        # Of a parked head: nothing of the lane moves any more.
+        charge.parked = work.state == states.PARKED and work not in self.behind
         if not charge.blocked:
             charge.blocked = True
             self.blocked_records += charge.records
@@ -273,7 +315,7 @@ class Lanes:
     def _uncharge(self, work: Work, charge: LaneCharge) -> None:
         """A record leaves the head of such a lane."""
         if charge.blocked:  # its head is done, so the rest of the lane is healthy again
-            charge.blocked = False
+            charge.blocked = charge.parked = False
             self.blocked_records -= charge.records
             self.blocked_bytes -= charge.bytes
         charge.records -= 1

@@ -44,6 +44,8 @@ class Offsets:
         self.top = start - 1 if restored_top is None else restored_top
         #: up to here the restored map knows what is done
         self.restored_top = self.top
+        while self.top in self.incomplete:  # a map may end with what is not done
+            self.top -= 1
         #: the offset after the last one polled (or known to be a gap)
         self.position = start
         #: a commit would contain something that the last one did not

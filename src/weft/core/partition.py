@@ -16,6 +16,7 @@ from weft.types import Record
 if TYPE_CHECKING:
     from weft.core.commits import CommitState
     from weft.core.handler import Handler
+    from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
     from weft.core.work import Failure, LaneKey, Work
 
@@ -37,6 +38,7 @@ class Partition:
     log_end: int = -1
     lanes: Lanes = field(init=False)
     reach: Reach = field(init=False)
+    memory: Memory = field(init=False)
     state: int = states.OPEN
     #: the user wants nothing of it to start
     user_paused: bool = False
@@ -53,6 +55,10 @@ class Partition:
     sending: int = 0
     retrying: int = 0
     parked: int = 0
+    #: of those that retry: held by a command
+    on_hold: int = 0
+    #: held lanes, until when on the engine's clock
+    holds: dict[LaneKey, float] = field(default_factory=dict)
     #: of all records it holds
     bytes: int = 0
     #: exactly_once: outputs that wait for a transaction, in bytes
@@ -61,6 +67,7 @@ class Partition:
 
     def __post_init__(self, held: Iterable[LaneKey]) -> None:
         self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(held))
+        self.memory = self.commit.memory
         self.reach = Reach(self.offsets, self.commit, self.lanes.far)
 
     # -- the epoch -------------------------------------------------------------------------------
@@ -92,6 +99,12 @@ class Partition:
         new = len(works) == len(sizes)
         self.bytes += sum(sizes if new else [work.size for work in works])
         self.lanes.join(works)
+
+    def admit_one(self, record: Record, size: int) -> Work | None:
+        """Take in one record that is remembered; it joins no lane yet. None: it is done."""
+        works = self.offsets.receive([record], [size], self)
+        self.bytes += sum([work.size for work in works])
+        return works[0] if works else None
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -221,15 +234,26 @@ class Partition:
         if self.handler.spec.commit_each:
             self.handler.slots.give()
 
-    def retry(self, work: Work) -> None:
-        """It waits for its next attempt, and its lane with it."""
+    def retry(self, work: Work, *, held: bool = False) -> None:
+        """It waits for its next attempt, or the end of a hold, and its lane with it."""
         work.move(states.RETRYING)
         self.retrying += 1
+        if held and work.failure is not None:
+            work.failure.held = True
+            self.on_hold += 1
         self.lanes.block(work)
+        self.remember(work)
 
-    def retried(self) -> None:
-        """The delay of one of them is over."""
+    def remember(self, work: Work) -> None:
+        """Something is new of a record that is not done: the next commit contains it."""
+        self.memory.keep(work)
+
+    def retried(self, work: Work) -> None:
+        """The delay of one of them, or its hold, is over."""
         self.retrying -= 1
+        if work.failure is not None and work.failure.held:
+            work.failure.held = False
+            self.on_hold -= 1
 
     def charge_failure(self, work: Work, failure: Failure) -> None:
         """What is kept of its failures takes room in the buffers, as the record does."""
@@ -239,11 +263,28 @@ class Partition:
         self.lanes.grow(work, more)
 
     def park(self, work: Work) -> None:
-        """It waits for a restart, and its lane with it."""
-        charge = self.lanes.block(work)
-        charge.parked = True  # nothing of the lane moves any more
+        """It waits until it is released, and its lane with it."""
         work.move(states.PARKED)
+        self.lanes.block(work)
         self.parked += 1
+        self.handler.standing += 1
+        self.remember(work)
+
+    def unpark(self, work: Work) -> None:
+        """It is released."""
+        work.move(states.QUEUED)
+        self.lanes.block(work)
+        self.parked -= 1
+        self.handler.standing -= 1
+        self.remember(work)
+
+    def set_hold(self, key: LaneKey, until: float) -> None:
+        """Nothing of this lane starts before then."""
+        self.holds[key] = until
+
+    def end_hold(self, key: LaneKey) -> bool:
+        """Its lane is not held; True where it was."""
+        return self.holds.pop(key, None) is not None
 
     def close(self) -> None:
         """The epoch has ended: forget what waits."""

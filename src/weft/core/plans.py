@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.codec import encode_fitting
+from weft.codec import encode_fitting, with_rider
 from weft.core import effects as fx
 
 if TYPE_CHECKING:
@@ -36,10 +36,37 @@ class Plans:
         """
         claims = partition.commit.claims if claims is None else claims
         item, uncut = self._item(partition, claims)
-        if uncut:
-            return item
-        delivery = self._state.deliveries[partition.handler.index]
-        return delivery.fits(partition, item, lambda: self._most_claims(partition, claims))
+        if not uncut:
+            delivery = self._state.deliveries[partition.handler.index]
+            cut = delivery.fits(partition, item, lambda: self._most_claims(partition, claims))
+            if cut is None:
+                return None
+            item = cut
+        return self._with_rider(item) if partition.memory else item
+
+    def _with_rider(self, item: fx.PlanItem) -> fx.PlanItem:
+        """What is remembered of single records behind the map, as far as there is room."""
+        partition, state = item.partition, self._state
+        memory, commit = partition.memory, partition.commit
+        claimed = {work.record[2] for work in item.claims}
+        entries = memory.entries(partition.position, claimed, state.now, state.wall_s)
+        limit_chars = 0 if memory.barred else commit.map_limit
+        text, count = with_rider(item.frontier, item.metadata, entries, limit_chars)
+        left_out = len(entries) - count
+        if left_out and not memory.shed:
+            state.count("riders_cut")
+            state.note(
+                "warning",
+                "no room in the commit for the attempts of all failing records",
+                topic=partition.topic,
+                partition=partition.number,
+                remembered=count,
+                left_out=left_out,
+                next="the latest ones start over after a restart: handle or release earlier ones",
+            )
+        memory.shed = left_out
+        rider_chars = max(0, len(text) - len(item.metadata)) if count else 0
+        return item._replace(metadata=text, rider_chars=rider_chars)
 
     def _item(self, partition: Partition, claims: Sequence[Work]) -> tuple[fx.PlanItem, bool]:
         """The plan with these claims; False where its map is cut."""

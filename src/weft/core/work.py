@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.codec.rider import error_hash
 from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
 from weft.types import ErrorInfo, Record
 
@@ -71,11 +72,12 @@ class Work:
         failure.count(now, error)
         return failure
 
-    def resume(self, attempts: int, texts: SharedTexts) -> None:
+    def resume(self, attempts: int, texts: SharedTexts) -> Failure:
         """So many attempts failed before it came in; it has not started here."""
         failure = self.failure = Failure(texts)
         failure.attempts = attempts
         self.try_again(failure)
+        return failure
 
     def try_again(self, failure: Failure) -> None:
         """The handler is given the attempt before and its error."""
@@ -171,6 +173,12 @@ def size_bytes(text: str) -> int:
     return TEXT_OVERHEAD_BYTES + len(text) * (1 if text.isascii() else 4) if text else 0
 
 
+def _place(trace: str) -> str:
+    """Where the error was raised: the file, line and function of the last frame."""
+    begin = trace.rfind('  File "')
+    return trace[begin : trace.find("\n", begin)] if begin >= 0 else ""
+
+
 @dataclass(slots=True, eq=False)
 class Failure:
     """What is known of a record that has failed at least once."""
@@ -198,8 +206,18 @@ class Failure:
     left_lane: bool = False
     #: the size its next batch may have, after one failed whole; 0 is no limit
     batch_max: int = 0
-    #: when the next attempt may start, on the engine's clock
+    #: when the next attempt may start, or it is released, on the engine's clock
     due: float = 0.0
+    #: the same without a hold
+    own_due: float = 0.0
+    #: of its entry in the schedule: a former one is of no account
+    ticket: int = -1
+    #: it waits for the end of a hold
+    held: bool = False
+    #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), as long as they are
+    exhausted_by: str = ""
+    #: of the last error before it came here
+    known_hash: int | None = None
 
     def count(self, now: float, error: ErrorInfo) -> None:
         """One more attempt."""
@@ -216,7 +234,22 @@ class Failure:
         after = after if before else trace
         kept = [self._texts.same(text) for text in (kind, message, before, after)]
         self._error = (kept[0][0], kept[1][0], kept[2][0], kept[3][0])
+        self.known_hash = None
         self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
+
+    def replace(self, error: ErrorInfo) -> None:
+        """What is said of its error, where that was not kept."""
+        known = self.known_hash
+        self.keep(error)
+        self.known_hash = known
+
+    @property
+    def error_hash(self) -> int | None:
+        """Of the type of its last error and the place where that was raised."""
+        if self._error is None or self.known_hash is not None:
+            return self.known_hash
+        kind, _, before, after = self._error
+        return error_hash(kind, _place(before or after))
 
     @property
     def error(self) -> ErrorInfo | None:

@@ -136,9 +136,15 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
 def _parked(row: Row, member: str) -> tuple[str, str]:
     text = f"is parked{_for(row)}, given up after {attempts(row['attempts'])}{_error(row)}"
     return text, (
-        "fix the cause and restart: a restart and each rebalance try it again; or use DeadLetter "
-        "or Skip"
+        "fix the cause and release it; Park(release_after_s=...) releases parked records after a "
+        "time, DeadLetter and Skip park none"
     )
+
+
+def _on_hold(row: Row, member: str) -> tuple[str, str]:
+    due = row.get("due_in_s")
+    when = "" if due is None else f" for {seconds(due)} more"
+    return f"is held by a command{when}", "release it to let its lane continue now"
 
 
 #: what to do when the member of a partition is silent
@@ -152,6 +158,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "not_begun": _not_begun,
     "behind": _behind,
     "retrying": _retrying,
+    "on_hold": _on_hold,
     "parked": _parked,
     "ready": lambda row, member: (
         "is ready and waits for a free slot, or for what blocks all records",

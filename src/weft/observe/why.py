@@ -229,6 +229,7 @@ def weighs(row: Row) -> bool:
     return bool(row["waiting_behind"] or row["done_beyond"]) or row["place"] in (
         "parked",
         "retrying",
+        "on_hold",
     )
 
 

@@ -170,17 +170,22 @@ def test_a_handler_that_raises_a_base_exception_fails_only_its_attempt(kafka):
     assert (report.exit_code, report.done, report.failed_attempts) == (0, 1, 1)
 
 
-def test_park_keeps_the_record_not_done_and_a_restart_tries_again(kafka):
-    """Drained with exit code 3; the rest is done; the next run gets only what was parked."""
+@pytest.mark.parametrize("remember", [True, False])
+def test_park_keeps_the_record_not_done(kafka, remember):
+    """Drained with exit code 3; the rest is done. A restart tries it again only if it forgets.
+
+    What is mended is released, here by a policy with a time.
+    """
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [{"value": b"%d" % n, "key": b"%d" % (n % 3)} for n in range(9)])
     calls = defaultdict(int)
     broken = True
 
-    def run():
+    def run(release_after_s=None):
         app = kafka.app(group=group)
+        retry = weft.Retry(attempts=2, delay_s=0, remember=remember)
 
-        @app.consume(source, retry=weft.Retry(attempts=2, delay_s=0))
+        @app.consume(source, retry=retry, on_exhausted=weft.Park(release_after_s))
         async def handler(record):
             calls[record.value] += 1
             if broken and record.value == b"4":
@@ -194,7 +199,12 @@ def test_park_keeps_the_record_not_done_and_a_restart_tries_again(kafka):
     assert b"7" not in calls  # it is behind the parked record in its lane
     assert kafka.committed(group, source) == 4
     broken = False
-    report = run()
+    if remember:
+        report = run()
+        assert (report.exit_code, report.done, calls[b"4"]) == (3, 0, 2)
+        report = run(release_after_s=0)
+    else:
+        report = run()
     assert (report.exit_code, report.done) == (0, 2)
     assert calls == {b"%d" % n: 1 for n in range(9)} | {b"4": 3}
     assert kafka.committed(group, source) == 9

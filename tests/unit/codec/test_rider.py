@@ -126,7 +126,7 @@ def test_so_many_entries_are_read(more):
     """As many as a map may name as not done."""
     count = limits.NOT_DONE_MAX + more
     content = b"\x01\x00" + b"\x00\x00\x01" * count
-    read = rider.decode(0, frame(content), range(count))
+    read = rider.decode(0, frame(content), range(count), count)
     assert len(read.entries) == (count if more <= 0 else 0)
     assert ("more than" in read.problem) == (more > 0)
 

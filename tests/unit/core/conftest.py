@@ -128,12 +128,15 @@ def check_plan(item: fx.PlanItem) -> None:
     top = max(part.offsets.top, *claimed, -1)
     told = decode(item.frontier, item.metadata)
     assert item.frontier == next(iter(undone), max(part.offsets.position, top + 1))
-    assert list(told.not_done) == [offset for offset in undone if offset <= told.highest_seen]
+    alone = told.highest_seen == item.frontier  # the place of a rider without a map
+    holes = [offset for offset in undone if offset <= told.highest_seen]
+    assert list(told.not_done) == (holes or [item.frontier] * (alone and item.rider_chars > 0))
     beyond = told.highest_seen - item.frontier + 1
     assert item.done_beyond == beyond - len(told.not_done)
     assert all(offset <= max(told.highest_seen, item.frontier - 1) for offset in claimed)
-    assert part.commit.map_chars == len(item.metadata) <= part.commit.map_limit
-    assert bool(item.metadata) <= bool(part.offsets.incomplete)
+    assert part.commit.map_chars == len(item.metadata) - item.rider_chars
+    assert len(item.metadata) <= part.commit.map_limit
+    assert bool(item.metadata) <= (bool(part.offsets.incomplete) or item.rider_chars > 0)
     if told.highest_seen < max(top, item.frontier - 1):
         holes = [offset for offset in undone if offset < top]
         _, most = encode_fitting(item.frontier, top, holes, limit_chars=part.commit.map_limit)

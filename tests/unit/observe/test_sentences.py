@@ -77,6 +77,7 @@ IN = {
         {"attempts": 1, "last_error": ERROR, "due_in_s": 4.0},
         "failed once: ValueError: no such customer; attempt 2 of 5 starts in 4.0 s",
     ),
+    "on_hold": ({"due_in_s": 4.0}, "is held by a command for 4.0 s more"),
     "parked": (
         {"attempts": 5, "last_error": ERROR},
         "is parked for 312 s, given up after 5 attempts: ValueError: no such customer",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.core import effects as fx
 from weft.core import states
+from weft.core.holds import hold_back
 from weft.core.lanes import unfollow
 from weft.core.partition import begin
 
@@ -259,7 +260,8 @@ class AtMostOnce(AtLeastOnce):
         for work in left:
             work.move(states.QUEUED)
         for head in self._let_go(partition, left):
-            partition.handler.put_far(head)
+            if not hold_back(self._state, head):
+                partition.handler.put_far(head)
         return best
 
     def closing(self, partitions: Iterable[Partition]) -> None:

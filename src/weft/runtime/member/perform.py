@@ -64,6 +64,7 @@ class Performer:
             ),
             fx.Finished: self._finished.append,
             fx.CommitsStored: lambda one: seat.callbacks.call(config.on_commit, one.committed),
+            fx.Answered: self._answered,
             fx.Note: self._note,
             fx.Troubled: telling.trouble,
             fx.Drained: self._drained,
@@ -91,6 +92,12 @@ class Performer:
     def _transact(self, effect: fx.Transact) -> None:
         assert self.transactor is not None
         self.transactor.begin(effect)
+
+    def _answered(self, effect: fx.Answered) -> None:
+        action, reason = effect.command.action, effect.command.reason
+        for row in effect.rows:
+            event(_log, "info", "command", action=action, reason=reason, **row._asdict())
+        self._seat.answered(effect)
 
     def _note(self, effect: fx.Note) -> None:
         # Of records by the thousand, as those that are parked, one line in ten seconds.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -237,6 +238,8 @@ class Rebalance:
             start.commit_start,
             -1 if found.committed is None else found.committed,
             found.log_end,
+            start.remembered,
+            time.time(),
         )
 
     # -- revoked -----------------------------------------------------------------------------------

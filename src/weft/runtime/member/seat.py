@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from weft import guard
+from weft.core import effects as fx
 from weft.core.partition import Partition
 from weft.kafka.ports import ConsumerPort
 from weft.runtime.door import Door
@@ -103,6 +104,8 @@ class Seat:
         self.partitions: dict[TopicPartition, Partition] = {}
         #: filled by the thread that starts the member, before any other runs; then any reads it
         self.executors: list[Executor] = []
+        #: called with each answer to a command, inside the door: it may not wait
+        self.answered: Callable[[fx.Answered], None] = lambda _answer: None
         #: set by the polling thread, last of all; any thread waits for it
         self.ended = threading.Event()
         #: any thread adds, the polling thread takes

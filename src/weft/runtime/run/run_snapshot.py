@@ -207,7 +207,7 @@ def ending_of(member: Member, signal_code: int | None, *, drained: bool) -> tupl
         return signal_code, "stopped by a second signal"
     if member.fatal is not None:
         return member.exit_code, member.fatal.reason
-    if drained and any(handler.parked for handler in member.engine.handlers):
+    if drained and any(handler.standing for handler in member.engine.handlers):
         return 3, "drained, but parked records remain"
     return (0, "drained") if drained else (0, "stopped")
 

@@ -1,0 +1,146 @@
+"""A person's commands, and what other clients do to riders."""
+
+from __future__ import annotations
+
+import random
+
+from simulators.core.dice import Dice
+from simulators.core.member import Member
+from simulators.core.remembering import UNIX_S
+from simulators.core.stage import GROUP
+from simulators.core.violation import require
+from simulators.core.world import World
+from weft.codec import Remembered, rider, wire, with_rider, zstd
+from weft.core import effects as fx
+from weft.core.events import Action, Command, Target
+from weft.testing.memory import OffsetAndMetadata
+
+ACTIONS: tuple[Action, ...] = ("hold", "hold", "release", "retry", "skip")
+RIDERS = ("shed", "cut", "version", "hostile")
+
+
+def command(world: World, dice: Dice) -> None:
+    """Somebody commands a lane or a record; now and then the same twice."""
+    if not world.members:
+        return
+    member = dice.pick(list(world.members.values()))
+    source = dice.pick(list(world.oracle.sources.values()))
+    offset: int | None = None
+    key: bytes | None = b"%d" % dice.below(world.setup.keys)
+    if dice.chance(0.6) and source.alive:
+        near = sorted(source.alive - source.finished)[:6] or sorted(source.alive)
+        offset, key = dice.pick(near), None
+    target = Target(source.tp[0], key, source.tp[1], offset)
+    until_s = UNIX_S + world.now + dice.pick((-1.0, 0.5, 3.0, 20.0))
+    order = Command(dice.pick(ACTIONS), target, str(world.step), until_s, "drawn")
+    for _ in range(dice.pick((1, 1, 2))):
+        obey(world, member, order)
+
+
+def obey(world: World, member: Member, command: Command) -> None:
+    """The engine obeys, and what it says is true from then on."""
+    target, oracle = command.target, world.oracle
+    tp = (target.topic, target.partition or 0)
+    part = member.parts.get(tp)
+    life = None if part is None else oracle.lives.get(part)
+    member.engine.obey(world.now, [command], UNIX_S + world.now)
+    if life is None or oracle.former(life.partition):
+        if target.key is not None and command.action != "skip":
+            _hold_later(world, member, command)
+        member.perform()
+        return
+    answers = [e for e in member.engine.state.effects if isinstance(e, fx.Answered)]
+    rows = [row for effect in answers if effect.command is command for row in effect.rows]
+    if not rows:
+        member.unanswered.append(command)
+    require(len(rows) <= 1, "S13", f"{command} is answered {rows}")
+    outcome = rows[0].outcome if rows else "skipped"
+    until = command.until_s - UNIX_S
+    if target.offset is None:
+        if command.action == "hold" and outcome != "refused":
+            life.holds[target.key] = until
+        elif command.action != "skip":
+            life.holds.pop(target.key, None)
+        if command.action != "skip":
+            _hold_later(world, member, command)
+    elif command.action == "hold" and outcome == "held" and target.offset not in life.parked:
+        life.held_until[target.offset] = until
+    elif outcome == "skipped" and target.offset not in life.passed:
+        life.given_up.add(target.offset)
+    member.freed_at = world.now
+    member.perform()
+
+
+def _hold_later(world: World, member: Member, command: Command) -> None:
+    """Epochs of this process that begin later know of it."""
+    target = command.target
+    place = (member.name, (target.topic, target.partition or 0), target.key)
+    if command.action == "hold":
+        world.oracle.holds[place] = command.until_s - UNIX_S
+    else:
+        world.oracle.holds.pop(place, None)
+
+
+def release_all(world: World, member: Member) -> None:
+    """Everything that waits for a person goes on."""
+    for tp, part in list(member.parts.items()):
+        life = world.oracle.lives[part]
+        if life.state != "open" or world.oracle.former(part):
+            continue
+        waits = {o for o, due in life.not_before.items() if due > world.now + 10.0}
+        for offset in sorted({*life.parked, *life.held_until, *waits}):
+            target = Target(tp[0], None, tp[1], offset)
+            obey(world, member, Command("release", target, reason="the end"))
+
+
+def meddle(world: World, dice: Dice) -> None:
+    """Another client, or an older version, commits the same map with another rider."""
+    committed = world.broker.group(GROUP).committed
+    if not committed:
+        return
+    tp = dice.pick(list(committed))
+    held = committed[tp]
+    rng = random.Random(dice.below(10**9))
+    text = _other(rng.choice(RIDERS), held, rng)
+    if text is not None and len(text) <= world.setup.broker_chars:
+        world.oracle.stats["riders meddled with"] += 1
+        committed[tp] = OffsetAndMetadata(held.offset, text)
+
+
+def _other(kind: str, held: OffsetAndMetadata, rng: random.Random) -> str | None:
+    if kind == "hostile":
+        return _hostile(held, rng)
+    if not held.metadata:
+        return None
+    encoding, body, frames = wire.from_text(held.metadata)
+    if not frames:
+        return None
+    plain = zstd.compress(body)
+    content = frames[8:]
+    if kind == "cut":
+        content = content[: rng.randrange(len(content) + 1)]
+    elif kind == "version":
+        content = b"\x02" + content[1:]
+    frame = frames[:4] + len(content).to_bytes(4, "little") + content
+    return wire.to_text(encoding, plain + (b"" if kind == "shed" else frame))
+
+
+def _hostile(held: OffsetAndMetadata, rng: random.Random) -> str:
+    offsets = sorted({held.offset + rng.randrange(12) for _ in range(rng.choice((1, 3, 8)))})
+    entries = [
+        Remembered(
+            offset,
+            rng.choice((0, 1, 2, 2**31 - 1)),
+            rng.random() < 0.4,
+            rng.random() < 0.2,
+            rng.choice(rider.EXHAUSTED_BY),
+            rng.choice((None, None, 0, int(UNIX_S) + 5, 2**40)),
+            rng.choice((None, 7)),
+        )
+        for offset in offsets
+    ]
+    text = held.metadata
+    if text:
+        encoding, body, _ = wire.from_text(text)
+        text = wire.to_text(encoding, zstd.compress(body) if encoding.is_compressed else body)
+    return with_rider(held.offset, text, entries)[0]

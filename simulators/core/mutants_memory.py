@@ -1,0 +1,68 @@
+"""Mutants of what is remembered and commanded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simulators.core import profiles
+from simulators.core.mutant import mutant
+from weft.codec import Remembered
+from weft.core import holds
+from weft.core.commands import Commands
+from weft.core.commits import Commits
+from weft.core.endings import Endings
+from weft.core.memory import Memory
+from weft.core.partition import Partition
+from weft.core.work import Work
+
+
+@mutant(Memory, "keep", "S12")
+def _failures_forgotten(original: Any) -> Any:
+    return lambda _self, _work: None
+
+
+@mutant(Memory, "entries", "S12")
+def _one_attempt_less_is_told(original: Any) -> Any:
+    def entries(self: Memory, *arguments: Any) -> list[Remembered]:
+        told: Sequence[Remembered] = original(self, *arguments)
+        return [one._replace(attempts=max(0, one.attempts - 1)) for one in told]
+
+    return entries
+
+
+@mutant(Memory, "fetched", "S3", "S12")
+def _what_came_is_not_looked_at(original: Any) -> Any:
+    return lambda _self, _offset: None
+
+
+@mutant(Endings, "_set_release", "S12", first_seed=profiles.COMMANDED)
+def _released_at_once(original: Any) -> Any:
+    def set_release(self: Endings, work: Work, failure: Any, due: Any = None) -> None:
+        original(self, work, failure, due)
+        self._state.retries.add(self._state.now, work)
+
+    return set_release
+
+
+@mutant(Commands, "_hold", "S13", first_seed=profiles.COMMANDED)
+def _held_in_words_only(original: Any) -> Any:
+    def hold(self: Commands, partition: Partition, command: Any, work: Work, until: float) -> Any:
+        return original(self, partition, command, work, self._state.now)
+
+    return hold
+
+
+@mutant(holds, "hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED)
+def _a_hold_never_ends(original: Any) -> Any:
+    return lambda state, work, until: original(state, work, until + 10_000.0)
+
+
+@mutant(Commits, "_answer", "S13", first_seed=profiles.COMMANDED)
+def _no_answer_to_a_skip(original: Any) -> Any:
+    return lambda _self, _partition, _item: None
+
+
+@mutant(Commands, "_skip_head", "S13", "S1", "L2", first_seed=profiles.COMMANDED)
+def _skipped_in_words_only(original: Any) -> Any:
+    return lambda _self, _partition, _work, _reason: None

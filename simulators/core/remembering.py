@@ -1,0 +1,163 @@
+"""The oracle's part in what is remembered and commanded: riders, parked records, holds, skips."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from simulators.core.ledger import Claimed, Life
+from simulators.core.violation import require
+from weft.codec import Remembered, UnreadableMap, decode
+from weft.core import effects as fx
+from weft.core.endings import DELAY_MAX_S
+from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
+from weft.policies import DeadLetter, Park, Stop
+from weft.testing.memory import OffsetAndMetadata
+
+#: the simulated clock begins then
+UNIX_S = 1_700_000_000.0
+SLACK = 1e-6
+NEVER = float("inf")
+
+
+def remembers(life: Life) -> bool:
+    """Its commits have riders."""
+    return life.spec.retry.remember and life.spec.delivery != AT_MOST_ONCE
+
+
+def begin(life: Life, committed: OffsetAndMetadata | None, log_end: int, now: float) -> None:
+    """The epoch begins with what the commit says."""
+    if committed is None or not remembers(life):
+        return
+    try:
+        known = decode(committed.offset, committed.metadata, log_end=log_end)
+    except UnreadableMap:  # another client's
+        return
+    for one in known.rider.entries:
+        if one.offset >= life.source.log.start:
+            _restore(life, one, now)
+
+
+def _restore(life: Life, one: Remembered, now: float) -> None:
+    offset, spec = one.offset, life.spec
+    life.attempts[offset] = life.own_attempts[offset] = one.attempts
+    due = None if one.until_s is None else min(one.until_s - UNIX_S, now + DELAY_MAX_S)
+    if one.parked:
+        park(life, offset, now, due)
+        return
+    allowed = spec.retry.attempts
+    spent = bool(one.exhausted_by) or (allowed is not None and one.attempts >= allowed)
+    spent = spent and not isinstance(spec.on_exhausted, Stop)
+    if due is not None and due > now and not spent:
+        (life.held_until if one.held else life.not_before)[offset] = due
+    if not spent:
+        return
+    life.came_spent.add(offset)
+    if isinstance(spec.on_exhausted, Park):
+        park(life, offset, now)
+    else:
+        life.given_up.add(offset)
+        if isinstance(spec.on_exhausted, DeadLetter) and spec.delivery == EXACTLY_ONCE:
+            life.dead_letters.add(offset)
+
+
+def park(life: Life, offset: int, now: float, due: float | None = None) -> None:
+    """It does not start before it is released."""
+    policy = life.spec.on_exhausted
+    after = policy.release_after_s if isinstance(policy, Park) else None
+    latest = NEVER if after is None else now + after
+    life.parked[offset] = latest if due is None or after is None else min(due, latest)
+
+
+def release(life: Life, offset: int, now: float) -> None:
+    """Its attempts begin anew."""
+    del life.parked[offset]
+    life.attempts[offset] = life.own_attempts[offset] = 0
+    life.not_before[offset] = now
+    if offset in life.polled:
+        life.startable[offset] = now + 1.0
+    life.came_spent.discard(offset)
+
+
+def may_start(life: Life, offset: int, now: float) -> None:
+    """Nothing that is remembered or was commanded stands against its start."""
+    if life.parked.get(offset, NEVER) <= now + SLACK:
+        release(life, offset, now)
+    tp = life.source.tp
+    require(offset not in life.parked, "S12", f"{tp}@{offset} is parked and starts")
+    spent = offset in life.given_up
+    require(not spent, "S12", f"{tp}@{offset} was given up or skipped, and starts")
+    gone = offset in life.source.skipped
+    require(not gone, "S13", f"{tp}@{offset} starts, and it was answered that it is skipped")
+    if offset in life.marked:
+        return  # at_most_once: its start had begun with its mark
+    until = max(life.held_until.get(offset, 0.0), life.holds.get(life.source.lane(offset), 0.0))
+    require(until <= now + SLACK, "S13", f"{tp}@{offset} starts and is held until {until:.3f}")
+
+
+def check_rider(life: Life, item: fx.PlanItem, says: Claimed, now: float, *, room: bool) -> None:
+    """S12: what a rider says is what was, and where there is room it says all."""
+    entries = decode(item.frontier, item.metadata).rider.entries
+    if not remembers(life):
+        require(not entries, "S12", f"{life.source.tp}: a rider that nobody asked for")
+        return
+    for one in entries:
+        _check_entry(life, one, says, now)
+    if room and len(item.metadata) < 3_900:
+        claims = {work.record.offset for work in item.claims}
+        _check_whole(life, {one.offset for one in entries}, says, claims, now)
+
+
+def _check_entry(life: Life, one: Remembered, says: Claimed, now: float) -> None:
+    offset, place = one.offset, f"{life.source.tp}@{one.offset}"
+    require(offset not in says, "S12", f"{place} is done, and remembered")
+    if life.parked.get(offset, NEVER) <= now + SLACK:
+        return  # released, or about to be
+    own = life.own_attempts[offset]
+    require(one.attempts == own, "S12", f"{place} failed {own} times, the rider says {one}")
+    parked = offset in life.parked
+    known = one.parked == parked or offset in life.came_spent
+    require(known, "S12", f"{place} is {'' if parked else 'not '}parked, the rider says {one}")
+    if one.until_s is not None and not one.parked and offset in life.polled:
+        due = life.not_before.get(offset, 0.0)
+        soon = one.until_s - UNIX_S < due - SLACK
+        require(not soon, "S12", f"{place} waits until {due + UNIX_S}, the rider says {one}")
+
+
+def _check_whole(
+    life: Life, told: Collection[int], says: Claimed, claims: Collection[int], now: float
+) -> None:
+    stops = isinstance(life.spec.on_exhausted, Stop)
+    for offset in {*life.own_attempts, *life.parked}:
+        if offset in told or offset in says or offset in claims or offset in life.claimable:
+            continue
+        parked = offset in life.parked
+        if (parked and stops) or offset in life.given_up or offset in life.passed:
+            continue
+        if offset < life.partition.position and offset not in life.polled:
+            continue  # the log has it no more
+        if life.parked.get(offset, NEVER) <= now + SLACK:
+            continue
+        own = life.own_attempts[offset]
+        require(not (own or parked), "S12", f"{life.source.tp}@{offset}: {own} attempts forgotten")
+
+
+def answered(life: Life, row: fx.Obeyed, now: float) -> None:
+    """A command was obeyed in this epoch."""
+    offset = row.offset
+    if row.outcome == "skipped":
+        life.source.skipped.add(offset)
+    elif row.outcome in ("released", "retried") and offset >= 0:
+        if offset in life.parked:
+            release(life, offset, now)
+        elif offset in life.came_spent and offset in life.given_up:
+            life.given_up.remove(offset)
+            life.dead_letters.discard(offset)
+            life.came_spent.remove(offset)
+            life.attempts[offset] = life.own_attempts[offset] = 0
+        elif offset not in life.polled:  # it was remembered
+            life.attempts[offset] = life.own_attempts[offset] = 0
+            life.given_up.discard(offset)
+        life.held_until.pop(offset, None)
+        life.not_before[offset] = now
+        if offset in life.polled:
+            life.startable[offset] = now + 1.0

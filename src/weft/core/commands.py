@@ -1,0 +1,264 @@
+"""Commands of a person: hold, release, retry, skip. A command names a lane or one record.
+
+Each gets one answer (`effects.Answered`). That a record is skipped is true once the commit that has
+it is stored, so this answer waits for that; a skipped record is never handled after it. A command
+that is obeyed again, here or by the next owner of the partition, changes nothing: a hold has its
+time, a skip its offset, and what does not wait can neither be released nor retried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.delivery import complete
+from weft.core.holds import hold
+from weft.core.spec import AT_MOST_ONCE, KEY
+from weft.core.states import RECORD_NAMES
+from weft.core.work import Failure
+from weft.types import ErrorInfo
+
+if TYPE_CHECKING:
+    from weft.core.batching import Batching
+    from weft.core.endings import Endings
+    from weft.core.engine import EngineState
+    from weft.core.events import Command
+    from weft.core.partition import Partition
+    from weft.core.work import LaneKey, Work
+
+HOLD_MAX_S = 30 * 86_400.0
+_WAITS = (states.QUEUED, states.RETRYING, states.PARKED)
+_UNDER_WAY = "it is {} now: ask again when that is over"
+
+
+class Commands:
+    """Obeys commands."""
+
+    def __init__(self, state: EngineState, endings: Endings, batching: Batching) -> None:
+        self._state = state
+        self._endings = endings
+        self._batching = batching
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        """Do what can be done of each; every command is answered."""
+        for command in commands:
+            rows: list[fx.Obeyed] = []
+            waits = False
+            for partition in self._concerned(command):
+                row, later = self._in(partition, command)
+                if later:
+                    partition.commit.answer_later(command, row)
+                    waits = True
+                else:
+                    rows.append(row)
+            if command.target.offset is None and command.action != "skip":
+                self._later_epochs(command)
+            if not waits:
+                what = rows or [_row(None, command, "not here", "no such partition in this member")]
+                self._state.emit(fx.Answered(command, what))
+        self._endings.retry_due()
+
+    def _concerned(self, command: Command) -> list[Partition]:
+        target = command.target
+        return [
+            partition
+            for (topic, number), partition in self._state.partitions.items()
+            if topic == target.topic and target.partition in (None, number)
+        ]
+
+    def _later_epochs(self, command: Command) -> None:
+        """Holds of lanes are for epochs to come as well."""
+        target, holds = command.target, self._state.holds
+        if target.key is None:
+            return
+        place = (target.topic, target.partition, target.key)
+        if command.action == "hold":
+            holds[place] = self._until(command)
+        else:
+            holds.pop(place, None)
+
+    def _until(self, command: Command) -> float:
+        now = self._state.now
+        return min(command.until_s - self._state.wall_s, now + HOLD_MAX_S)
+
+    # -- one partition ---------------------------------------------------------------------------
+
+    def _in(self, partition: Partition, command: Command) -> tuple[fx.Obeyed, bool]:
+        """What was done there; True: it is to be reported when the next commit is stored."""
+        target = command.target
+        if target.offset is not None:
+            return self._record(partition, command, target.offset)
+        if partition.handler.spec.ordering != KEY or target.key is None:
+            return _row(partition, command, "refused", "no lane of a key: name one record"), False
+        return self._lane(partition, command, target.key), False
+
+    def _lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+        first = next(self._of_lane(partition, key), None)
+        if command.action == "skip":
+            where = "it has no record here" if first is None else "name one record of it"
+            offset = -1 if first is None else first.record.offset
+            return _row(partition, command, "refused", where, offset)
+        if command.action == "hold":
+            return self._hold_lane(partition, command, key)
+        held = partition.end_hold(key)
+        if first is None or first.state not in (states.RETRYING, states.PARKED):
+            waiting = next((w for w in self._of_lane(partition, key) if _held(w)), None)
+            if waiting is None:
+                what = "released" if held and command.action == "release" else "unchanged"
+                offset = -1 if first is None else first.record.offset
+                return _row(partition, command, what, "nothing of it waits", offset)
+            first = waiting
+        return self._go_on(partition, command, first)
+
+    def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
+        """The records of a lane, the first one first; exactly_once: without those it went past."""
+        key_of = partition.lanes.key_of
+        for work in (*partition.commit.marked.values(), *partition.offsets.works()):
+            if work.state != states.PENDING and key_of(work.record) == key:
+                yield work
+
+    def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+        until = self._until(command)
+        if until <= self._state.now:
+            return _row(partition, command, "unchanged", "the hold is over already")
+        partition.set_hold(key, until)
+        waiting = next((w for w in self._of_lane(partition, key) if w.state in _WAITS), None)
+        if waiting is None:
+            return _row(partition, command, "held", "nothing of it waits now")
+        return self._hold(partition, command, waiting, until)
+
+    # -- one record ------------------------------------------------------------------------------
+
+    def _record(
+        self, partition: Partition, command: Command, offset: int
+    ) -> tuple[fx.Obeyed, bool]:
+        offsets = partition.offsets
+        if offset in partition.commit.marked:
+            return _row(partition, command, "refused", _UNDER_WAY.format("running")), False
+        if offset not in offsets.incomplete:
+            if offset < offsets.position or offset <= offsets.restored_top:
+                return _row(partition, command, "unchanged", "it is done, or not in the log"), False
+            return self._not_fetched(partition, command, offset), False
+        work = offsets.incomplete[offset]
+        if work is None:
+            return self._not_fetched(partition, command, offset), False
+        if command.action == "skip":
+            return self._skip(partition, command, work)
+        if command.action == "hold":
+            until = self._until(command)
+            if until <= self._state.now:
+                return _row(partition, command, "unchanged", "the hold is over already"), False
+            return self._hold(partition, command, work, until), False
+        return self._go_on(partition, command, work), False
+
+    def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
+        """It is remembered, or not read at all yet."""
+        if command.action in ("release", "retry") and partition.memory.start_over(offset):
+            return _row(partition, command, "released", "it starts when it is fetched")
+        return _row(partition, command, "refused", "it is not fetched yet: ask again in a moment")
+
+    def _hold(self, partition: Partition, command: Command, work: Work, until: float) -> fx.Obeyed:
+        offset = work.record.offset
+        if work.state == states.RETRYING:
+            partition.retried(work)
+            work.move(states.QUEUED)
+            hold(self._state, work, until)
+        elif work.state == states.PARKED:
+            return _row(partition, command, "held", "it is parked", offset)
+        elif work.state != states.QUEUED:
+            what = _UNDER_WAY.format(RECORD_NAMES[work.state])
+            return _row(partition, command, "refused", what, offset)
+        else:
+            self._take_out(work)
+            hold(self._state, work, until)
+        return _row(partition, command, "held", command.reason, offset)
+
+    def _take_out(self, work: Work) -> None:
+        """A queued record leaves the place where it would start from, or waits in its chain."""
+        lanes, offset = work.partition.lanes, work.record.offset
+        if lanes.far.get(offset) is work:
+            del lanes.far[offset]
+        elif not self._batching.take_out(work):
+            try:
+                lanes.ready.remove(work)
+            except ValueError:
+                lanes.behind.add(work)
+
+    def _go_on(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
+        offset, failure = work.record.offset, work.failure
+        if partition.holds.get(partition.lanes.key_of(work.record), 0.0) > self._state.now:
+            return _row(partition, command, "refused", "its lane is held: release that", offset)
+        if work.state == states.PARKED:
+            self._endings.release(work, command.reason)
+            return _row(partition, command, "released", command.reason, offset)
+        if work.state != states.RETRYING:
+            what = f"it is {RECORD_NAMES[work.state]}: it waits for nothing that is to be released"
+            return _row(partition, command, "unchanged", what, offset)
+        assert failure is not None
+        what = "released" if failure.held or failure.exhausted_by else "retried"
+        if failure.exhausted_by:  # since before it came here: it has not been given up yet
+            self._endings.start_over(work, failure, command.reason)
+        self._state.retries.add(self._state.now, work)
+        return _row(partition, command, what, command.reason, offset)
+
+    def _skip(self, partition: Partition, command: Command, work: Work) -> tuple[fx.Obeyed, bool]:
+        offset = work.record.offset
+        if work.state not in _WAITS:
+            what = _UNDER_WAY.format(RECORD_NAMES[work.state])
+            return _row(partition, command, "refused", what, offset), False
+        key = partition.lanes.key_of(work.record)
+        first = next(self._of_lane(partition, key), work)
+        if first is not work:
+            what = f"offset {first.record.offset} of its lane comes first"
+            return _row(partition, command, "refused", what, offset), False
+        if key in partition.lanes.held or work in partition.lanes.behind:
+            what = _UNDER_WAY.format("behind a call of an earlier epoch")
+            return _row(partition, command, "refused", what, offset), False
+        self._skip_head(partition, work, command.reason)
+        return _row(partition, command, "skipped", command.reason, offset), True
+
+    def _skip_head(self, partition: Partition, work: Work, reason: str) -> None:
+        state = self._state
+        if work.state == states.PARKED:
+            partition.unpark(work)
+        elif work.state == states.RETRYING:
+            partition.retried(work)
+            work.move(states.QUEUED)
+        else:
+            self._take_out(work)
+        following = work.next
+        if following is not None and following.state == states.QUEUED and partition.holds:
+            self._hold_next(partition, following)
+        failure = work.failure = work.failure or Failure(state.texts)
+        failure.given_up = "skipped"
+        failure.tell(state.now, f"skipped: {reason}")
+        if failure.error is None:
+            failure.replace(ErrorInfo("Skipped", reason))
+        if partition.handler.spec.delivery == AT_MOST_ONCE:  # it has no mark
+            partition.record_done(work)
+            complete(state, work)
+        else:
+            self._endings.handled(work)
+
+    def _hold_next(self, partition: Partition, following: Work) -> None:
+        """The lane is held, and its first record goes: the next one is held before its turn."""
+        until = partition.holds.get(partition.lanes.key_of(following.record))
+        if until is not None and until > self._state.now:
+            partition.lanes.behind.add(following)
+            hold(self._state, following, until)
+
+
+def _held(work: Work) -> bool:
+    return work.state == states.RETRYING and work.failure is not None and work.failure.held
+
+
+def _row(
+    partition: Partition | None, command: Command, outcome: str, detail: str, offset: int = -1
+) -> fx.Obeyed:
+    target = command.target
+    number = partition.number if partition is not None else target.partition
+    if target.offset is not None:
+        offset = target.offset
+    return fx.Obeyed(target.topic, -1 if number is None else number, offset, outcome, detail)

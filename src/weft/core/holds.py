@@ -1,0 +1,38 @@
+"""Holds: a lane, or one record, that starts nothing until a time.
+
+A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. Of
+a held lane that is the first record that has not begun; what comes later stands behind it, or is
+held when it comes (`hold_back`). So the hot paths know nothing of holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.core.work import Failure
+
+if TYPE_CHECKING:
+    from weft.core.engine import EngineState
+    from weft.core.work import Work
+
+
+def hold_back(state: EngineState, work: Work) -> bool:
+    """Where the lane of a queued record is held, it waits for the end of that."""
+    holds = work.partition.holds
+    until = holds.get(work.partition.lanes.key_of(work.record)) if holds else None
+    if until is None or until <= state.now:
+        return False
+    hold(state, work, until)
+    return True
+
+
+def hold(state: EngineState, work: Work, until: float) -> None:
+    """This queued record, which stands nowhere else, does not start before this time."""
+    failure = work.failure
+    if failure is None:
+        failure = work.failure = Failure(state.texts)
+        work.partition.charge_failure(work, failure)
+    until = max(until, failure.own_due)  # its own delay is not shortened
+    failure.tell(state.now, f"held for {until - state.now:.0f} s")
+    state.retries.add(until, work)
+    work.partition.retry(work, held=True)

@@ -1,0 +1,149 @@
+"""What an epoch remembers of single records that are not done: the rider of its commits.
+
+Theory of operation. A commit has frontier and map, and behind the map what is known of the first
+records that fail, are parked or held (weft/codec/rider.py). The next owner of the partition begins
+them with that::
+
+    assigned ─► `Remembered` ──fetched──► Work ──done──► forgotten (found out by `entries`)
+                                            ▲
+                a first failure, a hold ────┘ `keep`
+
+An epoch has no such entry mostly, and then costs nothing. Nothing is removed when a record is done:
+`entries` passes over it, and drops what is gone once that is most of what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import ceil
+from typing import TYPE_CHECKING
+
+from weft.codec import Remembered
+from weft.core import states
+
+if TYPE_CHECKING:
+    from weft.core.work import Work
+
+#: More have no room in the 4,096 characters of a commit: an entry takes three bytes at least.
+ENTRIES_MAX = 1_024
+GONE = (states.DONE, states.SUPERSEDED)
+
+
+class Memory:
+    """What one epoch remembers."""
+
+    __slots__ = ("_known", "_order", "_sorted", "barred", "changed", "on", "shed", "waiting")
+
+    def __init__(self, remembered: Sequence[Remembered] = (), *, on: bool = True) -> None:
+        #: False: nothing is remembered (`Retry(remember=False)`, at_most_once)
+        self.on = on
+        kept = remembered if on else ()
+        #: by offset: as it came with the commit, then the record
+        self._known: dict[int, Remembered | Work] = {one.offset: one for one in kept}
+        self._order = [one.offset for one in kept]
+        self._sorted = True
+        #: so many have not been fetched again
+        self.waiting = len(self._known)
+        #: a commit would contain something else of them
+        self.changed = False
+        #: so many the last plan had no room for
+        self.shed = 0
+        #: the broker takes no more than the map
+        self.barred = False
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def keep(self, work: Work) -> None:
+        """The record failed, or is held: the next commit contains it."""
+        if not self.on:
+            return
+        offset = work.record[2]
+        if offset not in self._known:
+            self._sorted = self._sorted and (not self._order or self._order[-1] < offset)
+            self._order.append(offset)
+        self._known[offset] = work
+        self.changed = True
+
+    def forget(self, offset: int) -> None:
+        """It starts over in the next epoch."""
+        if self._known.pop(offset, None) is not None:
+            self._order.remove(offset)
+            self.changed = True
+
+    def start_over(self, offset: int) -> bool:
+        """A record that was not fetched yet begins as a new one; False: nothing was known of it."""
+        known = isinstance(self._known.get(offset), Remembered)
+        if known:
+            self.forget(offset)
+            self.waiting -= 1
+        return known
+
+    def fetched(self, offset: int) -> Remembered | None:
+        """What is remembered of the record that just came in; it is not waited for any more."""
+        found = self._known.get(offset)
+        if not isinstance(found, Remembered):
+            return None
+        self.waiting -= 1
+        return found
+
+    def entries(
+        self, position: int, claimed: Collection[int], now: float, wall_s: float
+    ) -> list[Remembered]:
+        """The entries of a commit, ascending; what is `claimed` is done in it.
+
+        `position`: what is before it and was not fetched the log has no more.
+        """
+        if not self._sorted:
+            self._order.sort()
+            self._sorted = True
+        found: list[Remembered] = []
+        gone = 0
+        for offset in self._order:
+            entry = self._known[offset]
+            if isinstance(entry, Remembered):
+                if offset >= position:
+                    found.append(entry)
+                else:
+                    gone += 1
+            elif entry.state in GONE:
+                gone += 1
+            elif offset not in claimed and (said := _entry(entry, now, wall_s)) is not None:
+                found.append(said)
+            if len(found) == ENTRIES_MAX:
+                break
+        if gone > len(found):
+            self._purge(position)
+        return found
+
+    def _purge(self, position: int) -> None:
+        live = {}
+        for offset in self._order:
+            entry = self._known[offset]
+            if isinstance(entry, Remembered):
+                if offset < position:
+                    self.waiting -= 1
+                    continue
+            elif entry.state in GONE:
+                continue
+            live[offset] = entry
+        self._known, self._order = live, list(live)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
+    """What is remembered of one record; None while that is nothing."""
+    failure = work.failure
+    if failure is None:
+        return None
+    attempts, parked = failure.attempts - failure.shared, work.state == states.PARKED
+    if not (attempts or parked or failure.held or failure.exhausted_by):
+        return None
+    waits = parked or work.state == states.RETRYING
+    until_s = ceil(failure.due + wall_s) if waits and failure.due > now else None
+    return Remembered(
+        work.record[2], attempts, parked, failure.held and until_s is not None,
+        failure.exhausted_by, until_s, failure.error_hash,
+    )  # fmt: skip

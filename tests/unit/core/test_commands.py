@@ -1,0 +1,219 @@
+"""Commands to lanes and records: what is done, what is answered, and when."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.test_memory import ERROR, UNIX_S
+
+from weft.codec import Remembered
+from weft.core import effects as fx
+from weft.core.events import Command, Failed, Target
+from weft.core.spec import HandlerSpec
+from weft.policies import Retry
+
+KEY = Target("t", b"k")
+RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)
+
+
+@pytest.fixture
+def desk(make_desk):
+    """A handler with keys; partition 0 is assigned."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    (desk.part,) = desk.assign(0, unix_s=UNIX_S)
+    return desk
+
+
+def order(desk, action, target=KEY, *, for_s: float = 10.0):
+    """The answers to one command, as they came at once: (outcome, offset)."""
+    command = Command(action, target, "1", UNIX_S + desk.now + for_s, "a reason")
+    desk.do("obey", [command], UNIX_S + desk.now)
+    found = [effect for effect in desk.effects if isinstance(effect, fx.Answered)]
+    desk.effects = [effect for effect in desk.effects if effect not in found]
+    assert all(effect.command is command for effect in found)
+    return [(row.outcome, row.offset) for effect in found for row in effect.rows]
+
+
+def record(offset: int) -> Target:
+    """One record of partition 0."""
+    return Target("t", None, 0, offset)
+
+
+def started(desk) -> list[int]:
+    """Offsets of what was started since the last look."""
+    return [work.record.offset for work in desk.started()]
+
+
+def test_a_held_lane_starts_nothing_until_its_time_is_over(desk):
+    """What comes meanwhile waits, other lanes go on, and then the lane goes on in order."""
+    assert order(desk, "hold") == [("held", -1)]
+    desk.poll(desk.part, 0, 1)
+    desk.poll(desk.part, 2, key=b"other")
+    assert started(desk) == [2]
+    desk.pass_time(9.9)
+    assert started(desk) == []
+    desk.pass_time(0.2)
+    (first,) = desk.started()
+    desk.do("calls_ended", [first])
+    assert [first.record.offset, *started(desk)] == [0, 1]
+
+
+def test_a_call_that_runs_ends_and_the_next_of_its_lane_is_held(desk):
+    """A hold cancels nothing."""
+    desk.poll(desk.part, 0, 1, 2)
+    (first,) = desk.started()
+    assert order(desk, "hold") == [("held", 1)]
+    desk.do("calls_ended", [first])
+    assert started(desk) == []
+    assert order(desk, "release") == [("released", 1)]
+    assert started(desk) == [1]
+
+
+@pytest.mark.parametrize("target", [KEY, record(0)])
+def test_a_failed_record_that_is_held_does_not_start_when_its_delay_is_over(desk, target):
+    """Nor before its delay is over, when the hold is shorter."""
+    desk.poll(desk.part, 0)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    assert order(desk, "hold", target, for_s=200.0) == [("held", 0)]
+    desk.pass_time(150.0)
+    assert started(desk) == []
+    assert order(desk, "hold", target, for_s=1.0) == [("held", 0)]
+    desk.pass_time(1.1)
+    assert started(desk) == [0]
+
+
+def test_retry_starts_what_waits_for_its_next_attempt(desk):
+    """Now."""
+    desk.poll(desk.part, 0)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    assert order(desk, "retry") == [("retried", 0)]
+    assert [work.record.attempt for work in desk.started()] == [2]
+    assert order(desk, "retry") == [("unchanged", 0)]
+
+
+@pytest.mark.parametrize("action", ["release", "retry"])
+def test_a_parked_record_that_is_released_begins_anew(desk, action):
+    """With its first attempt; a second command changes nothing."""
+    desk.poll(desk.part, 0, 1)
+    desk.do("calls_ended", [], [Failed(work, ERROR, final=True) for work in desk.started()])
+    assert desk.part.parked == 1
+    assert order(desk, action) == [("released", 0)]
+    assert order(desk, action) == [("unchanged", 0)]
+    assert [work.record.attempt for work in desk.started()] == [1]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("where", ["ready", "retrying", "parked", "held"])
+def test_a_skipped_record_is_done_and_answered_once_that_is_stored(make_desk, delivery, where):
+    """Its lane goes on at once."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY, delivery=delivery))
+    (desk.part,) = desk.assign(0, unix_s=UNIX_S)
+    if where == "held":
+        order(desk, "hold", for_s=50.0)
+    desk.do("halt", "outputs", on=where == "ready")
+    desk.poll(desk.part, 0, 1)
+    final = where == "parked"
+    desk.do("calls_ended", [], [Failed(work, ERROR, final=final) for work in desk.started()])
+    assert order(desk, "skip", record(0)) == []
+    assert order(desk, "skip", record(0)) in ([("unchanged", 0)], [("refused", 0)])
+    (commit,) = desk.take((fx.CommitOffsets, fx.Transact))
+    if delivery == "exactly_once":
+        desk.do("transacted", commit.sequence, committed=True)
+    else:
+        desk.answer(commit)
+    (told,) = desk.take(fx.Answered)
+    assert [(row.outcome, row.offset) for row in told.rows] == [("skipped", 0)]
+    assert desk.engine.handlers[0].skipped == 1
+
+
+def test_the_next_of_a_held_lane_is_held_when_its_first_is_skipped(desk):
+    """A held lane starts nothing."""
+    order(desk, "hold")
+    desk.poll(desk.part, 0, 1)
+    order(desk, "skip", record(0))
+    assert started(desk) == []
+    desk.pass_time(11.0)
+    assert started(desk) == [1]
+
+
+def test_a_skip_whose_partition_goes_first_is_lost(desk):
+    """Its answer says so: the next owner may handle the record."""
+    order(desk, "hold")
+    desk.poll(desk.part, 0)
+    assert order(desk, "skip", record(0)) == []
+    desk.take(object)
+    desk.do("closed", [desk.part], lost=True)
+    (told,) = desk.take(fx.Answered)
+    assert [row.outcome for row in told.rows] == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "outcome"),
+    [
+        ("skip", KEY, "refused"),  # names no record
+        ("skip", record(1), "refused"),  # behind the one that runs
+        ("skip", record(0), "refused"),  # runs
+        ("hold", record(0), "refused"),
+        ("release", record(0), "unchanged"),
+        ("retry", record(9), "refused"),  # not fetched
+        ("hold", Target("other", b"k"), "not here"),
+        ("hold", Target("t", b"k", 7), "not here"),
+    ],
+)
+def test_what_cannot_be_done_is_answered_and_changes_nothing(desk, action, target, outcome):
+    """In one line each."""
+    desk.poll(desk.part, 0, 1)
+    (first,) = desk.started()
+    assert [what for what, _ in order(desk, action, target)] == [outcome]
+    desk.do("calls_ended", [first])
+    assert started(desk) == [1]
+
+
+@pytest.mark.parametrize(
+    ("for_s", "outcome"), [(-1.0, "unchanged"), (0.0, "unchanged"), (1.0, "held")]
+)
+def test_a_hold_that_is_over_already_holds_nothing(desk, for_s, outcome):
+    """As one that came late."""
+    assert order(desk, "hold", for_s=for_s) == [(outcome, -1)]
+
+
+@pytest.mark.parametrize("ordering", ["partition", "unordered"])
+def test_where_keys_are_no_lanes_a_record_must_be_named(make_desk, ordering):
+    """A hold of a key would hold something else."""
+    desk = make_desk(HandlerSpec("h", ordering))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    assert order(desk, "hold") == [("refused", -1)]
+    desk.poll(part, 0)
+    assert started(desk) == [0]
+
+
+def test_a_held_lane_is_held_in_the_next_epoch(desk):
+    """Of the same process; another one knows it from the commit, as long as a record waits."""
+    order(desk, "hold", for_s=50.0)
+    desk.do("closed", [desk.part])
+    (part,) = desk.assign(0, unix_s=UNIX_S + desk.now)
+    desk.poll(part, 0)
+    assert started(desk) == []
+    (entry,) = part.memory.entries(part.position, (), desk.now, UNIX_S)
+    assert entry == Remembered(0, 0, held=True, until_s=int(UNIX_S) + 50)
+
+
+def test_a_record_that_came_held_waits_and_then_goes_on(make_desk):
+    """Its lane with it."""
+    desk = make_desk(HandlerSpec("h"))
+    entry = Remembered(0, 0, held=True, until_s=int(UNIX_S) + 50)
+    (part,) = desk.assign(0, unix_s=UNIX_S, remembered=(entry,))
+    desk.poll(part, 0, 1)
+    assert started(desk) == []
+    assert part.on_hold == 1
+    desk.pass_time(50.1)
+    assert started(desk) == [0]
+
+
+@pytest.mark.parametrize("action", ["release", "retry"])
+def test_what_is_remembered_and_not_fetched_yet_can_be_released(make_desk, action):
+    """It begins as a new record when it comes."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    (part,) = desk.assign(0, unix_s=UNIX_S, remembered=(Remembered(0, 2, parked=True),))
+    assert order(desk, action, record(0)) == [("released", 0)]
+    desk.poll(part, 0)
+    assert [work.record.attempt for work in desk.started()] == [1]

@@ -1,0 +1,222 @@
+"""What commits remember of failing records, and what the next owner makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.codec import Remembered, decode, encode_fitting
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.events import Failed
+from weft.core.memory import ENTRIES_MAX, Memory
+from weft.core.spec import HandlerSpec, Limits
+from weft.policies import DeadLetter, Park, Retry, Skip, Stop
+from weft.types import ErrorInfo
+
+ERROR = ErrorInfo(
+    "ValueError", "bad", 'Traceback:\n  File "app.py", line 3, in check\nValueError: bad'
+)
+UNIX_S = 1_700_000_000.0
+RETRY = Retry(attempts=3, delay_s=100.0, delay_max_s=100.0, jitter=0.0)
+
+
+def remembered(desk) -> tuple[Remembered, ...]:
+    """The rider of the commit that is due within a second."""
+    desk.take(object)
+    desk.pass_time(1.0)
+    (effect,) = desk.take((fx.CommitOffsets, fx.Transact))
+    (item,) = effect.items
+    if isinstance(effect, fx.CommitOffsets):
+        desk.answer(effect)
+    return decode(item.frontier, item.metadata).rider.entries
+
+
+def fail(desk, *works, final: bool = False) -> None:
+    """These calls end in a failure."""
+    desk.do("calls_ended", [], [Failed(work, ERROR, final=final) for work in works])
+
+
+@pytest.fixture
+def failing(make_desk):
+    """A desk whose record 0 has failed once, with these options of its handler."""
+
+    def made(**options):
+        desk = make_desk(HandlerSpec("h", **{"retry": RETRY, **options}))
+        (part,) = desk.assign(0, unix_s=UNIX_S)
+        desk.poll(part, 0)
+        fail(desk, *desk.started())
+        return desk, part
+
+    return made
+
+
+def restored(make_desk, *entries: Remembered, **options):
+    """A desk that got its partition with these entries, and has fetched the records."""
+    desk = make_desk(HandlerSpec("h", **{"retry": RETRY, **options}))
+    (part,) = desk.assign(0, unix_s=UNIX_S, remembered=entries)
+    for offset in range(4):
+        desk.poll(part, offset, key=b"%d" % offset)
+    return desk, part
+
+
+def test_attempts_and_the_time_of_the_next_are_in_the_commit(failing):
+    """One failed attempt; the next one in a hundred seconds."""
+    desk, _ = failing()
+    (entry,) = remembered(desk)
+    assert entry[:6] == (0, 1, False, False, "", int(UNIX_S) + 100)
+    assert entry.error is not None
+
+
+def test_without_failures_a_commit_is_what_it_was(make_desk):
+    """Byte for byte: the map alone, also after failures that are done."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=0.0, jitter=0.0)))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, *range(6), key=None)
+    works = desk.started()
+    fail(desk, works[5])
+    desk.pass_time(0.5)
+    desk.do("calls_ended", [*works[1:3], *desk.started()])
+    desk.take(object)
+    desk.pass_time(1.0)
+    ((item,),) = [effect.items for effect in desk.take(fx.CommitOffsets)]
+    assert item.metadata == encode_fitting(0, 5, [0, 3, 4])[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retry": Retry(attempts=3, delay_s=9.0, remember=False)},
+        {"delivery": "at_most_once", "retry": Retry(attempts=1), "on_exhausted": Skip()},
+    ],
+)
+def test_where_nothing_is_to_be_remembered_nothing_is(failing, options):
+    """`remember=False`, and where nothing is tried twice."""
+    desk, part = failing(**options)
+    desk.poll(part, 1, key=b"other")
+    desk.do("calls_ended", desk.started())
+    for effect in desk.take(fx.CommitOffsets):  # at_most_once: its mark
+        desk.answer(effect)
+    assert not part.memory
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_record_begins_with_the_attempts_that_it_came_with(make_desk, attempts):
+    """At once, when its delay is over by then."""
+    desk, _ = restored(make_desk, Remembered(1, attempts, until_s=int(UNIX_S) - 1))
+    assert {w.record.offset: w.record.attempt for w in desk.started()}[1] == attempts + 1
+
+
+@pytest.mark.parametrize("waits_s", [1, 30])
+def test_its_delay_goes_on(make_desk, waits_s):
+    """And not one second longer."""
+    desk, _ = restored(make_desk, Remembered(1, 1, until_s=int(UNIX_S) + waits_s))
+    assert [work.record.offset for work in desk.started()] == [0, 2, 3]
+    desk.pass_time(waits_s - 0.1)
+    assert desk.started() == []
+    desk.pass_time(0.2)
+    assert [(w.record.offset, w.record.attempt) for w in desk.started()] == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [(Park(), "parked"), (DeadLetter("dlq"), "sending"), (Skip(), "done")],
+)
+def test_a_record_that_has_used_its_attempts_is_not_tried_again(make_desk, policy, state):
+    """It gets what the policy has for it, without a call."""
+    desk, part = restored(make_desk, Remembered(1, 3), on_exhausted=policy)
+    desk.pass_time(0.1)
+    started = desk.take(object)
+    offsets = {w.record.offset for e in started if isinstance(e, fx.Start) for w in e.works}
+    assert 1 not in offsets
+    work = part.offsets.incomplete.get(1)
+    assert (state == "done") == (work is None)
+    assert work is None or states.RECORD_NAMES[work.state] == state
+
+
+def test_with_stop_a_restart_tries_again(make_desk):
+    """Else what was mended would end at its start for ever."""
+    desk, _ = restored(make_desk, Remembered(1, 3, exhausted_by="attempts"), on_exhausted=Stop())
+    assert 1 in [work.record.offset for work in desk.started()]
+
+
+def test_a_parked_record_stays_parked(make_desk):
+    """It is not handled, is remembered again, and holds its lane."""
+    desk, part = restored(make_desk, Remembered(1, 3, parked=True, exhausted_by="attempts"))
+    desk.poll(part, 4, key=b"1")
+    assert [work.record.offset for work in desk.started()] == [0, 2, 3]
+    assert part.parked == 1
+    desk.pass_time(1_000.0)
+    assert desk.started() == []
+    entry = part.memory.entries(part.position, (), desk.now, UNIX_S)[0]
+    assert (entry.offset, entry.attempts, entry.parked) == (1, 3, True)
+
+
+@pytest.mark.parametrize("waits_s", [0.5, 60.0])
+def test_a_parked_record_is_released_after_its_time(failing, waits_s):
+    """Its attempts begin anew."""
+    desk, part = failing(retry=Retry(attempts=1), on_exhausted=Park(release_after_s=waits_s))
+    assert part.parked == 1
+    desk.pass_time(waits_s - 0.1)
+    assert desk.started() == []
+    desk.pass_time(0.1)
+    assert [work.record.attempt for work in desk.started()] == [1]
+    assert part.parked == 0
+
+
+def test_what_was_not_fetched_yet_is_remembered_again(make_desk):
+    """A commit before the first fetch says what the one before said."""
+    entry = Remembered(3, 2, until_s=int(UNIX_S) + 9, error=7)
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    desk.assign(0, unix_s=UNIX_S, remembered=(entry,), commit_start=True)
+    (effect,) = desk.take(fx.CommitOffsets)
+    assert decode(0, effect.items[0].metadata).rider.entries == (entry,)
+
+
+def test_what_the_log_has_no_more_is_forgotten(make_desk):
+    """Compacted since: the polls have passed it."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    (part,) = desk.assign(0, unix_s=UNIX_S, remembered=(Remembered(3, 2),))
+    desk.poll(part, 5)
+    desk.do("calls_ended", desk.started())
+    assert remembered(desk) == ()
+    assert not part.memory
+
+
+@pytest.mark.parametrize("room", [-4, 0, 4])
+def test_the_latest_give_way_where_the_commit_has_no_room(make_desk, room):
+    """The first ones are remembered, the map is whole, and it is told once."""
+    limits = Limits(map_chars=64 + room)
+    desk = make_desk(HandlerSpec("h", "unordered", retry=RETRY), limits=limits)
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, *range(20), key=None)
+    fail(desk, *desk.started())
+    told = remembered(desk)
+    assert [one.offset for one in told] == list(range(len(told)))
+    assert 0 < len(told) < 20
+    desk.poll(part, 20, key=None)
+    fail(desk, *desk.started())
+    desk.take(object)
+    desk.pass_time(1.0)
+    assert part.memory.shed == 21 - len(told)
+    assert not desk.take(fx.Note)
+    assert desk.engine.state.counts["riders_cut"] == 1
+
+
+def test_the_rider_gives_way_before_the_map_where_the_broker_stores_less(failing):
+    """Refused as too large: the next commit has the same map without it."""
+    desk, part = failing()
+    desk.take(object)
+    desk.pass_time(1.0)
+    (effect,) = desk.take(fx.CommitOffsets)
+    desk.answer(effect, "too_large")
+    desk.pass_time(1.0)
+    (again,) = desk.take(fx.CommitOffsets)
+    assert decode(0, again.items[0].metadata).rider.entries == ()
+    assert part.commit.map_limit == 4096
+
+
+@pytest.mark.parametrize("count", [ENTRIES_MAX - 1, ENTRIES_MAX, ENTRIES_MAX + 1])
+def test_no_more_is_looked_at_than_a_commit_can_hold(count):
+    """However many are remembered."""
+    memory = Memory([Remembered(offset, 1) for offset in range(count)])
+    assert len(memory.entries(0, (), 0.0, 0.0)) == min(count, ENTRIES_MAX)
