@@ -178,6 +178,21 @@ def test_the_readmes_twenty_lines_work_when_pasted() -> None:
     assert [sent.topic for sent in results[0].outputs] == ["gps.alerts"]
 
 
+def test_versions_in_the_readme_are_those_that_are_tested() -> None:
+    """What was measured and tested, on which versions: those that the build files name."""
+    readme = (ROOT / "README.md").read_text().replace("\n", " ")
+    pom, lock = (ROOT / "java/pom.xml").read_text(), (ROOT / "requirements.lock").read_text()
+    (java,) = re.findall(r"parallel-consumer-core</artifactId>\s*<version>([\d.]+)<", pom)
+    (spark,) = re.findall(r"^pyspark==(\d+\.\d+)", lock, re.MULTILINE)
+    (kafka,) = (path.name for path in (SRC / "broker").glob("kafka-*.sha256"))
+    assert f"Java Parallel Consumer {java} on the same machine" in readme
+    assert (
+        f"Apache Kafka {kafka.removeprefix('kafka-').rpartition('.')[0].rpartition('.')[0]} "
+        in readme
+    )
+    assert f"and PySpark {spark}." in readme
+
+
 def test_every_header_of_a_dead_letter_is_documented() -> None:
     """docs/options.md names what `runtime/member/outputs.py` writes."""
     written = set(re.findall(r'"(__dlq[\w.]+\w)"', inspect.getsource(outputs)))
