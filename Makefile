@@ -9,6 +9,8 @@ MUTANTS ?= 60
 # Where it is set, each process of a test compiles all of Weft anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
+# What has none of it: each worker would import it for nothing.
+WITHOUT_FAST := $(addprefix --ignore=tests/integration/,spark matrix processes page workers ledger)
 # Most of a test is waiting: four workers fill two cores. Each has brokers of its own; tests are dealt
 # out one by one: tests/support/dealing.py.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
@@ -44,7 +46,7 @@ test: need-broker ## Everything a push must pass
 	$(PYTEST) $(NO_HANG) -m "not long"
 
 test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minute)
-	$(PYTEST) --dist worksteal -m "not ($(NOT_FAST))"
+	$(PYTEST) --dist worksteal $(WITHOUT_FAST) -m "not ($(NOT_FAST))"
 
 # The tests of the page want a browser, and are left out without one:
 # apt-get install chromium chromium-driver (Debian); screenshots land in test-out/page/

@@ -31,6 +31,7 @@ BESIDE = (ROOT / "simulators", ROOT / "demo")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
+@pytest.mark.push
 def test_the_diagrams_are_those_of_the_tables() -> None:
     """The state diagrams in the architecture page are generated from the tables and fresh."""
     check = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
@@ -209,6 +210,7 @@ def test_every_option_of_the_policies_is_documented() -> None:
             assert f"{name}=" in text, f"{policy.__name__}({name}=) is not in docs/options.md"
 
 
+@pytest.mark.push
 def test_the_page_for_beginners_works_when_pasted(tmp_path: Path) -> None:
     """Its app and its test, in two files, as it says."""
     code = re.findall(

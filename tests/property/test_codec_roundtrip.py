@@ -5,6 +5,7 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def test_what_is_written_is_read(snapshot: tuple[int, int, list[int]]):
 
 
 @given(snapshots(), st.data(), st.integers(0, 5000))
+@pytest.mark.push
 def test_a_rider_is_read_as_far_as_it_fits(
     snapshot: tuple[int, int, list[int]], data: st.DataObject, limit_chars: int
 ):
@@ -129,6 +131,7 @@ def check(frontier: int, text: str) -> None:
 
 
 @given(frontiers, st.text(max_size=300))
+@pytest.mark.push
 def test_any_text(frontier: int, text: str):
     """Any text is a map or UnreadableMap."""
     check(frontier, text)

@@ -44,6 +44,7 @@ def test_seeds_that_once_failed():
     assert [str(broken) for seed in seeds for broken in run_seed(seed).broken] == []
 
 
+@pytest.mark.push
 def test_thirty_lives_of_whole_apps():
     """Every promise holds through 30 lives."""
     run(100_000, 30, jobs=1)

@@ -73,6 +73,7 @@ def test_seed_that_once_failed(seed):
     assert [str(broken) for broken in run_seed(seed).broken] == []
 
 
+@pytest.mark.push
 def test_two_hundred_seeds():
     """Every promise holds through 200 lives."""
     run(20_000, 200, jobs=1)

@@ -144,6 +144,7 @@ SESSION_S = 10.0  # a busy machine may stand still for seconds
 BLOCKED_S = 11.0
 
 
+@pytest.mark.push
 def test_membership_is_kept_while_an_async_handler_blocks_the_loop(kafka):
     """Polling goes on: no rebalance for as long as `time.sleep` holds the loop."""
     source, group = kafka.topic(), kafka.name("g")

@@ -122,6 +122,7 @@ def test_weft_run_reports_what_is_wrong_and_what_to_do(
 
 
 @pytest.mark.parametrize("kafka", [OAUTH, SSL | {"ssl.key.pem": SECRET}, {"acks": 1}], ids=str)
+@pytest.mark.push
 def test_so_does_the_script_itself(tmp_path, kafka):
     """What is refused by us, by OpenSSL and by librdkafka: `python app.py` ends the same way."""
     app_file(tmp_path, kafka)

@@ -124,6 +124,7 @@ def test_final_refusal_ends_the_run(make_desk):
     assert "not authorised" in desk.take(fx.Fatal)[0].reason
 
 
+@pytest.mark.push
 def test_map_too_large_is_halved_and_the_base_still_committed(make_desk):
     """A broker with a small limit gets a smaller map; the frontier is never lost."""
     desk = make_desk(UNORDERED)

@@ -43,6 +43,7 @@ def fail_all(desk, *, alike: bool) -> None:
     desk.effects = []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("alike", "most_bytes"), [(True, 1_400), (False, 1_700)])
 def test_records_that_fail_alike_share_their_traceback(failing, alike, most_bytes):
     """A parked record keeps about a kilobyte of its failures beside what all have in common.

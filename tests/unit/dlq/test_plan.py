@@ -199,6 +199,7 @@ def test_a_stranger_s_metadata_counts_as_none():
     assert [progress.has(offset) for offset in range(3)] == [True, False, False]
 
 
+@pytest.mark.push
 def test_a_plan_of_many_letters_is_quick():
     """40,000 letters of 5,000 keys, with as many newer records."""
     numbers = count()

@@ -144,6 +144,7 @@ def test_avro_and_json_are_dicts(registry, kind):
     assert sorted(registry.asked) == [("/schemas/ids/1", None), ("/schemas/ids/2", None)]
 
 
+@pytest.mark.push
 def test_worker_processes_read_with_clients_of_their_own(registry):
     """The object travels without its client."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "x"})
@@ -345,6 +346,7 @@ def test_the_class_itself_is_refused():
 
 
 @pytest.mark.parametrize("library", ["httpx", "fastavro", "jsonschema", "google"])
+@pytest.mark.push
 def test_without_the_extra_it_names_what_to_install(library):
     """One line, where the handler is declared."""
     gone = f"sys.modules.update(dict.fromkeys(({library!r}, {library + '2'!r})))"

@@ -183,6 +183,7 @@ NOT_MASKED_BY_DEBUG = {"ssl.certificate.pem", "https.ca.pem", "ssl.key.location"
 
 
 @pytest.mark.parametrize("debug", [{}, {"debug": "all"}], ids=["plain", "debug-all"])
+@pytest.mark.push
 def test_nothing_is_seen_with_every_log_on(debug) -> None:
     """Settings, real clients and an admin request at DEBUG, in their own process: no canary."""
     names = [name for name in SENSITIVE if not debug or name not in NOT_MASKED_BY_DEBUG]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.push
+
 BEGIN = """
 import atexit, threading
 import weft

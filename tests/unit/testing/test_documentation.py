@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from weft.testing.crash import POINTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "testing.md"
 
 
+@pytest.mark.push
 def test_its_examples_work_when_pasted(tmp_path: Path) -> None:
     """All of its Python, in one test file of a stranger's, passes."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -31,6 +31,7 @@ def handle(record): ...
         (["--members", "2", "--conf", "spark.x"], "is not KEY=VALUE"),
     ],
 )  # fmt: skip
+@pytest.mark.push
 def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     """What is wrong is told before anything starts."""
     (tmp_path / "cliapp.py").write_text(APP)

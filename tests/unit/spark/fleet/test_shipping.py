@@ -20,6 +20,8 @@ from weft.spark.fleet.pickles import dumps
 from weft.spark.fleet.results import decoded, encoded
 from weft.types import Record, Result
 
+pytestmark = pytest.mark.push
+
 APP = """
 import weft, helper, package.inner
 from pydantic import BaseModel

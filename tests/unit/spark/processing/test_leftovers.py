@@ -134,6 +134,7 @@ def test_every_row_comes_once_and_keys_keep_their_order(tmp_path, monkeypatch, f
             ended[partition, key].add(offset)
 
 
+@pytest.mark.push
 def test_a_repeated_batch_that_decides_again_is_seen(tmp_path, monkeypatch):
     """The checker is one: without the decision's file rows are lost or come twice."""
 
