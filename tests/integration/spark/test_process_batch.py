@@ -254,6 +254,7 @@ def test_a_handler_that_cannot_be_pickled(records):
         process(records(1), handler)
 
 
+@pytest.mark.long
 def test_a_batch_that_failed_continues_behind_what_it_finished(records, tmp_path, monkeypatch):
     """`progress=`: the second job calls the handler for the rest; all rows are in its result."""
     (calls := tmp_path / "calls").mkdir()

@@ -50,6 +50,7 @@ def test_a_stream_in_batches_keeps_the_order_of_keys(
     assert all(offsets == sorted(offsets) for offsets in lanes.values())
 
 
+@pytest.mark.long
 def test_a_failing_record_does_not_end_the_query(read_stream, topic, produce, run_once):
     """Its row says failed; a restart goes on behind it."""
     name = topic()

@@ -104,6 +104,7 @@ def test_available_now_reads_what_there_is_in_limited_batches(topic, produce, pi
     assert pipeline.run(name, startingOffsets="earliest") == []
 
 
+@pytest.mark.long
 def test_a_restart_continues_exactly(topic, produce, pipeline):
     """What came between two runs is read once; options about the start no longer matter."""
     name = topic(2)
