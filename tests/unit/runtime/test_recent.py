@@ -23,7 +23,7 @@ def test_an_internal_error_carries_the_story() -> None:
     (partition,) = door.call(lambda engine, now: engine.assigned(now, places))
     stray = Work(Record("t", 0, 5, 0, None, b"secret"), partition, 1)
     with pytest.raises(InternalError) as caught:
-        door.call(lambda _engine, _now: stray.move(states.PARKED))
+        door.call(lambda _engine, _now: stray.move(states.QUEUED))
     story = "\n".join(caught.value.__notes__)
     assert "7.000 assigned: places=list[1]" in story
     assert story.endswith("7.000 move: stray=…")
