@@ -81,6 +81,10 @@ ENGINE = {
     "weft_commits_in_doubt": ("Commits without a response in time", "commits_in_doubt"),
     "weft_late_completions": ("Completions of ended assignments, dropped", "late_completions"),
     "weft_late_commit_answers": ("Responses to commits that had timed out", "late_commit_answers"),
+    "weft_riders_cut": (
+        "Times that commits lost room for the attempts of all failing records",
+        "riders_cut",
+    ),
     "weft_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "weft_partitions_refetched": (
