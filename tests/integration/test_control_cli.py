@@ -23,8 +23,10 @@ LIMIT_S = 60.0
 APP = """
 import os, pathlib, weft
 app = weft.App(group={topic!r}, kafka={{"bootstrap.servers": {servers!r}}})
-@app.consume({topic!r}, concurrency=20)
+@app.consume({topic!r}, concurrency=20, retry=weft.Retry(attempts=2, delay_s=0.05))
 def check(record: weft.Record) -> None:
+    if record.value.startswith(b"bad") and not os.path.exists("fixed"):
+        raise KeyError("no such customer")
     with open("done", "ab") as file:
         file.write(record.value + b" ")
 """
@@ -44,6 +46,7 @@ class Running:
     """`weft run`, and the commands to it."""
 
     def __init__(self, broker: LocalBroker, folder: Path) -> None:
+        self.servers = broker.bootstrap
         self.topic, self.folder = f"control-{uuid.uuid4().hex[:8]}", folder
         broker.create_topic(self.topic, 2)
         text = APP.format(topic=self.topic, servers=broker.bootstrap)
@@ -74,10 +77,10 @@ class Running:
         text = (self.folder / "log").read_text()
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
-    def produce(self, *values: str) -> None:
-        """Records without keys."""
+    def produce(self, *values: str, key: str | None = None) -> None:
+        """Records of one key, or of none."""
         for value in values:
-            self.producer.produce(self.topic, value)
+            self.producer.produce(self.topic, value, key)
         assert self.producer.flush(LIMIT_S) == 0
 
     def done(self) -> set[str]:
@@ -137,3 +140,47 @@ def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
     events = {one["event"]: one for one in running.lines()}
     assert events["command pause"]["reason"] == "a test"
     assert events["command stop"]["outcome"] == "done"
+
+
+def test_parked_records_are_skipped_and_released_and_a_key_is_held(running: Running):
+    """As the commits remember them; what is skipped is never handled, the rest in key order."""
+    at = ("--group", running.topic, "--bootstrap-servers", running.servers)
+    running.produce("bad1", "after1", key="a")
+    running.produce("bad2", "after2", key="b")
+
+    def parked() -> list[dict[str, Any]]:
+        code, out, err = running.weft("parked", "ls", *at, "--json")
+        assert code == 0, err
+        rows: list[dict[str, Any]] = json.loads(out)
+        return rows
+
+    until(lambda: len(parked()) == 2)
+    assert {row["attempts"] for row in parked()} == {2}
+    code, out, err = running.weft("parked", "export", *at, "--where", 'key == "a"')
+    assert code == 0, err
+    first = json.loads(out)
+    assert first["value"] == "bad1"
+
+    where = f"{running.topic}:{first['partition']}:{first['offset']}"
+    code, out, err = running.weft("record", "skip", where, "--dry-run", *BECAUSE)
+    assert (code, "skip: would 1" in out) == (0, True), err
+    code, out, err = running.weft("record", "skip", where, *BECAUSE)
+    assert code == 0, out + err
+    until(lambda: "after1" in running.done())
+
+    (running.folder / "fixed").touch()
+    code, out, err = running.weft("parked", "release", *at, "--where", 'key == "b"', *BECAUSE)
+    assert code == 0, out + err
+    until(lambda: running.done() == {"first", "after1", "bad2", "after2"})
+    until(lambda: parked() == [])
+
+    key = ("--topic", running.topic, "--key", "c")
+    code, out, err = running.weft("key", "hold", *key, *BECAUSE)
+    assert code == 0, out + err
+    running.produce("held", key="c")
+    running.produce("free", key="d")
+    until(lambda: "free" in running.done())
+    assert "held" not in running.done()
+    code, out, err = running.weft("key", "release", *key, *BECAUSE)
+    assert code == 0, out + err
+    until(lambda: "held" in running.done())

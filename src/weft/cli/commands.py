@@ -28,6 +28,8 @@ COMMANDS = {
     "resume": "weft.cli.control:resume",
     "set": "weft.cli.control:set_",
     "stop": "weft.cli.control:stop",
+    "key": "weft.cli.records:key_app",
+    "record": "weft.cli.records:record_app",
     "control": "weft.cli.control:log_app",
 }
 
@@ -41,6 +43,8 @@ class _OnDemand(TyperGroup):
     def get_command(self, _context: Any, name: str) -> Any:
         if name not in COMMANDS:
             return None
+        if name == "parked":
+            import_module("weft.cli.records")  # which adds to it
         module, _, attribute = COMMANDS[name].partition(":")
         found = getattr(import_module(module), attribute)
         holder = typer.Typer(rich_markup_mode=None)

@@ -22,7 +22,14 @@ from weft.cli import cluster
 from weft.cli.sources import TokenFile, Url, by_url
 from weft.errors import ConfigError, WeftError
 from weft.observe import local
-from weft.observe.orders import FOR_S, checked_reason, order_of, seconds_of, settings_of
+from weft.observe.orders import (
+    FOR_S,
+    RECORD_ACTIONS,
+    checked_reason,
+    order_of,
+    seconds_of,
+    settings_of,
+)
 
 EXIT_NOT_ALL = 1
 
@@ -61,7 +68,7 @@ def pause(
     Example: weft pause --topic orders --reason "payment service is down" --for 30m
     """
     order = {"action": "pause", "topic": topic, "handler": handler}
-    return _send(order, reason, for_, dry_run, _Runs(url, token_file, group), as_json=as_json)
+    return send(order, reason, for_, dry_run, Runs(url, token_file, group), as_json=as_json)
 
 
 def resume(
@@ -79,7 +86,7 @@ def resume(
     Example: weft resume --topic orders --reason "payment service is back"
     """
     order = {"action": "resume", "topic": topic, "handler": handler}
-    return _send(order, reason, None, dry_run, _Runs(url, token_file, group), as_json=as_json)
+    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
 
 
 def set_(
@@ -105,7 +112,7 @@ def set_(
     Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
     """
     order = {"action": "set", "handler": handler, "settings": settings_of(settings)}
-    return _send(order, reason, for_, dry_run, _Runs(url, token_file, group), as_json=as_json)
+    return send(order, reason, for_, dry_run, Runs(url, token_file, group), as_json=as_json)
 
 
 def stop(
@@ -124,7 +131,7 @@ def stop(
     Example: weft stop --group geofence --reason "moving to the new cluster"
     """
     order = {"action": "stop", "mode": mode}
-    return _send(order, reason, None, dry_run, _Runs(url, token_file, group), as_json=as_json)
+    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
 
 
 @log_app.callback()
@@ -146,7 +153,7 @@ def log(
 
     Example: weft control log --json
     """
-    found = _Runs(url, token_file, group).known(several=True)
+    found = Runs(url, token_file, group).known(several=True)
     if as_json:
         typer.echo(json.dumps([answer for _, _, answer in found]))
         return
@@ -169,7 +176,7 @@ def log(
     Console().print(table if rows else "no commands yet")
 
 
-class _Runs:
+class Runs:
     """The runs that a command goes to."""
 
     def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
@@ -215,12 +222,12 @@ class _Runs:
         return found
 
 
-def _send(
+def send(
     order: dict[str, Any],
     reason: str,
     for_: str | None,
     dry_run: bool,
-    runs: _Runs,
+    runs: Runs,
     *,
     as_json: bool,
 ) -> int:
@@ -253,7 +260,25 @@ def _send(
     else:
         _print(answers, dry_run)
     bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
-    return EXIT_NOT_ALL if bad or not answers else 0
+    return EXIT_NOT_ALL if bad or not answers or _missed(order, answers) else 0
+
+
+def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a record that is meant is with none of the members; it is one line then."""
+    if order["action"] not in RECORD_ACTIONS:
+        return False
+    rows = [row for one in answers for row in one.get("rows", ()) if row["outcome"] != "not here"]
+    here = {(row["partition"], row["offset"]) for row in rows}
+    missing = [one for one in order.get("records", ()) if tuple(one) not in here]
+    if not missing and (order.get("records") or rows):
+        return False
+    what = ":".join(map(str, (order["topic"], *missing[0]))) if missing else f"key {order['key']}"
+    more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+    typer.echo(
+        f"weft: no member that was reached has {what}{more}: is its owner on another machine?",
+        err=True,
+    )
+    return True
 
 
 def _print(answers: Sequence[Mapping[str, Any]], dry_run: bool) -> None:

@@ -36,7 +36,18 @@ KEPT_FIELDS: Mapping[str, Kind] = {
 
 app = typer.Typer(no_args_is_help=True)
 
-Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+OfGroup = Annotated[str, typer.Option("--group", help="The consumer group.")]
+OfPlace = Annotated[
+    str | None,
+    typer.Argument(metavar="[TOPIC[:PARTITION[:OFFSET]]]", help="Only these records."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONDITION",
+        help='Such as \'state == "parked" and header.tenant == "acme"\'. Reads the records.',
+    ),
+]
 Records = dict[Place, Record[Any]]
 
 
@@ -50,19 +61,10 @@ def _parked() -> None:
 
 @app.command()
 def ls(
-    group: Group,
-    place: Annotated[
-        str | None,
-        typer.Argument(metavar="[TOPIC[:PARTITION[:OFFSET]]]", help="Only these records."),
-    ] = None,
+    group: OfGroup,
+    place: OfPlace = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONDITION",
-            help='Such as \'state == "parked" and header.tenant == "acme"\'. Reads the records.',
-        ),
-    ] = None,
+    where: Where = None,
     limit: Annotated[int, typer.Option(min=1, help="Show the first so many in the table.")] = 50,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
@@ -74,18 +76,9 @@ def ls(
 
     Example: weft parked ls orders --group billing --bootstrap-servers localhost:9092
     """
-    asked = question(place, None)
-    condition = None if where is None else _condition(where)
-    with _opened(bootstrap_servers, x, config, group) as source:
-        parts = source.read(asked.topic, asked.partition)
-        found = [one for one in _waiting(parts) if asked.offset in (None, one.known.offset)]
-        records: Records = {}
-        if condition is not None:
-            records = _records(source, found)
-            found = [one for one in found if condition.matches(_fields(one, records))]
-        elif not as_json:
-            records = _records(source, found[:limit])
-    _warn(parts)
+    with opened(bootstrap_servers, x, config, group) as source:
+        found, parts = found_of(source, place, where)
+        records = {} if as_json else _records(source, found[:limit])
     if as_json:
         typer.echo(json.dumps([_row(one) for one in found]))
         return
@@ -99,7 +92,7 @@ def ls(
 @app.command()
 def show(
     record: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The record.")],
-    group: Group,
+    group: OfGroup,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     values: Annotated[
         bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
@@ -113,7 +106,7 @@ def show(
     Example: weft parked show orders:2:17 --group billing --values
     """
     wanted = place_of(record)
-    with _opened(bootstrap_servers, x, config, group) as source:
+    with opened(bootstrap_servers, x, config, group) as source:
         (part,) = source.read(wanted.topic, wanted.partition)
         found = next((one for one in _waiting([part]) if one.place == wanted), None)
         if found is None:
@@ -149,12 +142,28 @@ def show(
 
 
 @contextmanager
-def _opened(
+def opened(
     bootstrap: str, x: Sequence[str] | None, config: Any, group: str
 ) -> Iterator[GroupRider]:
+    """The commits of a group, without joining it."""
     connection = connected(bootstrap, x, config, group)
     with cluster.answering(), GroupRider(connection, group) as source:
         yield source
+
+
+def found_of(
+    source: GroupRider, place: str | None, where: str | None
+) -> tuple[list[Kept], list[Part]]:
+    """The parked and held records that are meant, and the commits; warns of what may be missing."""
+    asked = question(place, None)
+    condition = None if where is None else _condition(where)
+    parts = source.read(asked.topic, asked.partition)
+    found = [one for one in _waiting(parts) if asked.offset in (None, one.known.offset)]
+    if condition is not None:
+        records = _records(source, found)
+        found = [one for one in found if condition.matches(_fields(one, records))]
+    _warn(parts)
+    return found, parts
 
 
 def _condition(text: str) -> Condition:

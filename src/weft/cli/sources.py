@@ -26,7 +26,7 @@ from weft.observe.reports import GroupReports
 from weft.observe.sentences import record_sentence, seconds
 from weft.observe.why import why
 
-URL_ANSWER_S = 10.0
+URL_ANSWER_S = 12.0
 URL_BYTES_MAX = 256 * 2**20
 
 Url = Annotated[

@@ -97,6 +97,10 @@ class GroupRider:
         """The records at these places, those that are still in their topic."""
         return fetch(self._reader, places)
 
+    def check(self, topic: str, partition: int) -> None:
+        """ConfigError for a topic or a partition that does not exist."""
+        self._partitions(topic, partition)
+
     def _partitions(self, topic: str | None, partition: int | None) -> list[TopicPartition]:
         names = self._admin.matching(("^",), ANSWER_S) if topic is None else [topic]
         facts = self._admin.describe(names, ANSWER_S)

@@ -24,6 +24,8 @@ from weft.errors import ConfigError, WeftError
 from weft.observe.asking import Source, answer, commands, is_answer, obeyed, question_of
 
 ANSWER_S = 5.0
+#: a member waits up to 10 s for the commit that makes a skip true
+COMMAND_ANSWER_S = 12.0
 ASKED_BYTES_MAX = 64 * 2**10
 ANSWER_BYTES_MAX = 256 * 2**20
 #: what a unix socket's path may have, with room to spare
@@ -200,14 +202,15 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
 def _answer_of(path: Path, question: dict[str, Any]) -> Any:
     """Its answer, if it is JSON."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
-        one.settimeout(ANSWER_S)
+        limit_s = COMMAND_ANSWER_S if question["ask"] == "control" else ANSWER_S
+        one.settimeout(limit_s)
         try:
             one.connect(str(path))
             one.sendall(json.dumps(question).encode() + b"\n")
             with one.makefile("rb") as stream:
                 line = stream.readline(ANSWER_BYTES_MAX)
         except TimeoutError:
-            raise NotAnswering(f"{path.name}: no answer within {ANSWER_S:.0f} s") from None
+            raise NotAnswering(f"{path.name}: no answer within {limit_s:.0f} s") from None
         except OSError as error:
             raise NotAnswering(f"{path.name}: no answer: {error.strerror}") from None
     try:

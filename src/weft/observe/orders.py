@@ -6,14 +6,21 @@ Pure. What comes from outside is hostile: `order_of` refuses what is not exact, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_whole
 
-ACTIONS: Final = ("pause", "resume", "set", "stop")
+RUN_ACTIONS: Final = ("pause", "resume", "set", "stop")
+#: of lanes and single records
+RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip")
+ACTIONS: Final = (*RUN_ACTIONS, *RECORD_ACTIONS)
+#: of one command
+RECORDS_MAX = 1_000
+KEY_CHARS_MAX = 16 * 2**10
+OFFSET_MAX = 2**63 - 1
 #: what can be set, and in what unit
 SETTINGS: Mapping[str, str] = {
     "concurrency": "calls",
@@ -46,6 +53,10 @@ class Order:
     dry_run: bool = False
     #: who says to have sent it; nothing proves it
     claimed_by: str = ""
+    #: RECORD_ACTIONS: the lane of this key, in `topic`
+    key: str | None = None
+    #: or these: partition and offset, in `topic`
+    records: Sequence[tuple[int, int]] = ()
 
     def row(self) -> dict[str, Any]:
         """JSON-able, and what `order_of` reads."""
@@ -61,6 +72,8 @@ class Answer(NamedTuple):
     detail: str
     #: UNIX seconds at which it expires; None: it does not
     until: float | None = None
+    #: RECORD_ACTIONS: what was done with each: topic, partition, offset, outcome, detail
+    rows: Sequence[Mapping[str, Any]] = ()
 
     def row(self) -> dict[str, Any]:
         """JSON-able."""
@@ -83,6 +96,12 @@ def order_of(given: object) -> Order:
     if not isinstance(dry_run, bool):
         _refuse("dry_run is true or false")
     topic, handler = (_text(given, name, NAME_CHARS_MAX) for name in ("topic", "handler"))
+    key, records = _key(given.get("key")), _records(given.get("records") or ())
+    if action in RECORD_ACTIONS:
+        if topic is None or handler is not None or (key is None) == (not records):
+            _refuse(f"{action} takes a topic, and a key or records of it")
+    elif key is not None or records:
+        _refuse(f"{action} is of a topic or handler, not of single records")
     if topic is not None and handler is not None:
         _refuse("a topic has one handler: give topic or handler")
     if topic is not None and action == "set":
@@ -101,6 +120,8 @@ def order_of(given: object) -> Order:
         _for_s(given.get("for_s", FOR_S)),
         dry_run,
         _text(given, "claimed_by", NAME_CHARS_MAX) or "",
+        key,
+        records,
     )
 
 
@@ -115,6 +136,22 @@ def _text(given: Mapping[Any, Any], name: str, chars_max: int) -> str | None:
     if not isinstance(value, str) or len(value) > chars_max or not value.isprintable():
         _refuse(f"{name} must be printable text of at most {chars_max} characters")
     return value
+
+
+def _key(given: object) -> str | None:
+    if given is not None and not (isinstance(given, str) and len(given) <= KEY_CHARS_MAX):
+        _refuse(f"key must be text of at most {KEY_CHARS_MAX:,} characters")
+    return given
+
+
+def _records(given: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(given, list | tuple) or len(given) > RECORDS_MAX:
+        _refuse(f"records is a list of at most {RECORDS_MAX:,} [partition, offset]")
+    for one in given:
+        pair = one if isinstance(one, list | tuple) and len(one) == 2 else ("", "")
+        if not (is_whole(pair[0], 0, 2**31 - 1) and is_whole(pair[1], 0, OFFSET_MAX)):
+            _refuse(f"records has {one!r:.60}, which is no [partition, offset]")
+    return tuple((one[0], one[1]) for one in given)
 
 
 def checked_reason(given: object) -> str:
@@ -171,11 +208,18 @@ def seconds_of(text: str) -> float:
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text)
     if found is None:
         _refuse(f"--for {text!r:.40}: write a number and s, m, h or d, such as 30m")
-    return _for_s(float(found[1]) * _UNITS[found[2]])
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if not 0 < seconds <= FOR_MAX_S:
+        _refuse(f"--for {text}: give more than 0 and at most 7d")
+    return seconds
 
 
 def what(order: Order) -> str:
     """What it is about, in words."""
+    if order.key is not None:
+        return f"key {order.key:.60} of {order.topic}"
+    if order.records:
+        return f"{len(order.records):,} records of {order.topic}"
     if order.topic is not None:
         return f"topic {order.topic}"
     return "everything" if order.handler is None else f"handler {order.handler}"

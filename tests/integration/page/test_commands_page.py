@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.integration.page.conftest import wait_for
 
+import weft
+
 
 @pytest.fixture
 def commanded(kafka, page, browser, tmp_path):
@@ -18,8 +20,10 @@ def commanded(kafka, page, browser, tmp_path):
     )  # fmt: skip
     done = []
 
-    @app.consume(topic, concurrency=16)
+    @app.consume(topic, concurrency=16, retry=weft.Retry(attempts=1))
     def check(record):
+        if record.value == b"bad" and not done:
+            raise KeyError("no such customer")
         done.append(record.offset)
 
     browser.command("Network.enable")
@@ -79,6 +83,22 @@ def test_concurrency_is_set_by_a_button(browser, commanded):
     browser.sees("done: set handler check until", selector="#command")
     browser.click("#order-close")
     browser.sees("0 of 4")
+
+
+def test_a_parked_record_is_released_by_a_button(browser, kafka, commanded):
+    """From its own page, which offers what can be done where it is."""
+    address, topic, done = commanded
+    kafka.fill(topic, [{"value": b"bad", "key": "cust-17"}])
+    browser.open(f"{address}/#/record/{topic}/0/0")
+    browser.sees("parked", "Release", "Skip", "Hold key")
+    kafka.fill(topic, [{"value": b"good", "key": "cust-18"}])
+    wait_for(lambda: done == [1])
+    browser.click("p.acts button.act")
+    browser.sees(f"Release record {topic}[0] 0", "release: would 1", selector="#command")
+    browser.driver.find_element("id", "order-reason").send_keys("mended")
+    browser.click("#order-go")
+    browser.sees("done: released 1", selector="#command")
+    wait_for(lambda: done == [1, 0])
 
 
 def test_no_buttons_unless_commands_are_allowed(browser, kafka, page):

@@ -105,7 +105,7 @@ def test_a_run_that_does_not_answer_is_an_exit_1(members, capsys):
         deaf.listen(0)
         from weft.observe import local
 
-        before, local.ANSWER_S = local.ANSWER_S, 0.2
+        before, local.ANSWER_S = local.ANSWER_S, 3.0
         try:
             code, out, _ = called(capsys, "pause", *BECAUSE)
         finally:

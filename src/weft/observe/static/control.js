@@ -3,15 +3,24 @@
 import { h } from "./drawing.js";
 
 const $ = (id) => document.getElementById(id);
-const WORDS = { pause: "Pause", resume: "Resume", set: "Set" };
+const WORDS = {
+  pause: "Pause", resume: "Resume", set: "Set", hold: "Hold", release: "Release", retry: "Retry now", skip: "Skip",
+};
+// Commands with a time; what a record offers where it is.
+const TIMED = ["pause", "set", "hold"];
+const OFFERED = { parked: ["release", "skip"], on_hold: ["release", "skip"], retrying: ["retry", "skip"], ready: ["hold"] };
 const same = (one, other) => (one ?? null) === (other ?? null);
 let order = null;
 
-const about = ({ topic, handler }) => (topic ? `topic ${topic}` : handler ? `handler ${handler}` : "everything");
+function about({ topic, handler, key, records }) {
+  if (records) return `record ${topic}[${records[0][0]}] ${records[0][1]}`;
+  if (key !== undefined) return `key ${key} of ${topic}`;
+  return topic ? `topic ${topic}` : handler ? `handler ${handler}` : "everything";
+}
 
-function button(action, target) {
+function button(action, target, word = WORDS[action]) {
   return h("button", { type: "button", class: "act", "data-order": JSON.stringify({ action, ...target }) },
-    target.topic || target.handler ? WORDS[action] : `${WORDS[action]} everything`);
+    target.topic || target.handler ? word : `${word} everything`);
 }
 
 // Pause, or resume where a command has paused just this; nothing unless the server allows commands.
@@ -20,6 +29,18 @@ export function acts(look, target, more = []) {
   const paused = look.halts.some((halt) => halt.cause === "command"
     && same(halt.topic, target.topic) && same(halt.handler, target.handler));
   return h("span", { class: "acts" }, [paused ? "resume" : "pause", ...more].map((one) => button(one, target)));
+}
+
+// Of one record, and of its key; a key that is no text cannot be named here.
+export function recordActs(look, row) {
+  if (!look.control) return null;
+  const one = { topic: row.topic, records: [[row.partition, row.offset]] };
+  const offered = (OFFERED[row.place] || []).map((action) => button(action, one));
+  if (typeof row.key === "string" && !row.key.includes("\\")) {
+    const lane = { topic: row.topic, key: row.key };
+    offered.push(button("hold", lane, "Hold key"), button("release", lane, "Release key"));
+  }
+  return offered.length ? h("p", { class: "acts" }, offered) : null;
 }
 
 async function send(given) {
@@ -36,7 +57,7 @@ async function send(given) {
   return told;
 }
 
-const BAD = ["refused", "no answer"];
+const BAD = ["refused", "no answer"], AWAY = ["no answer", "not here"];
 
 // Each member's answer, and those that are known and did not give one.
 async function answers(given) {
@@ -48,7 +69,7 @@ async function answers(given) {
       { member, outcome: "no answer", detail: "it runs elsewhere: open its own page, or use the command there" }))];
     list.replaceChildren(...rows.map((one) => h("li", null, h("b", null, `${one.member}: `),
       h("span", { class: BAD.includes(one.outcome) ? "bad" : "" }, `${one.outcome}: ${one.detail}`))));
-    return rows.length > 0 && rows.every((one) => one.outcome !== "refused");
+    return rows.every((one) => one.outcome !== "refused") && rows.some((one) => !AWAY.includes(one.outcome));
   } catch (error) {
     list.replaceChildren(h("li", { class: "bad" }, error.message));
     return false;
@@ -75,7 +96,7 @@ export function open(target) {
   const set = order.action === "set";
   $("order-title").textContent = `${WORDS[order.action]} ${about(order)}`;
   $("order-settings").hidden = !set;
-  $("order-time").hidden = order.action === "resume";
+  $("order-time").hidden = !TIMED.includes(order.action);
   for (const id of ["order-reason", "order-concurrency", "order-rate"]) $(id).value = "";
   $("order-go").disabled = set;
   $("order-close").textContent = "Cancel";

@@ -1,6 +1,6 @@
 // What is shown: the group, a partition, a record. Each is made anew from what came, then merged in.
 
-import { acts } from "./control.js";
+import { acts, recordActs } from "./control.js";
 import { chart, clock, count, duration, h, ms, none, rate, spark, table } from "./drawing.js";
 
 export const PAGE = 50;
@@ -401,12 +401,12 @@ export function records(look, where) {
   const found = look.found || [];
   return [
     h("div", { class: "back" }, back, h("h1", null, title)),
-    found.length ? found.map(record) :
+    found.length ? found.map((row) => record(look, row)) :
       h("section", { class: "card" }, nothing("No record under this key is held now: all that was read is done.")),
   ];
 }
 
-function record(row) {
+function record(look, row) {
   const facts = [
     ["where", h("a", { href: partitionLink(row) }, named(row)), true],
     ["offset", h("a", { href: recordLink(row) }, count(row.offset)), true],
@@ -425,6 +425,7 @@ function record(row) {
   const story = row.story || [];
   return h("div", { class: "pair", "data-key": recordLink(row) },
     card("Record", h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
+      recordActs(look, row),
       row.last_error && h("pre", { tabindex: "0" }, errorText(row.last_error)),
       row.stack && row.stack.length ? [h("p", { class: "small quiet" }, "Where its call is, the innermost line last"),
         h("pre", { tabindex: "0" }, row.stack.join("\n"))] : null),

@@ -97,7 +97,8 @@ class Performer:
         action, reason = effect.command.action, effect.command.reason
         for row in effect.rows:
             event(_log, "info", "command", action=action, reason=reason, **row._asdict())
-        self._seat.answered(effect)
+        for listener in tuple(self._seat.answered):
+            listener(effect)
 
     def _note(self, effect: fx.Note) -> None:
         # Of records by the thousand, as those that are parked, one line in ten seconds.

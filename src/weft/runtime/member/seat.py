@@ -104,8 +104,8 @@ class Seat:
         self.partitions: dict[TopicPartition, Partition] = {}
         #: filled by the thread that starts the member, before any other runs; then any reads it
         self.executors: list[Executor] = []
-        #: called with each answer to a command, inside the door: it may not wait
-        self.answered: Callable[[fx.Answered], None] = lambda _answer: None
+        #: called with each answer to a command, inside the door: none may wait
+        self.answered: list[Callable[[fx.Answered], None]] = []
         #: set by the polling thread, last of all; any thread waits for it
         self.ended = threading.Event()
         #: any thread adds, the polling thread takes

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weft.core.events import Pause, Steering, Tuning
 from weft.core.states import InternalError
 from weft.errors import ConfigError
-from weft.observe.orders import SETTINGS, Answer, Order, what
+from weft.observe.orders import RECORD_ACTIONS, SETTINGS, Answer, Order, what
 from weft.observe.sentences import clock
 from weft.runtime.logs import event
+from weft.runtime.run.record_control import looked_at, obeyed_by, summary
 
 if TYPE_CHECKING:
     from weft.routing import Routes
@@ -71,20 +72,39 @@ class Control:
         """Do it, and answer when the engine has it."""
         shot = self._run.snapshot(worst=False)
         member = str(shot["app"]["member"])
+        try:
+            if order.action in RECORD_ACTIONS:  # not in the lock: its commit is waited for
+                answer = self._of_records(order, member)
+            else:
+                with self._lock:
+                    answer = Answer(member, *self._obeyed(order, shot["partitions"]))
+        except ConfigError as error:
+            answer = Answer(member, "refused", str(error))
         with self._lock:
-            try:
-                outcome, detail, until = self._obeyed(order, shot["partitions"])
-            except ConfigError as error:
-                outcome, detail, until = "refused", str(error), None
-            answer = Answer(member, outcome, detail, until)
-            self._log.append({"at": round(self._time(), 3), **order.row(), **answer.row()})
+            said = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
+            self._log.append({"at": round(self._time(), 3), **said})
         if not order.dry_run:
             event(
-                _log, "warning" if outcome == "refused" else "info", f"command {order.action}",
-                about=what(order), outcome=outcome, detail=detail, reason=order.reason,
-                claimed_by=order.claimed_by or "?", id=order.id,
+                _log, "warning" if answer.outcome == "refused" else "info",
+                f"command {order.action}", about=what(order), outcome=answer.outcome,
+                detail=answer.detail, reason=order.reason, claimed_by=order.claimed_by or "?",
+                id=order.id,
             )  # fmt: skip
         return answer
+
+    def _of_records(self, order: Order, name: str) -> Answer:
+        self._checked(order)
+        member = self._run.member
+        if member is None:
+            raise ConfigError("it is starting: ask again")
+        until = self._time() + order.for_s
+        try:
+            if order.dry_run:
+                return summary(name, order, looked_at(member, order, self._time()), None)
+            rows = obeyed_by(member, order, until, self._time())
+        except InternalError:
+            raise ConfigError("the engine has failed: this run is ending") from None
+        return summary(name, order, rows, until if order.action == "hold" else None)
 
     def look(self) -> None:
         """End what has expired."""

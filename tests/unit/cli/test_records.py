@@ -1,0 +1,149 @@
+"""`weft key`, `weft record`, `weft parked release|skip|export`: on runs by their sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.unit.cli.test_control import BECAUSE, Member, called, members
+from tests.unit.cli.test_parked import GROUP, TOPIC, kafka
+from tests.unit.observe.test_local import own_folder
+
+from weft.observe.orders import RECORDS_MAX, Answer
+
+__all__ = ["kafka", "members", "own_folder"]  # fixtures
+
+
+class Owner(Member):
+    """A run that owns these partitions of every topic."""
+
+    def __init__(self, name: str, *partitions: int) -> None:
+        super().__init__(name, GROUP)
+        self.owns = partitions
+
+    def control(self, order: Any) -> list[Answer]:
+        self.orders.append(order)
+        wanted = order.records or [(0, 17)]
+        rows = [
+            {
+                "topic": order.topic, "partition": one[0], "offset": one[1], "detail": "",
+                "outcome": "released" if one[0] in self.owns else "not here",
+            }
+            for one in wanted
+        ]  # fmt: skip
+        here = any(one["outcome"] == "released" for one in rows)
+        return [Answer(self.name, "done" if here else "not here", "as asked", None, rows)]
+
+
+def test_a_key_is_held_by_whoever_has_it(members, capsys):
+    """One owner is enough; where no member has it the exit code is 1."""
+    one, two = members(Owner("m1", 0), Owner("m2"))
+    words = ("key", "hold", "--topic", TOPIC, "--key", "cust-17", "--for", "2h", *BECAUSE)
+    code, _, err = called(capsys, *words)
+    assert (code, err) == (0, "")
+    order = one.orders[0]
+    assert (order.action, order.topic, order.key, order.for_s) == ("hold", TOPIC, "cust-17", 7200.0)
+    one.owns = ()
+    code, _, err = called(capsys, *words)
+    assert code == 1
+    assert err == (
+        "weft: no member that was reached has key cust-17: is its owner on another machine?\n"
+    )
+    assert len(two.orders) == 2
+
+
+def test_records_of_several_topics_are_one_command_each(members, capsys):
+    """Each record once; what no member has is named."""
+    (one,) = members(Owner("m1", 0))
+    code, _, err = called(
+        capsys, "record", "skip", "a:0:5", "b:0:1", "a:1:7", "a:0:5", *BECAUSE
+    )  # fmt: skip
+    assert code == 1
+    assert "no member that was reached has a:1:7:" in err
+    assert [(o.topic, list(o.records)) for o in one.orders] == [
+        ("a", [(0, 5), (1, 7)]), ("b", [(0, 1)]),
+    ]  # fmt: skip
+
+
+def test_parked_records_are_released(kafka, members, capsys):
+    """Those that the group's commits remember, and that the condition means."""
+    (one,) = members(Owner("m1", 0))
+    at = ("--group", GROUP, "--bootstrap-servers", kafka.bootstrap, *BECAUSE)
+    code, _, err = called(capsys, "parked", "release", *at)
+    assert (code, err) == (0, "")
+    assert list(one.orders[-1].records) == [(0, 5), (0, 8)]
+    code, _, err = called(capsys, "parked", "release", "--where", 'state == "held"', *at)
+    assert (code, list(one.orders[-1].records)) == (0, [(0, 8)])
+    code, _, _ = called(capsys, "parked", "skip", f"{TOPIC}:0:5", *at)
+    assert (one.orders[-1].action, list(one.orders[-1].records)) == ("skip", [(0, 5)])
+    before = len(one.orders)
+    code, out, _ = called(capsys, "parked", "release", "--where", 'key == "none"', *at)
+    assert (code, out) == (0, "0 records: nothing to do\n")
+    code, _, err = called(capsys, "parked", "skip", *at)
+    assert (code, "it cannot be undone" in err) == (2, True)
+    assert len(one.orders) == before
+
+
+@pytest.mark.parametrize("count", [RECORDS_MAX - 1, RECORDS_MAX, RECORDS_MAX + 1])
+def test_many_records_go_in_pieces(members, capsys, count):
+    """Of at most a thousand."""
+    (one,) = members(Owner("m1", 0))
+    words = [f"a:0:{offset}" for offset in range(count)]
+    assert called(capsys, "record", "retry", *words, *BECAUSE)[0] == 0
+    sizes = [len(order.records) for order in one.orders]
+    assert (sum(sizes), max(sizes)) == (count, min(count, RECORDS_MAX))
+
+
+def test_exports_are_lines_of_json(kafka, capsys):
+    """Text as it is, other bytes as base64; a record that is not there is one line."""
+    at = ("--group", GROUP, "--bootstrap-servers", kafka.bootstrap)
+    code, out, err = called(capsys, "parked", "export", *at)
+    assert (code, err) == (0, "")
+    first, second = map(json.loads, out.splitlines())
+    assert (first["offset"], first["key"], first["value"], first["attempts"]) == (5, "k1", "v5", 5)
+    assert first["headers"] == [{"name": "tenant", "value": "acme"}]
+    assert (second["offset"], second["held"]) == (8, True)
+    kafka.produce(TOPIC, b"\xff", None, partition=1)
+    code, out, err = called(capsys, "record", "export", f"{TOPIC}:1:12", *at)
+    assert code == 0, err
+    line = json.loads(out)
+    assert (line["key"], line["value_base64"]) == (None, "/w==")
+    code, _, err = called(capsys, "record", "export", f"{TOPIC}:1:99", *at)
+    assert (code, f"{TOPIC}:1:99 is not in its topic (any more)" in err) == (2, True)
+    code, _, err = called(capsys, "record", "export", f"{TOPIC}:7:0", *at)
+    assert (code, "has no partition 7" in err) == (2, True)
+    code, out, _ = called(capsys, "key", "export", "--topic", TOPIC, "--key", "k0", *at)
+    assert [json.loads(one)["offset"] for one in out.splitlines()] == [8]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("record", "skip", "orders:1", *BECAUSE), "write TOPIC:PARTITION:OFFSET"),
+        (("record", "retry", *BECAUSE), "Missing argument"),
+        (("key", "hold", "--key", "k", *BECAUSE), "Missing option '--topic'"),
+        (("key", "hold", "--topic", "t", "--key", "k"), "Missing option '--reason'"),
+        (("key", "hold", "--topic", "t", "--key", "k" * 17_000, *BECAUSE), "at most 16,384"),
+    ],
+)
+def test_bad_input_is_one_line(members, capsys, words, reason):
+    """Exit 2, and no member is asked."""
+    (one,) = members(Owner("m1"))
+    code, out, err = called(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+    assert not one.orders
+
+
+@pytest.mark.parametrize(
+    ("app", "name"),
+    [("key", one) for one in ("hold", "release", "retry", "skip", "export")]
+    + [("record", one) for one in ("retry", "skip", "export")]
+    + [("parked", one) for one in ("release", "skip", "export")],
+)
+def test_every_command_has_help_with_an_example(capsys, app, name):
+    """`--help` shows one call."""
+    code, out, _ = called(capsys, app, name, "--help")
+    assert code == 0
+    assert f"Example: weft {app} {name}" in out

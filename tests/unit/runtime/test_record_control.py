@@ -1,0 +1,129 @@
+"""Commands to keys and records of a run on the in-memory broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.runtime.test_control import LIMIT_S, until
+
+import weft
+from weft.observe.orders import Order
+from weft.runtime.run.record_control import summary
+from weft.testing import MemoryKafka
+
+
+class Started:
+    """An app that runs: values that begin with b fail until it is mended."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self.kafka, self.mended = kafka, False
+        self.done: list[str] = []
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+
+        @app.consume("t", retry=weft.Retry(attempts=2, delay_s=0.01))
+        def check(record: weft.Record[Any]) -> None:
+            value = record.value.decode()
+            if value.startswith("b") and not self.mended:
+                raise KeyError(value)
+            self.done.append(value)
+
+        self.app = app
+        self.run: Any = app.start()
+        until(lambda: app.snapshot()["partitions"])
+
+    def parked(self) -> int:
+        """How many are parked."""
+        return sum(row["parked"] for row in self.app.snapshot()["partitions"])
+
+    def obey(self, action: str, *offsets: int, **given: Any) -> Any:
+        """The answer of the member; the records are of partition 0."""
+        records = tuple((0, offset) for offset in offsets)
+        return self.run.control.obey(Order(action, "a test", "id", "t", records=records, **given))
+
+
+@pytest.fixture
+def started():
+    """One with two keys, the first record of each parked."""
+    with MemoryKafka() as kafka:
+        kafka.create_topic("t")
+        made = Started(kafka)
+        for value, key in (("b0", b"a"), ("b1", b"c"), ("2", b"a"), ("3", b"c")):
+            kafka.produce("t", value.encode(), key)
+        until(lambda: made.parked() == 2)
+        yield made
+        made.run.stop("now")
+        made.run.wait(LIMIT_S)
+
+
+def test_a_skip_is_answered_when_it_is_committed(started):
+    """The record is never handled, its lane continues; again it changes nothing."""
+    answer = started.obey("skip", 0)
+    assert (answer.outcome, answer.rows[0]["outcome"]) == ("done", "skipped")
+    committed = started.kafka.committed("g", "t")
+    assert committed is not None
+    assert committed.frontier >= 1
+    until(lambda: started.done == ["2"])
+    assert started.obey("skip", 0).outcome == "unchanged"
+
+
+def test_released_records_are_handled_in_key_order(started):
+    """Each with its attempts anew."""
+    started.mended = True
+    answer = started.obey("release", 0, 1)
+    assert answer.outcome == "done"
+    assert "released 2" in answer.detail
+    until(lambda: len(started.done) == 4)
+    assert [one for one in started.done if one in ("b0", "2")] == ["b0", "2"]
+
+
+def test_a_key_is_held_and_released(started):
+    """Also what comes later."""
+    answer = started.obey("hold", key="new", for_s=600.0)
+    assert answer.until is not None
+    started.kafka.produce("t", b"5", b"new")
+    started.kafka.produce("t", b"6", b"other")
+    until(lambda: "6" in started.done)
+    assert "5" not in started.done
+    assert started.obey("release", key="new").outcome == "done"
+    until(lambda: "5" in started.done)
+
+
+def test_a_dry_run_names_records_and_keys(started):
+    """And changes nothing."""
+    answer = started.obey("release", 0, dry_run=True)
+    assert answer.outcome == "would"
+    assert "t:0:0 would: parked, key a" in answer.detail
+    answer = started.obey("skip", key="c", dry_run=True)
+    assert "would 2" in answer.detail
+    assert started.parked() == 2
+
+
+def test_a_key_cannot_be_skipped_as_a_whole(started):
+    """The refusal names its first record."""
+    answer = started.obey("skip", key="a")
+    assert answer.outcome == "refused"
+    assert "t:0:0 refused" in answer.detail
+
+
+def test_what_is_not_there_is_reported(started):
+    """A partition of others, an offset to come, a topic that the app does not consume."""
+    control = started.run.control
+    away = control.obey(Order("skip", "r", "i", "t", records=((7, 0),)))
+    assert away.outcome == "not here"
+    assert started.obey("skip", 99).outcome == "refused"
+    other = control.obey(Order("hold", "r", "i", "u", key="k"))
+    assert (other.outcome, "topic 'u' has no handler" in other.detail) == ("refused", True)
+
+
+def test_many_rows_are_one_line():
+    """What went wrong first; the rest is counted."""
+    rows = [
+        {"topic": "t", "partition": 0, "offset": n, "outcome": "skipped", "detail": "r"}
+        for n in range(7)
+    ]
+    rows.append({**rows[0], "offset": 9, "outcome": "lost", "detail": "it went away"})
+    answer = summary("m", Order("skip", "r", "i", "t"), rows, None)
+    assert answer.outcome == "refused"
+    assert answer.detail.startswith("skipped 7, lost 1: t:0:9 lost: it went away; t:0:0 skipped")
+    assert answer.detail.endswith("and 3 more")
