@@ -182,7 +182,7 @@ def test_members_killed_between_the_steps(job, kafka_broker) -> None:
     for name in ("die-before", "die-between", "die-after"):
         (folder / name).touch()
     with run(folder) as fleet:
-        assert fleet.wait(200) == 0, fleet.text
+        assert fleet.wait(400) == 0, fleet.text
     assert sorted(path.name for path in folder.glob("died-*")) == [
         "died-after", "died-before", "died-between"
     ]  # fmt: skip
@@ -201,11 +201,11 @@ def test_a_driver_killed_and_started_again(job, kafka_broker, when) -> None:
         if not when:
             wait_until(lambda: len(rows(folder)) > 50, START_S, "the first rows")
             fleet.signal(signal.SIGKILL)
-        assert fleet.process.wait(200) == -signal.SIGKILL
+        assert fleet.process.wait(400) == -signal.SIGKILL
         before = len(rows(folder))
         (folder / "go").touch()
         with run(folder) as again:
-            assert again.wait(200) == 0, again.text
+            assert again.wait(400) == 0, again.text
     assert before < len(rows(folder))
     check_whole(folder, kafka_broker, topic, dead)
 
