@@ -16,7 +16,6 @@ from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the
 import weft
 from weft.account.account import Unread, take
 from weft.account.snapshot import snapshot
-from weft.core.events import Failed
 from weft.core.spec import HandlerSpec, Limits
 from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.observe import why as module
@@ -28,7 +27,6 @@ from weft.runtime.run import run_snapshot
 from weft.runtime.run.outside import RunSource
 from weft.runtime.run.run import Run
 from weft.testing import MemoryKafka
-from weft.types import ErrorInfo
 
 PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
 WAIT_S = 30.0
@@ -273,24 +271,6 @@ def test_what_the_first_line_counts_is_not_repeated(outage, stage):
     first = outage(stage=stage)
     told = why({**overview(stage.members()), "state": "running"})
     assert [one.about for one in told] == [first["about"]]
-
-
-def test_a_parked_record_is_tried_again_at_each_rebalance_and_that_is_reported(make_desk):  # noqa: F811  # the fixture
-    """What `why` has as its next step is what the engine does with the next assignment."""
-    desk = make_desk(HandlerSpec("check", retry=weft.Retry(attempts=1)))
-    (partition,) = desk.assign(0, topic="orders")
-    desk.poll(partition, 0, key=b"cust-17")
-    (work,) = desk.started()
-    desk.do("calls_ended", [], [Failed(work, ErrorInfo("ValueError", "no such customer"))])
-    shot = {"state": "running", **snapshot(take(desk.engine, desk.now))}
-    first = why(shot)[0]
-    assert first.about == "parked"
-    assert "a restart and each rebalance try it again" in first.next
-    desk.do("revoking", [partition])
-    desk.do("closed", [partition])
-    (partition,) = desk.assign(0, topic="orders")
-    desk.poll(partition, 0, key=b"cust-17")
-    assert [work.record.offset for work in desk.started()] == [0]
 
 
 def test_the_page_has_ten_outages():
