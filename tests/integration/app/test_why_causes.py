@@ -404,7 +404,7 @@ ROWS = (
     Row(retrying, "retrying", r"failed once: ValueError: no such customer; attempt 2 of 2 starts in",
         "fix the error"),
     Row(parked, "parked", r"is parked for [\d.]+ s, given up after one attempt: "
-        r"ValueError: no such customer", "fix the cause and restart"),
+        r"ValueError: no such customer", "fix the cause and release it"),
     Row(unfetched, "unfetched", r"is not done in the restored offset map, and not fetched again",
         "with the next fetches"),
     Row(not_read, "not_read", r"is in the log but not fetched yet: the consumer is at", "`buffers`"),

@@ -67,7 +67,7 @@ def test_what_to_do_stands_under_the_run(shot):
     """The first sentence of `weft why`, and its next step."""
     text = " ".join(told(of(shot, "m2", 3, bad=(1,))))
     assert "is parked" in text
-    assert "Next: fix the cause and restart" in text
+    assert "Next: fix the cause and release it" in text
 
 
 def test_a_long_topic_keeps_both_ends(shot):

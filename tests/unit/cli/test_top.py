@@ -119,7 +119,7 @@ def test_failures_and_help_stand_below(shot):
 def test_the_next_step_stands_under_the_worst_record(shot):
     """What to do is on the screen, not a command away."""
     _, text = piloted(lambda: [shot], [])
-    assert "Next: fix the cause and restart" in " ".join(text.split())
+    assert "Next: fix the cause and release it" in " ".join(text.split())
 
 
 def test_the_worst_partition_comes_first_and_the_order_changes(shot):
