@@ -10,6 +10,7 @@ from xdist.scheduler import LoadScheduling
 SHARING = (
     # the Spark session
     ("spark/test_fleet_secrets", "spark/test_fleet_session", "spark/test_process",
+     "spark/test_fleet_table.py::test_what_cannot_be",
      "spark/test_replay", "spark/test_sink", "spark/test_source"),
     # a broker that may be killed, one that refuses rights
     ("matrix", "test_admin", "app/test_seen", "app/test_why_causes", "delivery/test_refused_outputs",

@@ -426,9 +426,9 @@ ROWS = (
 )  # fmt: skip
 #: these freeze a broker, or write to it in transactions of others
 REAL = {marking, sending, committing, pending, outputs, membership, open_transaction}
-#: brought about by test_seen.py, tests/unit/observe/test_outages.py and
-#: tests/unit/runtime/test_unread.py
-ELSEWHERE = {"broker", "map", "refused", "start_unknown", "not_fetched"}
+#: brought about by test_seen.py, tests/unit/observe/test_outages.py, test_sentences.py,
+#: tests/unit/runtime/test_unread.py and test_control.py
+ELSEWHERE = {"broker", "map", "refused", "start_unknown", "not_fetched", "command", "on_hold"}
 _told: dict[str, Any] = {}
 
 
