@@ -44,7 +44,7 @@ def test_what_was_done_beyond_the_frontier_is_not_repeated(kafka):
     def make():
         app = kafka.app(group=group)
 
-        @app.consume(source, retry=weft.Retry(attempts=1))
+        @app.consume(source, retry=weft.Retry(attempts=1, remember=False))
         async def handler(record):
             calls.append(record.offset)
             if broken and record.offset in (2, 5):

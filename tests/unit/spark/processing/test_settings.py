@@ -82,7 +82,7 @@ def ledger_handler(record, tx):
         (declared(executor="processes", concurrency=2), {}, 'executor="processes"'),
         (declared(ledger_handler, ledger=weft.SqlLedger("sqlite:///x.db")), {}, "ledger"),
         (declared(delivery="at_most_once"), {}, "at_most_once"),
-        (plain, {"on_exhausted": weft.Park()}, "on_exhausted=Park()"),
+        (plain, {"on_exhausted": weft.Park()}, "on_exhausted=Park("),
         (plain, {"on_exhausted": None}, "on_exhausted=None"),
         (plain, {"concurrency": 0}, "concurrency=0: give a whole number from 1 to 1000"),
         (plain, {"concurrency": 1001}, "concurrency=1001"),
