@@ -15,12 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli import cluster
+from weft.cli.control import Runs
 from weft.cli.dlq_box import connected, cut, place_of, shown
 from weft.codec import Remembered
 from weft.dlq.letters import text_of
 from weft.errors import ConfigError
 from weft.kafka.group_rider import GroupRider, Kept, Part
 from weft.kafka.log_reader import Place
+from weft.observe import local
 from weft.observe.asking import question
 from weft.types import Record
 from weft.where import FIELDS, HEADER, Condition, Kind, Value, parse
@@ -36,10 +38,32 @@ KEPT_FIELDS: Mapping[str, Kind] = {
 
 app = typer.Typer(no_args_is_help=True)
 
-OfGroup = Annotated[str, typer.Option("--group", help="The consumer group.")]
+
+def _group_of(context: typer.Context, given: str) -> str:
+    """The group that is meant: without --group the one whose members run on this machine."""
+    if given or context.resilient_parsing:
+        return given
+    if not local.runs():
+        raise ConfigError("give --group NAME: no Weft app runs on this machine")
+    groups = {answer["group"] for _, _, answer in Runs(None, None, None).known(several=True)}
+    if len(groups) != 1:
+        raise ConfigError(
+            f"members of {len(groups)} groups run here: give --group, one of "
+            f"{', '.join(sorted(groups))}"
+        )
+    return str(groups.pop())
+
+
+OfGroup = Annotated[
+    str,
+    typer.Option(
+        "--group", callback=_group_of, show_default=False,
+        help="The consumer group; default: the one that runs on this machine.",
+    ),
+]  # fmt: skip
 OfPlace = Annotated[
     str | None,
-    typer.Argument(metavar="[TOPIC[:PARTITION[:OFFSET]]]", help="Only these records."),
+    typer.Argument(metavar="TOPIC[:PARTITION[:OFFSET]]", help="Only these records."),
 ]
 Where = Annotated[
     str | None,
@@ -61,7 +85,7 @@ def _parked() -> None:
 
 @app.command()
 def ls(
-    group: OfGroup,
+    group: OfGroup = "",
     place: OfPlace = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     where: Where = None,
@@ -92,7 +116,7 @@ def ls(
 @app.command()
 def show(
     record: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The record.")],
-    group: OfGroup,
+    group: OfGroup = "",
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     values: Annotated[
         bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")

@@ -162,8 +162,8 @@ def record_skip(
 
 @parked_app.command()
 def release(
-    group: OfGroup,
     reason: Reason,
+    group: OfGroup = "",
     place: OfPlace = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     where: Where = None,
@@ -188,8 +188,8 @@ def release(
 
 @parked_app.command()
 def skip(
-    group: OfGroup,
     reason: Reason,
+    group: OfGroup = "",
     place: OfPlace = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     where: Where = None,
@@ -214,7 +214,7 @@ def skip(
 
 @parked_app.command()
 def export(
-    group: OfGroup,
+    group: OfGroup = "",
     place: OfPlace = None,
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     where: Where = None,
@@ -239,7 +239,7 @@ def export(
 def key_export(
     topic: Topic,
     key: Key,
-    group: OfGroup,
+    group: OfGroup = "",
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
@@ -255,7 +255,7 @@ def key_export(
 @record_app.command("export")
 def record_export(
     records: Places,
-    group: OfGroup,
+    group: OfGroup = "",
     bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,32 @@ def test_bad_input_is_one_line(parked, words, reason):
     code, out, err = parked(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        (["billing"], None),
+        (["billing", "billing"], None),
+        ([], "give --group NAME: no Weft app runs on this machine"),
+        (["billing", "geo"], "members of 2 groups run here: give --group, one of billing, geo"),
+    ],
+)
+def test_without_a_group_it_is_the_one_that_runs_here(kafka, capsys, monkeypatch, groups, reason):
+    """Two groups or none: one line that says what to give."""
+    runs = [Path(f"/run/{number}.sock") for number in range(len(groups))]
+    monkeypatch.setattr("weft.observe.local.runs", lambda: runs)
+    monkeypatch.setattr(
+        "weft.observe.local.ask", lambda path, question: {"group": groups[runs.index(path)]}
+    )
+    capsys.readouterr()
+    code = command(["parked", "ls", "--json", "--bootstrap-servers", kafka.bootstrap])
+    out, err = capsys.readouterr()
+    if reason is None:
+        assert (code, [row["offset"] for row in json.loads(out)]) == (0, [5, 8])
+    else:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert reason in err
 
 
 def test_a_group_that_has_committed_nothing(parked):
