@@ -40,6 +40,7 @@ class Memory:
         kept = remembered if on else ()
         #: by offset: as it came with the commit, then the record
         self._known: dict[int, Remembered | Work] = {one.offset: one for one in kept}
+        #: these offsets; ascending while `_sorted`, else made anew by the next `entries`
         self._order = [one.offset for one in kept]
         self._sorted = True
         #: so many have not been fetched again
@@ -68,7 +69,7 @@ class Memory:
     def forget(self, offset: int) -> None:
         """It starts over in the next epoch."""
         if self._known.pop(offset, None) is not None:
-            self._order.remove(offset)
+            self._sorted = False  # not removed one by one: thousands are released at once
             self.changed = True
 
     def start_over(self, offset: int) -> bool:
@@ -95,7 +96,7 @@ class Memory:
         `position`: what is before it and was not fetched the log has no more.
         """
         if not self._sorted:
-            self._order.sort()
+            self._order = sorted(self._known)
             self._sorted = True
         found: list[Remembered] = []
         gone = 0

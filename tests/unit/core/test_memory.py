@@ -10,8 +10,9 @@ from weft.core import states
 from weft.core.events import Failed
 from weft.core.memory import ENTRIES_MAX, Memory
 from weft.core.spec import HandlerSpec, Limits
+from weft.core.work import Failure, SharedTexts, Work
 from weft.policies import DeadLetter, Park, Retry, Skip, Stop
-from weft.types import ErrorInfo
+from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo(
     "ValueError", "bad", 'Traceback:\n  File "app.py", line 3, in check\nValueError: bad'
@@ -220,3 +221,17 @@ def test_no_more_is_looked_at_than_a_commit_can_hold(count):
     """However many are remembered."""
     memory = Memory([Remembered(offset, 1) for offset in range(count)])
     assert len(memory.entries(0, (), 0.0, 0.0)) == min(count, ENTRIES_MAX)
+
+
+def test_what_is_forgotten_and_kept_again_is_there_once():
+    """Ascending, wherever it was before."""
+    memory = Memory([Remembered(offset, 1) for offset in range(4)])
+    assert memory.start_over(1)
+    assert memory.start_over(2)
+    assert not memory.start_over(2)
+    work = Work(Record("t", 0, 1, 0, None, b""), None, 1)
+    work.failure = Failure(SharedTexts())
+    work.failure.attempts = 2
+    memory.keep(work)
+    kept = memory.entries(0, (), 0.0, 0.0)
+    assert [(one.offset, one.attempts) for one in kept] == [(0, 1), (1, 2), (3, 1)]
