@@ -125,6 +125,7 @@ def test_a_users_own_logging_stays_his(kafka, start):
     assert "MINE shop paid" in lines
 
 
+@pytest.mark.long
 def test_a_killed_members_session_is_waited_for_aloud(kafka, start):
     """After kill -9, the next member says whom the group waits for, until it has a partition."""
     source, group = kafka.topic(), kafka.name("g")

@@ -61,6 +61,7 @@ def test_a_topic_is_paused_and_resumed_by_buttons(browser, kafka, commanded):
     wait_for(lambda: done == [0])
 
 
+@pytest.mark.long
 def test_concurrency_is_set_by_a_button(browser, commanded):
     """What the member refuses is shown in its words."""
     address, _, _ = commanded
