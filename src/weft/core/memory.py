@@ -40,7 +40,7 @@ class Memory:
         kept = remembered if on else ()
         #: by offset: as it came with the commit, then the record
         self._known: dict[int, Remembered | Work] = {one.offset: one for one in kept}
-        #: these offsets; ascending while `_sorted`, else made anew by the next `entries`
+        #: these offsets; ascending while `_sorted`, else sorted again by the next `entries`
         self._order = [one.offset for one in kept]
         self._sorted = True
         #: so many have not been fetched again
