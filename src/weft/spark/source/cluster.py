@@ -32,7 +32,6 @@ from weft.spark.source.codes import (
     MISSING,
     MISSING_TOPIC,
     NOT_READY,
-    OLD_EPOCH,
     UNREACHABLE,
 )
 from weft.spark.source.errors import SourceError
@@ -207,7 +206,7 @@ class Cluster:
                 if self._gives_up(error, attempt, away_s):
                     raise self._failed(error) from None
                 self._tell(error, away_s)
-                if not unreachable(error) and error.args[0].code() in OLD_EPOCH:
+                if not unreachable(error) and error.args[0].code() in NOT_READY:
                     self._hear_again()
             else:
                 self._answered = True

@@ -19,13 +19,14 @@ OFFSET_OUT_OF_RANGE: int = KafkaError.OFFSET_OUT_OF_RANGE
 DISCONNECTED = frozenset({TRANSPORT, ALL_BROKERS_DOWN})
 #: No broker answered all librdkafka's retries: another attempt only adds to the wait.
 UNREACHABLE = DISCONNECTED | {TIMED_OUT}
-#: A suspended broker was fenced meanwhile: its partitions have a new epoch now. librdkafka's
-#: admin client (2.16) uses the old one until it receives all topics again.
-OLD_EPOCH = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 #: The brokers are there again and not quite ready. `_NOENT` is what a question to the leaders ends
-#: with where the brokers name none, or name none in time.
-NOT_READY = OLD_EPOCH | frozenset(
+#: with where the brokers name none, or name none in time. A suspended broker was fenced meanwhile:
+#: its partitions have a new epoch now. librdkafka's admin client (2.16) uses the leaders and epochs
+#: it knows until it receives all topics again.
+NOT_READY = frozenset(
     {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError._NOENT,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,

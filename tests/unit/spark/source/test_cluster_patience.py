@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from weft.spark.source.cluster import is_final, may_come_back, offset_of
+from weft.spark.source.cluster import Cluster, is_final, may_come_back, offset_of
+from weft.spark.source.options import source_options
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,22 @@ def test_a_leader_that_did_not_answer_is_no_offset():
     assert (offset_of(0), offset_of(-1)) == (0, -1)  # -1: nothing is that late
     with pytest.raises(TimeoutError, match="did not answer"):
         offset_of(OFFSET_INVALID)
+
+
+@pytest.mark.parametrize("code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH])
+def test_leaders_that_are_not_known_are_looked_up_again(monkeypatch, code):
+    """The admin client keeps the leaders it knows: after an outage it found none for 150 s."""
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+    cluster = Cluster(source_options(given))
+    answers = iter([KafkaException(KafkaError(code)), 5])
+    heard = []
+    monkeypatch.setattr(cluster, "retry_pause", lambda: None)
+    monkeypatch.setattr(cluster, "_hear_again", lambda: heard.append(code))
+
+    def question():
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    cluster._answered = True
+    assert (cluster._asked(question), heard) == (5, [code])
