@@ -106,7 +106,9 @@ def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
         **more: Any,
     ) -> None:
         # A producer of its own each time: it must know partitions that were added just now.
-        producer = Producer({"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0})
+        config = {"bootstrap.servers": kafka_broker.bootstrap, "linger.ms": 0}
+        # Idempotent: a broker that is fenced refuses what it has written, and it is sent again.
+        producer = Producer({**config, "enable.idempotence": True})
         # A broker that is behind names fewer, and then the client refuses what goes to the others.
         assert wait_until(lambda: partition in named_partitions(producer, topic), 60)
         failed: list[str] = []

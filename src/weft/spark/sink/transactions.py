@@ -354,9 +354,9 @@ class Client:
 
     def _partitions(self, topic: str) -> list[Place]:
         """None where the topic does not exist, nor comes from being asked for."""
-        ask = self._sending.producer if self._sending else self._admin()
 
         def asked(timeout_s: float) -> list[Place]:
+            ask = self._sending.producer if self._sending else self._admin()
             found = ask.list_topics(topic, timeout_s).topics[topic]
             if found.error is not None and found.error.code() not in MISSING_TOPIC:
                 raise KafkaException(found.error)
@@ -423,6 +423,7 @@ class Client:
             except (KafkaException, TimeoutError) as error:
                 if time.monotonic() > deadline or not _may_help(error):
                     raise self._failed(error) from None
+            self._kept_admin = None  # librdkafka's keeps the leaders it knows (`codes.NOT_READY`)
             time.sleep(PAUSE_S)
 
     def _failed(self, error: Exception) -> SinkError:

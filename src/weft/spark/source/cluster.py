@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -215,8 +214,12 @@ class Cluster:
         raise AssertionError("the last attempt returns or raises")
 
     def _hear_again(self) -> None:
-        with suppress(KafkaException):  # the question is asked again in any case
+        try:
             self._admin.list_topics(timeout=self._timeout_s)
+        except KafkaException:
+            # It knows no broker: the only one named none while it was fenced. librdkafka (2.16)
+            # stays so for minutes; a new client asks `bootstrap.servers`.
+            self._admin = admin_client(self._kafka, self._on_error)
 
     def _gives_up(self, error: Exception, attempt: int, away_s: float) -> bool:
         if self._answered and away_s < self._reconnect_s and not is_final(error):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from weft.spark.sink import plain
+from weft.spark.sink import plain, transactions
 from weft.spark.sink.columns import Rows
 from weft.spark.sink.options import sink_options
 from weft.spark.sink.plain import POLL_EVERY_ROWS, Sending
+from weft.spark.sink.protocol import Task
 
 
 class FakeProducer:
@@ -66,3 +68,20 @@ def test_a_full_queue_neither_loses_nor_repeats_a_row(sending, room):
     one = sending(room)
     one.send(rows(2_500))
     assert one.producer.taken == [b"%d" % number for number in range(2_500)]
+
+
+def test_another_attempt_asks_with_a_new_client(monkeypatch):
+    """An admin client keeps the leaders it knows, and after an outage found none for minutes."""
+    monkeypatch.setattr(transactions, "PAUSE_S", 0.0)
+    options = sink_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
+    client = transactions.Client(options, "q", Task(0, 0, None))
+    asked: list[Any] = []
+
+    def step(_timeout_s: float) -> int:
+        asked.append(client._admin())
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError._NOENT))
+        return 5
+
+    assert client._again(step) == 5
+    assert asked[0] is not asked[1]

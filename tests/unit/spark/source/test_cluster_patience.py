@@ -60,3 +60,12 @@ def test_leaders_that_are_not_known_are_looked_up_again(monkeypatch, code):
 
     cluster._answered = True
     assert (cluster._asked(question), heard) == (5, [code])
+
+
+def test_a_client_that_knows_no_broker_is_replaced(monkeypatch):
+    """A broker that is fenced names no broker, and the client that heard it asked nobody for minutes."""
+    cluster = Cluster(source_options({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}))
+    former = cluster._admin
+    monkeypatch.setattr(cluster, "_timeout_s", 0.01)
+    cluster._hear_again()
+    assert cluster._admin is not former
