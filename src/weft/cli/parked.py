@@ -43,15 +43,10 @@ def _group_of(context: typer.Context, given: str) -> str:
     """The group that is meant: without --group the one whose members run on this machine."""
     if given or context.resilient_parsing:
         return given
-    if not local.runs():
+    found = Runs(None, None, None).known() if local.runs() else []
+    if not found:
         raise ConfigError("give --group NAME: no Weft app runs on this machine")
-    groups = {answer["group"] for _, _, answer in Runs(None, None, None).known(several=True)}
-    if len(groups) != 1:
-        raise ConfigError(
-            f"members of {len(groups)} groups run here: give --group, one of "
-            f"{', '.join(sorted(groups))}"
-        )
-    return str(groups.pop())
+    return str(found[0][2]["group"])
 
 
 OfGroup = Annotated[
