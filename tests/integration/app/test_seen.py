@@ -14,6 +14,8 @@ from tests.support.command import weft as cli
 
 import weft
 
+pytestmark = pytest.mark.push
+
 
 @pytest.fixture(autouse=True)
 def own_sockets(tmp_path, monkeypatch):

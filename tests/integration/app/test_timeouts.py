@@ -11,6 +11,8 @@ from tests.integration.app.conftest import wait_for
 
 import weft
 
+pytestmark = pytest.mark.push
+
 
 def test_an_async_attempt_is_cancelled_and_failed(kafka):
     """The handler sees its cancellation; the next attempt comes in time."""

@@ -27,6 +27,8 @@ from weft.account.account import HALTS, PLACES
 from weft.broker import LocalBroker
 from weft.cli import main
 
+pytestmark = pytest.mark.push
+
 WAIT_S = 60.0
 #: more than one poll brings
 MANY = 12_000

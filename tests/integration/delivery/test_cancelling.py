@@ -16,6 +16,8 @@ from tests.integration.delivery.test_batches import keyed
 
 import weft
 
+pytestmark = pytest.mark.push
+
 REVOKE_S = 6.0  # in it half a batch is acknowledged, on a busy machine too
 
 

@@ -15,6 +15,8 @@ from tests.integration.delivery.test_batches import InOrder, keyed
 
 import weft
 
+pytestmark = pytest.mark.push
+
 COUNT = 400
 
 

@@ -21,6 +21,8 @@ import weft
 from weft.decoding import Undecodable, decoding_of
 from weft.testing import run
 
+pytestmark = pytest.mark.push
+
 fastavro = pytest.importorskip("fastavro", reason="needs weft[schema]")
 
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "n", "type": "int"}]}

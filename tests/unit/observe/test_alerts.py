@@ -30,6 +30,8 @@ from weft.observe.metrics import exposed
 from weft.runtime.member import member as members
 from weft.testing import MemoryKafka, VirtualClock
 
+pytestmark = pytest.mark.push
+
 RULES_FILE = Path(__file__).parents[3] / "ops" / "prometheus" / "weft-alerts.yml"
 RULES = [
     rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]
