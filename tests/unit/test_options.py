@@ -221,3 +221,9 @@ def test_an_object_that_is_an_async_generator_is_refused():
 
     with pytest.raises(weft.ConfigError, match="async generator"):
         app().consume("t")(Yields())
+
+
+def test_a_ledger_handler_without_the_transaction_is_refused():
+    """The line shows how it is written."""
+    with pytest.raises(weft.ConfigError, match=r"must take 2 arguments: def .*\(record, tx\)"):
+        app().consume("t", ledger=weft.SqlLedger("sqlite:///l.db"))(lambda record: None)

@@ -131,6 +131,12 @@ def total(rows: Iterable[Mapping[str, Any]], name: str) -> int | None:
     return sum(known) if known or not values else None
 
 
+def is_away(snapshot: Mapping[str, Any]) -> bool:
+    """Whether no broker answers this member: without partitions, what remains is unknown."""
+    causes = {halt["cause"] for halt in snapshot.get("halts", ())}
+    return not causes.isdisjoint(("broker", "refused"))
+
+
 def frontier_of(part: Part) -> int:
     """The lowest offset that is not done."""
     if not part.works:

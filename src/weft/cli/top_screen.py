@@ -29,9 +29,11 @@ from weft.observe.overview import ORDERS, overview
 from weft.observe.why import why
 
 HISTORY_MAX = 120
+#: innermost lines of a hanging call's stack that fit below
+STACK_LINES = 6
 HELP = (
     "Enter open or close · / filter · > next order · [ ] page · Space freeze\n"
-    "b blocking records · f failures · q quit\n"
+    "b blocking records · s stack · f failures · q quit\n"
     "left: true lag (end - frontier - done beyond) · map: how full the offset map is\n"
     "past: keys that wait for room in it · run, retry, park: records in that state"
 )
@@ -62,6 +64,7 @@ class Top(App[None]):
         Binding("right_square_bracket,n", "page(1)", "Next", key_display="]"),
         Binding("left_square_bracket,p", "page(-1)", "Back", key_display="["),
         Binding("b", "below('blockers')", "Blocking"),
+        Binding("s", "below('stack')", "Stack", show=False),
         Binding("f", "below('failures')", "Failures"),
         Binding("space", "hold", "Freeze"),
         Binding("question_mark,h,f1", "below('help')", "Help", key_display="?"),
@@ -222,7 +225,11 @@ class Top(App[None]):
                 where = f"{example['topic']}[{example['partition']}] {example['offset']}"
                 text.append(f" {row['handler']}, last {where}: {example['message']}\n")
             return text or Text("No attempt has failed.")
-        for one in why({**self._view, "state": self._state}):
+        found = why({**self._view, "state": self._state})
+        if self._below == "stack":
+            stack: Sequence[str] = next((one.stack for one in found if one.stack), ())
+            return Text("\n".join(stack[-STACK_LINES:]) or "No call hangs.")
+        for one in found:
             if not text and one.next:
                 text.append(f"{one.text}\n", "bold")
                 text.append(f"  Next: {one.next}\n", "cyan")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from weft.account.snapshot import total
+from weft.account.snapshot import is_away, total
 
 Row = Mapping[str, Any]
 
@@ -49,9 +49,10 @@ def _app(shot: Row, field: str) -> Any:
 def totals(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
     """Sums over the whole group."""
     left = ("remaining", "lag", "done_beyond")
+    unknown = not parts and any(is_away(shot) for shot in shots if not shot.get("silent_s"))
     ages = [part["oldest_age_s"] for part in parts if part["oldest_age_s"] is not None]
     return {
-        **{name: total(parts, name) for name in left},
+        **{name: None if unknown else total(parts, name) for name in left},
         "unread": sum(bool(part.get("place")) for part in parts),
         **held(parts),
         "remaining_is_bound": any(part["remaining_is_bound"] for part in parts),
@@ -101,7 +102,8 @@ SUMS = ("partitions", "remaining", "in_flight", "rate_per_s")
 
 def _sums(shot: Row) -> dict[str, float | None]:
     rows = shot["partitions"]
-    left, running = (total(rows, name) for name in ("remaining", "in_flight"))
+    left = None if not rows and is_away(shot) else total(rows, "remaining")
+    running = total(rows, "in_flight")
     return dict(zip(SUMS, (len(rows), left, running, round(_rate(shot), 1)), strict=True))
 
 

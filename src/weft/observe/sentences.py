@@ -135,9 +135,13 @@ def _retrying(row: Row, member: str) -> tuple[str, str]:
 
 def _parked(row: Row, member: str) -> tuple[str, str]:
     text = f"is parked{_for(row)}, given up after {attempts(row['attempts'])}{_error(row)}"
+    command = ""
+    if "topic" in row:
+        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        command = f": `weft record retry {place} --reason TEXT`"
     return text, (
-        "fix the cause and release it; Park(release_after_s=...) releases parked records after a "
-        "time, DeadLetter and Skip park none"
+        f"fix the cause and release it{command}; Park(release_after_s=...) releases parked records "
+        "after a time, DeadLetter and Skip park none"
     )
 
 
@@ -174,7 +178,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     ),
     "held": lambda row, member: (
         "waits for a call of an earlier assignment that still runs in its lane",
-        "wait for that call; timeout_s or a restart ends it",
+        "wait for that call; a restart of this member ends it",
     ),
     "marking": lambda row, member: (
         f"waits{_for(row)} for its started-mark to be committed (at_most_once)",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weft.cli.run import table_of
+from weft.cli.run import patience_of, table_of
 from weft.errors import ConfigError
 from weft.spark.table import DeltaTable, IcebergTable
 
@@ -58,3 +58,11 @@ def test_a_table_is_for_fleets(tmp_path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.strip().endswith('sink requires engine="spark": omit it')
+
+
+def test_how_long_a_start_waits():
+    """Seconds above 0, or `none` for ever."""
+    assert (patience_of("none"), patience_of("40")) == (None, 40.0)
+    for wrong in ("0", "-1", "x", "nan", ""):
+        with pytest.raises(ConfigError, match="give seconds above 0, or none"):
+            patience_of(wrong)

@@ -78,7 +78,9 @@ async def until(pilot, true):
 
 def test_it_fits_80_by_24(shot):
     """Group, sparklines, handlers, partitions, the record that holds up, and the keys are there."""
-    _, text = piloted(lambda: [shot], [])
+    scrolls: list[int] = []
+    _, text = piloted(lambda: [shot], [], [lambda top: scrolls.append(top._table().max_scroll_x)])
+    assert scrolls == [0]
     rows = text.split("\n")
     assert (len(rows), {len(row) for row in rows}) == (24, {80})
     for word in (
@@ -242,3 +244,13 @@ def test_numbers_are_short():
     ]  # fmt: skip
     assert (age(None), age(3), age(36_000), number(None)) == ("-", "3.0 s", "10 h", "-")
     assert (middle("abcdefgh", 6), middle("abcd", 4)) == ("a…efgh", "abcd")
+
+
+def test_the_stack_of_a_hanging_call_is_a_key_away(shot):
+    """Its last lines; without such a call it says so."""
+    _, text = piloted(lambda: [shot], ["s"])
+    assert "No call hangs." in text
+    stack = [f"shop.py:{n} check: client.get()" for n in range(1, 10)]
+    row = {**shot["blockers"][0], "place": "running", "for_s": 90.0, "stack": stack}
+    _, text = piloted(lambda: [{**shot, "blockers": [row]}], ["s"])
+    assert ("shop.py:9" in text, "shop.py:4" in text, "shop.py:3" in text) == (True, True, False)

@@ -318,3 +318,13 @@ def test_only_our_group_is_read():
     assert wanted(key_of("g", "m1"))
     assert not wanted(key_of("g2", "m1"))
     assert not wanted(key_of("other", "g"))
+
+
+@pytest.mark.parametrize("cause", ["broker", "refused"])
+def test_what_remains_is_unknown_while_no_broker_answers(cause):
+    """After its session a member has no partitions: that is no 0."""
+    away = {**shot("m1", []), "halts": [{"cause": cause, "for_s": 60.0}]}
+    seen = overview([away])
+    assert (seen["totals"]["remaining"], seen["members"][0]["remaining"]) == (None, None)
+    seen = overview([{**away, "halts": [{"cause": "unassigned"}]}])
+    assert (seen["totals"]["remaining"], seen["members"][0]["remaining"]) == (0, 0)

@@ -89,3 +89,11 @@ def test_every_alert_reports_what_to_do():
 def test_promtool_accepts_the_alerts():
     """Prometheus' own checker has nothing to say."""
     subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True, timeout=60)
+
+
+def test_parked_records_are_released_not_restarted():
+    """A restart releases none of them: neither text asks for one."""
+    (rule,) = [rule for rule in rules() if rule.get("alert") == "WeftParked"]
+    (panel,) = [one for one in DASHBOARD["panels"] if "Given up" in one.get("description", "")]
+    assert "weft parked release" in rule["annotations"]["description"]
+    assert "for a restart" not in panel["description"]

@@ -243,7 +243,7 @@ def rows() -> dict[str, tuple[str, str]]:
 
 def spawns(outage: Callable[..., Any]) -> Any:
     """A case; one that starts a process takes as long as the machine does for that."""
-    marks = [pytest.mark.long] if outage is hung_processes else []
+    marks = [pytest.mark.push] if outage is hung_processes else []
     return pytest.param(outage, marks=marks, id=outage.__name__)
 
 

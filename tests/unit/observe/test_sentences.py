@@ -228,3 +228,47 @@ def test_a_topic_of_ten_thousand_partitions_is_answered_immediately():
     told = why(shot(halts=halts, partitions=rows), "orders")
     assert len(told) == 20_000
     assert time.process_time() - began < 10  # a tenth of a second; it was minutes
+
+
+def test_a_parked_record_is_released_by_a_command_to_copy():
+    """The record is named in it; of one that is behind another no place is known here."""
+    parked = record("parked", attempts=5)
+    assert "`weft record retry orders:3:10412 --reason TEXT`" in record_sentence(parked).next
+    assert "`" not in RECORD_IN["parked"]({"attempts": 5, "for_s": 1.0}, "")[1]
+
+
+def test_of_several_causes_the_first_is_named_and_its_consequences_last():
+    """A broker that is away fills the buffers and the slots; the lines about those say so."""
+    halts = [
+        {"cause": "slots", "handler": "check"},
+        {"cause": "buffers", "topic": "orders", "partition": 3},
+        {"cause": "map", "topic": "orders", "partition": 3, "waiting": 7, "frontier": 10_412,
+         "for_s": 312.0},
+        {"cause": "not_begun", "handler": "check", "for_s": 14.0, "calls": 4},
+        {"cause": "unassigned"},
+        {"cause": "broker", "for_s": 12.0},
+    ]  # fmt: skip
+    told = why(shot(record(), halts=halts))
+    assert [one.about for one in told] == ["broker", "not_begun", "map", "buffers", "slots"]
+    assert {one.next for one in told[3:]} == {"a consequence of the first line, or temporary"}
+
+
+THREAD = "a thread cannot be cancelled"
+ENDS = {
+    ("async", None): "timeout_s on @app.consume would end it; none is set",
+    ("async", 400.0): "its timeout_s=400 ends it",
+    ("async", 5.0): "timeout_s=5 cancelled it but it continues",
+    ("processes", None): "timeout_s on @app.consume would end the worker process; none is set",
+    ("processes", 400.0): "its timeout_s=400 ends it",
+    ("processes", 5.0): "its timeout_s=5 ends it",
+    ("threads", None): f"{THREAD}: set a time-out on what it waits for",
+    ("threads", 400.0): f"{THREAD}; past timeout_s=400 it counts as overdue and fails",
+    ("threads", 5.0): f"{THREAD}, so timeout_s=5 only counts it as overdue",
+}
+
+
+@pytest.mark.parametrize(("kind", "timeout_s"), ENDS)
+def test_what_ends_a_call_depends_on_the_executor(kind, timeout_s):
+    """Without a limit, within it and past it."""
+    row = record("running", executor=kind, timeout_s=timeout_s)
+    assert record_sentence(row).next.startswith(ENDS[kind, timeout_s])

@@ -86,3 +86,10 @@ def test_without_a_terminal_a_line_a_minute_is_logged(caplog, monkeypatch):
     with ProgressLine(lambda: SNAPSHOT, Console(file=io.StringIO())):
         assert logged.wait(20)
     assert (seen[0]["remaining"], seen[0]["state"]) == (1_007, "running")
+
+
+def test_without_a_broker_what_remains_is_unknown():
+    """After its session a member has no partitions: that is no 0."""
+    away = {**SNAPSHOT, "partitions": [], "halts": [{"cause": "broker"}]}
+    assert "remaining 0" not in line_of(away)
+    assert "remaining 0" in line_of({**away, "halts": []})

@@ -476,3 +476,15 @@ def test_a_look_is_quiet_where_nothing_has_happened():
     telling.say("info", "something")
     watch.look(None)
     assert [*quiet, watch.quiet] == [True, False, True, False]
+
+
+def test_a_thread_past_its_time_out_is_logged_with_a_cure():
+    """`timeout_s` does not end it: the line says what does."""
+    member = Member(HandlerSpec("h", timeout_s=5.0))
+    member.calls("threads")
+    member.poll()
+    watched = Watching(member, "g", None)
+    member.time = 31.0
+    look_at_records(member, watched)
+    (line,) = member.telling._lines
+    assert "set a time-out" in line.fields["next"]

@@ -71,7 +71,10 @@ function cure(one) {
   if (one.command) return one.command;
   const given = /`([^`]+)`|(weft (?:why|status|lag) [\w.:-]+[\w])/.exec(one.next || "");
   const where = spoken(one);
-  if (given && !(given[2] || "").includes("TOPIC")) return given[1] || `${given[2]} --url ${location.origin}`;
+  if (given && !(given[2] || "").includes("TOPIC")) {
+    const typed = given[1] || given[2];
+    return typed.startsWith("weft ") ? `${typed} --url ${location.origin}` : typed;
+  }
   if (!where || one.about === "healthy") return null;
   const at = where.offset === undefined ? "" : `:${where.offset}`;
   return `weft why ${where.topic}:${where.partition}${at} --url ${location.origin}`;
@@ -81,7 +84,7 @@ function cure(one) {
 function kinds(sentences) {
   const found = new Map();
   for (const one of sentences) {
-    const kind = `${one.about} ${one.next} ${one.text.replace(/\(key [^)]*\)|\[\d+\]|[\d.,]+/g, "")}`;
+    const kind = `${one.about} ${one.next} ${one.text}`.replace(/\(key [^)]*\)|\[\d+\]|[\d.,]+/g, "");
     if (found.has(kind)) found.get(kind).alike.push(one);
     else found.set(kind, { ...one, alike: [] });
   }

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from weft import guard
-from weft.account.snapshot import total
+from weft.account.snapshot import is_away, total
 from weft.errors import NotStarted
 from weft.runtime.logs import event
 
@@ -80,12 +80,13 @@ def line_of(snapshot: dict[str, Any]) -> str:
 def counts_of(snapshot: dict[str, Any]) -> dict[str, Any]:
     """The state, and sums over partitions and handlers."""
     partitions, handlers = snapshot["partitions"], snapshot["handlers"].values()
+    unknown = not partitions and is_away(snapshot)
     return {
         "state": snapshot["state"],
         "rate_per_s": round(sum(row.get("rate_per_s", 0.0) for row in handlers), 1),
         "partitions": len(partitions),
-        "remaining": total(partitions, "remaining"),
-        "lag": total(partitions, "lag"),
+        "remaining": None if unknown else total(partitions, "remaining"),
+        "lag": None if unknown else total(partitions, "lag"),
         "in_flight": sum(row["in_flight"] for row in handlers),
         "retrying": sum(row["retrying"] for row in partitions),
         "parked": sum(row["parked"] for row in partitions),

@@ -377,7 +377,8 @@ class Watching:
         where = (work.partition.topic, work.partition.number, work.record.offset)
         handler = work.partition.handler
         kind = self._member.config.plans[handler.index].kind
-        fix = {} if spec.timeout_s is not None else {"next": LONG_FIX[kind]}
+        no_limit = spec.timeout_s is None or kind == "threads"  # which no time-out ends
+        fix = {"next": LONG_FIX[kind]} if no_limit else {}
         if waits := handler.waits(work):
             fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
         others = {"more_such_calls": str(more)} if more else {}
