@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from weft.kafka.ports import CommitAnswer, KafkaUnavailable, LoginRefused, Polle
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
+from weft.runtime.member.member import Member as MemberOfRun
 from weft.runtime.member.telling import Telling
 from weft.runtime.run import watching
 from weft.runtime.run.watching import (
@@ -488,3 +490,17 @@ def test_a_thread_past_its_time_out_is_logged_with_a_cure():
     look_at_records(member, watched)
     (line,) = member.telling._lines
     assert "set a time-out" in line.fields["next"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "asked"), [(["^o.*", "orders"], [("orders", 0)]), (["^o.*"], [])]
+)
+def test_a_member_in_reserve_asks_for_a_topic_of_its_own(topics, asked):
+    """One admin client that hangs is no outage for it either; of a pattern no topic is known."""
+    questions = []
+    consumer = SimpleNamespace(committed=lambda where, timeout_s: questions.extend(where))
+    member = SimpleNamespace(
+        partitions={}, ended=threading.Event(), config=SimpleNamespace(topics=topics),
+        seat=SimpleNamespace(consumer=consumer),
+    )  # fmt: skip
+    assert (MemberOfRun.answers(member, 1.0), questions) == (bool(asked), asked)

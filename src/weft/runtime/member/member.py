@@ -137,7 +137,8 @@ class Member:
 
     def answers(self, timeout_s: float) -> bool:
         """Whether a broker answers our own client. Any thread."""
-        where = next(iter(self.partitions), None)
+        named = ((topic, 0) for topic in self.config.topics if not topic.startswith("^"))
+        where = next(iter(self.partitions), None) or next(named, None)  # a member in reserve
         if where is None or self.ended.is_set():
             return False
         try:
