@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulators.core import deciding
 from simulators.core.actions import ERROR, Shared
 from simulators.core.dice import Dice
 from simulators.core.member import Member
@@ -24,7 +25,8 @@ VERDICTS: dict[str, Verdict] = {
 
 
 def settle(world: World, member: Member, dice: Dice, *, every: bool = False) -> None:
-    """The broker answers for some of the produced outputs, in any order."""
+    """The broker answers for some of the produced outputs, in any order; so do functions."""
+    deciding.answer(world, member, dice, every=every)
     answers = []
     shared: dict[int, bool] = {}
     for pair in list(member.sends):

@@ -166,6 +166,14 @@ def _all_works(state: EngineState, handler: Handler) -> Iterator[Work]:
 
 def _check_retries(state: EngineState) -> None:
     waiting = sum(partition.retrying for partition in state.partitions.values())
+    works = [work for handler in state.handlers for work in _all_works(state, handler)]
+    waiting -= sum(  # for an answer, not for a time
+        work.state == states.RETRYING
+        and work.failure is not None
+        and work.failure.asked
+        and not work.failure.held
+        for work in works
+    )
     scheduled = state.retries.waiting()
     _need(scheduled == waiting, state.retries, f"{scheduled} scheduled, {waiting} retrying")
     _need(len(state.retries) <= 2 * waiting + 64, state.retries, "keeps what is long gone")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weft.codec import decode
 from weft.core.partition import Partition
 from weft.core.spec import KEY, PARTITION, HandlerSpec
+from weft.policies import Retry
 from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition
 
@@ -112,6 +113,11 @@ class Life:
         self.parked: dict[int, float] = {}
         #: by a command or what was remembered: as done without handling
         self.given_up: set[int] = set()
+        #: exhausted, and the function that is `on_exhausted` has not returned
+        self.asked: set[int] = set()
+        #: it returned these; and how often
+        self.policies: dict[int, Retry] = {}
+        self.retries: Counter[int] = Counter()
         #: came with all attempts used up
         self.came_spent: set[int] = set()
         #: records, and lanes, that are held until then

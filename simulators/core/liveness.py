@@ -93,6 +93,8 @@ def _starts_in_time(world: World, member: Member, life: Life) -> None:
             continue
         if offset in life.passed or offset in life.parked or offset in life.known:
             continue
+        if offset in life.asked:
+            continue
         if offset in life.claimable or offset in life.dead_letters or offset in life.given_up:
             continue
         lane = life.source.lane(offset)

@@ -80,6 +80,8 @@ class Member:
         self.paused: set[Partition] = set()
         self.calls: list[Call] = []
         self.sends: list[tuple[Work, Any]] = []
+        #: functions as `on_exhausted` that were called and have not returned
+        self.questions: list[fx.AskExhausted] = []
         #: of these, those that the broker answers for later -> when
         self.late: dict[Work, float] = {}
         self.requests: list[Request] = []
@@ -180,6 +182,12 @@ class Member:
     def _send_dead_letter(self, effect: fx.SendDeadLetter) -> None:
         self.oracle.sending(effect.work, dead_letter=True)
         self.sends.append((effect.work, None))
+
+    def _ask(self, effect: fx.AskExhausted) -> None:
+        life, offset = self.oracle.lives[effect.work.partition], effect.work.record.offset
+        known = life.state == "closed" or offset in life.asked
+        require(known, "S12", f"{effect.work!r} is asked for and not exhausted")
+        self.questions.append(effect)
 
     def _commit(self, effect: fx.CommitOffsets) -> None:
         waiting = {
@@ -407,6 +415,7 @@ _DOES: dict[type[Any], str] = {
     fx.Cancel: "_cancel",
     fx.Send: "_send",
     fx.SendDeadLetter: "_send_dead_letter",
+    fx.AskExhausted: "_ask",
     fx.CommitOffsets: "_commit",
     fx.Transact: "_transact",
     fx.ReadCommitted: "_read",

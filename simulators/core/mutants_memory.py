@@ -66,3 +66,29 @@ def _no_answer_to_a_skip(original: Any) -> Any:
 @mutant(Commands, "_skip_head", "S13", "S1", "L2", first_seed=profiles.COMMANDED + 503)
 def _skipped_in_words_only(original: Any) -> Any:
     return lambda _self, _partition, _work, _reason: None
+
+
+@mutant(Endings, "_ask", "S12", first_seed=profiles.DECIDED)
+def _tried_again_before_it_is_decided(original: Any) -> Any:
+    def ask(self: Endings, work: Work, failure: Any, error: Any) -> None:
+        original(self, work, failure, error)
+        failure.exhausted_by = ""
+        self._state.retries.add(self._state.now, work)
+
+    return ask
+
+
+@mutant(Endings, "decided", "S1", "L2", "L4", first_seed=profiles.DECIDED)
+def _what_is_decided_is_not_done(original: Any) -> Any:
+    return lambda _self, _answer: None
+
+
+@mutant(Endings, "decided", "S3", "S12", first_seed=profiles.DECIDED)
+def _an_answer_counts_twice(original: Any) -> Any:
+    def decided(self: Endings, answer: Any) -> None:
+        failure = answer.work.failure
+        if failure is not None and failure.decision is not None:
+            answer = answer._replace(number=failure.decision.asked)
+        original(self, answer)
+
+    return decided

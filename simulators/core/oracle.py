@@ -14,7 +14,7 @@ from weft.core import effects as fx
 from weft.core.partition import Partition
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.work import Work
-from weft.policies import DeadLetter, Skip
+from weft.policies import DeadLetter, GivenUp, Park, Skip, Stop
 from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition
 
@@ -242,7 +242,8 @@ class Oracle:
 
         Only such a call is an attempt: of a batch that fails as one nobody knows whose fault it is.
         """
-        offset, retry = work.record.offset, life.spec.retry
+        offset = work.record.offset
+        retry = life.policies.get(offset, life.spec.retry)
         alone = alone or life.spec.delivery == AT_MOST_ONCE  # there nothing is tried again
         life.attempts[offset] += 1
         life.own_attempts[offset] += alone
@@ -263,6 +264,13 @@ class Oracle:
 
     def _exhausted(self, life: Life, offset: int, now: float) -> None:
         policy = life.spec.on_exhausted
+        if isinstance(policy, Park | DeadLetter | Skip | Stop):
+            self.given_up(life, offset, now, policy)
+        else:
+            remembering.ask(life, offset)
+
+    def given_up(self, life: Life, offset: int, now: float, policy: GivenUp) -> None:
+        """The record is exhausted, and this becomes of it."""
         if isinstance(policy, Skip):
             self.stats["skipped"] += 1
             self.handled(life, offset, now)

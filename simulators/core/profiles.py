@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulators.core.setup import ACTIONS, Setup, draw_any
+from simulators.core.setup import ACTIONS, Setup, decides, draw_any
 from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, UNORDERED
 from weft.policies import Batch, DeadLetter, Park, Retry, Skip
 
@@ -37,6 +37,8 @@ REFUSED_MAPS = 18_000_000
 WAITING = 20_000_000
 #: commands that pause topics and handlers, and set concurrency and rate
 STEERED = 22_000_000
+#: a function as `on_exhausted`, which returns late and anything
+DECIDED = 23_000_000
 
 #: commands to lanes and records, parked ones that are released, riders of other clients
 COMMANDED = 21_000_000
@@ -294,6 +296,27 @@ def _commanded(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
+def _decided(setup: Setup, rng: random.Random) -> Setup:
+    """Much fails, and for each record it is asked what becomes of it."""
+    specs = tuple(
+        replace(
+            spec,
+            delivery=AT_LEAST_ONCE if spec.delivery == AT_MOST_ONCE else spec.delivery,
+            retry=Retry(rng.choice((1, 2, 3)), 0.1, remember=rng.random() < 0.8),
+            on_exhausted=decides,
+        )
+        for spec in setup.specs
+    )
+    return replace(
+        setup,
+        specs=specs,
+        limits=replace(setup.limits, map_chars=4096),
+        broker_chars=4096,
+        odds=replace(setup.odds, fail=rng.choice((0.2, 0.6)), hang=0.0),
+        ends=_weighted(churn=rng.choice((1.0, 6.0)), control=0.0),
+    )
+
+
 def _weighted(**weights: float) -> tuple[tuple[float, str], ...]:
     """The usual shares of the actions, but for these."""
     all_weights = {**ACTIONS, **weights}
@@ -317,4 +340,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     WAITING: _waiting,
     STEERED: _steered,
     COMMANDED: _commanded,
+    DECIDED: _decided,
 }

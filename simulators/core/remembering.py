@@ -10,7 +10,7 @@ from weft.codec import Remembered, UnreadableMap, decode
 from weft.core import effects as fx
 from weft.core.endings import DELAY_MAX_S
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
-from weft.policies import DeadLetter, Park, Stop
+from weft.policies import DeadLetter, OnExhausted, Park, Skip, Stop
 from weft.testing.memory import OffsetAndMetadata
 
 #: the simulated clock begins then
@@ -52,7 +52,9 @@ def _restore(life: Life, one: Remembered, now: float) -> None:
     if not spent:
         return
     life.came_spent.add(offset)
-    if isinstance(spec.on_exhausted, Park):
+    if not isinstance(spec.on_exhausted, Park | DeadLetter | Skip | Stop):
+        ask(life, offset)
+    elif isinstance(spec.on_exhausted, Park):
         park(life, offset, now)
     else:
         life.given_up.add(offset)
@@ -60,9 +62,24 @@ def _restore(life: Life, one: Remembered, now: float) -> None:
             life.dead_letters.add(offset)
 
 
-def park(life: Life, offset: int, now: float, due: float | None = None) -> None:
+def ask(life: Life, offset: int) -> None:
+    """It does not start before `on_exhausted` has returned."""
+    life.asked.add(offset)
+    life.startable.pop(offset, None)
+
+
+def park(
+    life: Life,
+    offset: int,
+    now: float,
+    due: float | None = None,
+    policy: OnExhausted | None = None,
+) -> None:
     """It does not start before it is released."""
-    policy = life.spec.on_exhausted
+    policy = policy or life.spec.on_exhausted
+    if not isinstance(policy, Park | DeadLetter | Skip | Stop):  # it came parked
+        life.parked[offset] = NEVER if due is None else due
+        return
     after = policy.release_after_s if isinstance(policy, Park) else None
     latest = NEVER if after is None else now + after
     life.parked[offset] = latest if due is None or after is None else min(due, latest)
@@ -76,6 +93,8 @@ def release(life: Life, offset: int, now: float) -> None:
     if offset in life.polled:
         life.startable[offset] = now + 1.0
     life.came_spent.discard(offset)
+    life.policies.pop(offset, None)
+    life.retries.pop(offset, None)
 
 
 def may_start(life: Life, offset: int, now: float) -> None:
@@ -84,6 +103,7 @@ def may_start(life: Life, offset: int, now: float) -> None:
         release(life, offset, now)
     tp = life.source.tp
     require(offset not in life.parked, "S12", f"{tp}@{offset} is parked and starts")
+    require(offset not in life.asked, "S12", f"{tp}@{offset} starts before it is decided on")
     spent = offset in life.given_up
     require(not spent, "S12", f"{tp}@{offset} was given up or skipped, and starts")
     gone = offset in life.source.skipped

@@ -17,7 +17,7 @@ from weft.core.spec import (
     HandlerSpec,
     Limits,
 )
-from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop
+from weft.policies import Batch, Commit, DeadLetter, GivenUp, OnExhausted, Park, Retry, Skip, Stop
 from weft.testing.memory import Protocol
 from weft.types import DeliveryName, Ordering
 
@@ -104,6 +104,11 @@ class Setup:
     def topic(self, handler: int) -> str:
         """The topic that this handler consumes."""
         return f"t{handler}"
+
+
+def decides(record: object, error: BaseException) -> GivenUp:
+    """Stands for a function as `on_exhausted`: the core never calls it, `deciding` answers."""
+    raise AssertionError((record, error))
 
 
 def draw_any(seed: int, steps: int) -> Setup:

@@ -206,10 +206,7 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
         raise ConfigError(f"{where}: commit={options.commit!r}: give weft.Commit(...)")
     policy = options.on_exhausted
     if not isinstance(policy, Park | DeadLetter | Skip | Stop):
-        raise ConfigError(
-            f"{where}: on_exhausted={policy!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
-            "weft.Skip() or weft.Stop()"
-        )
+        _check_decide(where, options, policy)
     if isinstance(policy, DeadLetter):
         for topic in options.topics:
             if policy.topic_for(topic) == topic:
@@ -217,6 +214,34 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
                     f"{where}: the dead-letter topic {topic!r} is the topic it reads: name "
                     'another, such as weft.DeadLetter("{topic}.dlq")'
                 )
+
+
+def _check_decide(where: str, options: HandlerOptions, function: Any) -> None:
+    """A function as `on_exhausted`: what can be known of it before the first record fails."""
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(
+            f"{where}: on_exhausted={function!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
+            "weft.Skip(), weft.Stop(), or a function (record, error) that returns one of these"
+        )
+    if is_async(function):
+        raise ConfigError(
+            f"{where}: on_exhausted= is an async function: make it a plain `def` that decides "
+            "from the record and the error, and does no I/O"
+        )
+    try:
+        inspect.signature(function).bind("record", "error")
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: on_exhausted= is called with 2 arguments: def decide(record, error) "
+            f"({error})"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature: its first call will show
+    if options.delivery == "at_most_once":
+        raise ConfigError(
+            f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '
+            "neither parks nor retries: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
+        )
 
 
 def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:

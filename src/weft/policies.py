@@ -163,7 +163,12 @@ class Stop:
     """Drain and exit 1 at the first exhausted record, which stays not-done."""
 
 
-OnExhausted = Park | DeadLetter | Skip | Stop
+GivenUp = Park | DeadLetter | Skip | Stop
+#: `(record, error)` -> what becomes of this record; a `Retry`: it is tried again by that policy
+Decide = Callable[[Record[Any], BaseException], GivenUp | Retry]
+OnExhausted = GivenUp | Decide
+#: a record for which such a function returns `Retry` more often is parked
+DECIDED_RETRIES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)

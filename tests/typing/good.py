@@ -38,6 +38,16 @@ async def later(record: weft.Record[bytes]) -> list[weft.Produce]:
     return [weft.Produce(record.value, topic="x"), weft.Produce(None, key=None)]
 
 
+def decide(record: weft.Record[Any], error: BaseException) -> weft.Park | weft.Retry:
+    """What becomes of an exhausted record."""
+    return weft.Retry() if isinstance(error, OSError) else weft.Park()
+
+
+@app.consume("t", on_exhausted=decide)
+def decided(record: weft.Record) -> None:
+    """A function is a policy."""
+
+
 @app.consume("t")
 def generates(record: weft.Record) -> Iterator[weft.Produce]:
     """Generators yield outputs."""

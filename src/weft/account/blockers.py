@@ -141,10 +141,10 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         "since": None if since is None else round(since + epoch_s, 3),
         "for_s": None if since is None else round(max(0.0, at - since), 3),
         "attempts": 0 if work is None else work.attempts,
-        "attempts_max": spec.retry.attempts,
+        "attempts_max": (spec if work is None else work).retry.attempts,
         "timeout_s": spec.timeout_s,
         "due_in_s": None
-        if failure is None or work is None or work.state != states.RETRYING
+        if failure is None or work is None or work.state != states.RETRYING or failure.asked
         else round(max(0.0, failure.due - at), 3),
         "last_error": None if failure is None else error_row(failure.error),
         "story": _story(failure, epoch_s),

@@ -44,6 +44,16 @@ class SendDeadLetter(NamedTuple):
     error: ErrorInfo
 
 
+class AskExhausted(NamedTuple):
+    """Call the function that is `on_exhausted`; answer with `decided` and this number."""
+
+    work: Work
+    number: int
+    #: as it was handled last
+    record: Record
+    error: ErrorInfo
+
+
 class PlanItem(NamedTuple):
     """What is committed for one partition: all of it from one snapshot."""
 
@@ -159,6 +169,7 @@ Effect = (
     | Cancel
     | Send
     | SendDeadLetter
+    | AskExhausted
     | CommitOffsets
     | Transact
     | ReadCommitted

@@ -15,16 +15,17 @@ from weft.core.events import Failed, Returned
 from weft.core.holds import hold_back
 from weft.core.lanes import unfollow
 from weft.core.partition import plain_done
-from weft.core.work import Failure
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
+from weft.core.work import Decision, Failure
+from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
     from weft.core.delivery import Delivery
     from weft.core.engine import EngineState
-    from weft.core.events import Ended
+    from weft.core.events import Decided, Ended
     from weft.core.partition import Partition
     from weft.core.work import Work
+    from weft.policies import GivenUp
 
 #: for a record whose last error was not kept: it happened in another member
 USED_UP = ErrorInfo("Exhausted", "its attempts were used up before its partition came here")
@@ -38,6 +39,8 @@ class Endings:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._many = state.limits.commit.max_records is not None
+        #: of the questions to functions as `on_exhausted`
+        self._numbers = count(1)
 
     # -- calls that ended ----------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class Endings:
         if behind:
             self._requeue(work, failure)
         else:
-            retry, good_calls = handler.spec.retry, handler.good_calls
+            retry, good_calls = work.retry, handler.good_calls
             self._retry(work, failure, batch_delay_s(retry, failure, good_calls, failed.delay_s))
 
     def _outputs_refused(self, work: Work, error: ErrorInfo, *, ordered: bool) -> None:
@@ -229,17 +232,17 @@ class Endings:
         handler.failures += 1
         failure = self._count(work, failed.error)
         self._state.trouble(work, "failed", failed.error)
-        retry = handler.spec.retry
+        retry = work.retry
         own = failure.attempts - failure.shared
         spent = retry.attempts is not None and own >= retry.attempts
         if failed.final or spent:
             failure.exhausted_by = "attempts" if spent else "rejected"
-            self._exhausted(work, failure)
+            self._exhausted(work, failure, failed.error)
         else:
             self._retry(work, failure, failed.delay_s)
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
-        delay_s = retry_delay_s(work.partition.handler.spec.retry, work, asked_s)
+        delay_s = retry_delay_s(work.retry, work, asked_s)
         failure.tell(self._state.now, f"next attempt in {delay_s:.2g} s")
         work.shed()
         failure.own_due = self._state.now + delay_s
@@ -267,7 +270,7 @@ class Endings:
             if failure.exhausted_by:  # since before it came here
                 if failure.error is None:
                     failure.replace(USED_UP)
-                self._exhausted(work, failure)
+                self._exhausted(work, failure, failure.error or USED_UP)
                 continue
             self._continue(work, failure)
 
@@ -294,13 +297,67 @@ class Endings:
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
         """Its attempts are counted from the first one again."""
         failure.attempts = failure.shared = failure.rounds = 0
-        failure.exhausted_by = ""
+        failure.exhausted_by, failure.decision = "", None
         failure.tell(self._state.now, f"released: {why}")
         work.try_again(failure)
         work.partition.charge_failure(work, failure)
 
-    def _exhausted(self, work: Work, failure: Failure) -> None:
+    def _exhausted(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
+        """Its attempts are used up."""
         policy = work.partition.handler.spec.on_exhausted
+        if isinstance(policy, Park | DeadLetter | Skip | Stop):
+            self._give_up(work, failure, policy)
+        else:
+            self._ask(work, failure, error)
+
+    def _ask(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
+        """Its policy is a function: wait for what that returns.
+
+        It is the user's code, so it is called outside: the core asks by an effect and gets the
+        answer as an event. The executor that makes the last call cannot do it: it does not see
+        refused outputs, halved batches and what is restored, which exhaust a record as well.
+        Meanwhile the record waits as for a retry: its lane is blocked, commands work, and a commit
+        remembers it as exhausted, so the next owner asks again.
+        """
+        decision = failure.decision = failure.decision or Decision()
+        decision.policy, decision.asked = None, next(self._numbers)
+        failure.tell(self._state.now, "attempts used up: on_exhausted decides")
+        failure.due = failure.own_due = self._state.now
+        self._state.emit(fx.AskExhausted(work, decision.asked, work.record, error))
+        work.shed()
+        work.partition.retry(work)
+
+    def decided(self, answer: Decided) -> None:
+        """The function has returned; an answer that no record waits for any more is dropped."""
+        work, outcome, error = answer.work, answer.outcome, answer.error
+        failure = work.failure
+        decision = None if failure is None else failure.decision
+        if work.state != states.RETRYING or failure is None or decision is None:
+            return
+        if decision.asked != answer.number or failure.held:  # a held one is asked for after that
+            return
+        decision.asked = 0
+        work.partition.retried(work)
+        work.move(states.QUEUED)
+        again = isinstance(outcome, Retry)
+        decision.retries += again
+        if again and decision.retries > DECIDED_RETRIES_MAX:
+            what = f"on_exhausted returned Retry more than {DECIDED_RETRIES_MAX} times"
+            outcome, error = None, ErrorInfo("OnExhausted", what)
+        if isinstance(outcome, Retry):
+            self.start_over(work, failure, "on_exhausted returned Retry")
+            failure.decision, decision.retry = decision, outcome
+            self._retry(work, failure, answer.delay_s)
+            return
+        if outcome is None:
+            error = error or ErrorInfo("OnExhausted", "on_exhausted returned nothing")
+            before = "" if failure.error is None else f"; the record failed: {failure.error.line}"
+            failure.keep(error._replace(message=f"{error.message}{before}"))
+            self._state.count("on_exhausted_failed")
+        decision.policy = outcome or Park()
+        self._give_up(work, failure, decision.policy)
+
+    def _give_up(self, work: Work, failure: Failure, policy: GivenUp) -> None:
         failure.tell(self._state.now, f"given up: {type(policy).__name__}")
         if isinstance(policy, DeadLetter):
             failure.given_up = "dead_lettered"
@@ -342,7 +399,9 @@ class Endings:
 
     def _released_at(self, work: Work, due: float | None = None) -> float | None:
         """When its policy releases a parked record that was to be released at `due`, if it was."""
-        policy = work.partition.handler.spec.on_exhausted
+        policy = work.given_up_by
+        if policy is None:  # it came parked, and what the function returned is not remembered
+            return due
         if not isinstance(policy, Park) or policy.release_after_s is None:
             return None
         latest = self._state.now + policy.release_after_s

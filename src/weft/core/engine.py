@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
-from weft.core import states
+from weft.core import events, states
 from weft.core.batching import Batching
 from weft.core.commands import Commands
 from weft.core.commits import Commits
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
 
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
-
 
 #: by the handler's delivery, and whether each record is committed by itself
 _DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
@@ -149,8 +148,7 @@ class EngineState:
     def closing(self, partitions: Sequence[Partition]) -> None:
         """Nothing of these that has not begun will begin in this epoch."""
         for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
-            ours = [partition for partition in partitions if partition.handler is handler]
-            if ours:
+            if ours := [one for one in partitions if one.handler is handler]:
                 delivery.closing(ours)
 
     def claim(self, work: Work) -> None:
@@ -268,8 +266,7 @@ class Engine:
             if partition.handler.batched:
                 self._batching.grew(partition.handler)
             touched.append(partition)
-        pause = state.flow.to_pause(touched, state.partitions.values())
-        if pause:
+        if pause := state.flow.to_pause(touched, state.partitions.values()):
             state.emit(fx.PauseIntake(pause))
         self._turn()
 
@@ -346,6 +343,13 @@ class Engine:
         self._since_resume += len(answers)
         self._turn()
 
+    def decided(self, now: float, answers: Sequence[events.Decided]) -> None:
+        """Functions as `on_exhausted` have returned."""
+        self.state.now = now
+        for answer in answers:
+            self._endings.decided(answer)
+        self._turn()
+
     def commit_answered(self, now: float, answers: Sequence[Answer]) -> None:
         """The broker has answered a commit."""
         self.state.now = now
@@ -383,9 +387,8 @@ class Engine:
         size.
         """
         self.state.now = now
-        outputs_of = [work for work, _ in sent]
         failed = self.state.portions.ended(
-            outputs_of, stuck, committed=committed, slow=slow, reason=reason
+            [work for work, _ in sent], stuck, committed=committed, slow=slow, reason=reason
         )
         if committed:
             self._endings.outputs_stored(sent)
@@ -492,8 +495,7 @@ class Engine:
                 self._fill(handler)
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:
             self._since_resume = 0
-            resume = state.flow.to_resume()
-            if resume:
+            if resume := state.flow.to_resume():
                 state.emit(fx.ResumeIntake(resume))
         commits = self._commits
         if state.now >= commits.next_at or state.claiming or commits.many:
@@ -513,8 +515,7 @@ class Engine:
         if handler.batched:
             self._batching.fill(handler)
             return
-        works = handler.take(state.now, handler.slots.free)
-        if works:
+        if works := handler.take(state.now, handler.slots.free):
             handler.slots.take(len(works))
             state.deliveries[handler.index].start(handler, works)
 

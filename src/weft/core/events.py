@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weft.codec import Remembered
     from weft.core.partition import Partition
     from weft.core.work import Work
+    from weft.policies import GivenUp, Retry
 
 
 # -- partitions ------------------------------------------------------------------------------------
@@ -100,6 +101,19 @@ class GivenBack(NamedTuple):
     """The call never started: the record goes back to the head of its lane."""
 
     work: Work
+
+
+class Decided(NamedTuple):
+    """What a function as `on_exhausted` returned for a record (`effects.AskExhausted`)."""
+
+    work: Work
+    number: int
+    #: None: it raised, or what it returned is no outcome
+    outcome: GivenUp | Retry | None
+    #: why, then
+    error: ErrorInfo | None = None
+    #: what a callable in `Retry(delay_s=)` asked for
+    delay_s: float | None = None
 
 
 #: how a call ended that did not just return

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.codec.rider import error_hash
 from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
+from weft.policies import DeadLetter, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
     from weft.core.partition import Partition
+    from weft.policies import GivenUp
 
 LaneKey = bytes | int | str
 
@@ -94,6 +96,23 @@ class Work:
     def attempts(self) -> int:
         """Calls of the handler that have failed so far."""
         return 0 if self.failure is None else self.failure.attempts
+
+    @property
+    def retry(self) -> Retry:
+        """How it is tried again: by its handler's policy, or the one that was decided for it."""
+        decision = None if self.failure is None else self.failure.decision
+        if decision is None or decision.retry is None:
+            return self.partition.handler.spec.retry
+        return decision.retry
+
+    @property
+    def given_up_by(self) -> GivenUp | None:
+        """What becomes of it once it is exhausted; None while a function has not decided that."""
+        policy = self.partition.handler.spec.on_exhausted
+        if isinstance(policy, Park | DeadLetter | Skip | Stop):
+            return policy
+        decision = None if self.failure is None else self.failure.decision
+        return None if decision is None else decision.policy
 
     def story(self) -> list[StoryEvent]:
         """The bounded history of its failures, oldest first."""
@@ -180,6 +199,20 @@ def _place(trace: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
+class Decision:
+    """What a function as `on_exhausted` decides of one record."""
+
+    #: the number of the question that waits for its answer; 0: none does
+    asked: int = 0
+    #: it returned that: what becomes of the record
+    policy: GivenUp | None = None
+    #: it returned that: how the record is tried again
+    retry: Retry | None = None
+    #: so often
+    retries: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Failure:
     """What is known of a record that has failed at least once."""
 
@@ -218,6 +251,13 @@ class Failure:
     exhausted_by: str = ""
     #: of the last error before it came here
     known_hash: int | None = None
+    #: of a function as `on_exhausted`, once it was asked
+    decision: Decision | None = None
+
+    @property
+    def asked(self) -> bool:
+        """It waits for what `on_exhausted` returns."""
+        return self.decision is not None and self.decision.asked > 0
 
     def count(self, now: float, error: ErrorInfo) -> None:
         """One more attempt."""

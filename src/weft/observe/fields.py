@@ -100,7 +100,8 @@ FIELDS: dict[str, str] = {
     "blockers[].executor": "executor: `async`, `threads`, `processes`",
     "blockers[].stack": "stack of the three calls that run longest, from 5 s on, the "
     "outermost line first",
-    "blockers[].due_in_s": "time until the next attempt",
+    "blockers[].due_in_s": "time until the next attempt; null while a function as `on_exhausted` "
+    "decides",
     "blockers[].last_error": "`type` and `message`, cut",
     "blockers[].waiting_behind": "records queued behind it in its lane",
     "blockers[].done_beyond": "records beyond it that are done",
@@ -111,6 +112,7 @@ FIELDS: dict[str, str] = {
     "counts": "counters that belong to no handler: `late_completions`, "
     "`late_acknowledgements` and `late_commit_answers` (the partition was revoked, or they "
     "timed out), `records_of_closed_epochs`, `commits_refused`, `commits_in_doubt`, "
+    "`on_exhausted_failed` (records parked since that function raised or returned no outcome), "
     "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
     "their log grew); only non-zero ones",
     "failures[]": "failures by handler and error type, the latest first; at most 50 types",

@@ -85,6 +85,10 @@ ENGINE = {
         "Times that commits lost room for the attempts of all failing records",
         "riders_cut",
     ),
+    "weft_on_exhausted_failed": (
+        "Records parked since the function on_exhausted= raised or returned no outcome",
+        "on_exhausted_failed",
+    ),
     "weft_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "weft_partitions_refetched": (

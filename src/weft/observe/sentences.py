@@ -128,8 +128,11 @@ def _behind(row: Row, member: str) -> tuple[str, str]:
 
 def _retrying(row: Row, member: str) -> tuple[str, str]:
     due = row.get("due_in_s")
-    when = "soon" if due is None else f"in {seconds(due)}"
-    text = f"failed {times(row['attempts'])}{_error(row)}; {_attempt(row)} starts {when}"
+    text = f"failed {times(row['attempts'])}{_error(row)}; "
+    if due is None:
+        cure = "the app's callbacks run one after another: give what they call a time-out"
+        return f"{text}it waits{_for(row)} for on_exhausted= to return", cure
+    text += f"{_attempt(row)} starts in {seconds(due)}"
     return text, "fix the error; raise weft.Reject in the handler to give up immediately"
 
 

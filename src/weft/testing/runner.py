@@ -148,6 +148,7 @@ def _run(app: App, kafka: MemoryKafka, timeout_s: float) -> list[Result]:
         raise TimeoutError(f"not drained within {timeout_s} s: {shot}")
     report = handle.wait(STOP_S)
     stops = any(isinstance(handler.on_exhausted, Stop) for handler in app.handlers)
+    stops = stops or any(one.outcome == "failed" for one in results)  # a function returned Stop
     if report.exit_code == 1 and not stops and len(kafka.crashes) == crashes:
         raise FatalError(report.reason)
     return results

@@ -21,7 +21,8 @@ TOO_LARGE = ErrorInfo("MSG_SIZE_TOO_LARGE", "too large")
 
 def letter_of(record: Record, letters: Letters | None = None):
     """Its dead letter, after one attempt."""
-    work = Work(record, None, 1)
+    handler = SimpleNamespace(spec=SimpleNamespace(on_exhausted=DeadLetter("t.dlq")))
+    work = Work(record, SimpleNamespace(handler=handler), 1)
     return (letters or Letters("g")).of(work, "t.dlq", ERROR)
 
 

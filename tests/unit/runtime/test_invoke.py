@@ -20,6 +20,7 @@ class Work:
     """What the functions need of the core's."""
 
     record = RECORD
+    failure = None
     attempts = 0
 
 

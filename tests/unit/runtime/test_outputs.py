@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from weft.core import states
+from weft.core.spec import HandlerSpec
 from weft.core.work import Work
 from weft.kafka.ports import Delivery, OutMessage
 from weft.runtime.member import outputs as module
@@ -54,7 +57,8 @@ def outputs(producer, monkeypatch) -> Outputs:
 
 def sending() -> Work:
     """A record that waits for its outputs."""
-    work = Work(Record("t", 0, 0, 0, b"k", b"v"), None, 1)
+    handler = SimpleNamespace(spec=HandlerSpec("h"))
+    work = Work(Record("t", 0, 0, 0, b"k", b"v"), SimpleNamespace(handler=handler), 1)
     work.state = states.SENDING
     return work
 

@@ -62,7 +62,12 @@ def _printable(text: str) -> str:
 
 
 def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
-    """A failed attempt, classified by the policy's types and callables."""
+    """A failed attempt, classified by the policy's types and callables.
+
+    By the record's own one where `on_exhausted` has returned one for it.
+    """
+    if work.failure is not None and work.failure.decision is not None:
+        retry = work.retry
     final = is_final(error, retry)
     delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
     info = Raised(*error_info(error))

@@ -9,6 +9,7 @@ from typing import Any
 from weft.clock import REAL_CLOCK, Clock
 from weft.core import effects as fx
 from weft.core.epochs import Found
+from weft.core.events import Decided
 from weft.core.spec import Limits
 from weft.kafka.ports import ConsumerPort, ProducerPort
 from weft.runtime.door import Door
@@ -42,6 +43,8 @@ class MemberConfig:
     on_assign: Callable[..., Any] | None = None
     on_revoke: Callable[..., Any] | None = None
     on_error: Callable[..., Any] | None = None
+    #: calls a function as `on_exhausted`
+    decide: Callable[[fx.AskExhausted], Decided] | None = None
     #: called with every batch of finished records, on whatever thread is inside the door
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
     #: called with the committed offsets of the assigned partitions

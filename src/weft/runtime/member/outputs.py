@@ -62,8 +62,7 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
     """The original record, with headers named as in KIP-1191 (Kafka 4.4's broker-side ones)."""
     record: Record = work.record
     theirs, replays = _before(record.headers) if record.headers else ((), 0)
-    policy = getattr(getattr(work.partition, "handler", None), "spec", None)
-    policy = getattr(policy, "on_exhausted", None)
+    policy = work.given_up_by
     if isinstance(policy, DeadLetter) and (policy.transform or not policy.copy_value):
         record, theirs = _shown(policy, record._replace(headers=theirs))
     headers: Headers = (

@@ -51,6 +51,7 @@ class Performer:
             fx.Cancel: lambda one: seat.executors[one.handler].cancel(one.work, expired=True),
             fx.Send: lambda one: outputs.send(one.work, one.outputs),
             fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
+            fx.AskExhausted: lambda one: seat.callbacks.call(self._decide, one),
             fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
             fx.ReadCommitted: lambda one: seat.background(
@@ -99,6 +100,12 @@ class Performer:
             event(_log, "info", "command", action=action, reason=reason, **row._asdict())
         for listener in tuple(self._seat.answered):
             listener(effect)
+
+    def _decide(self, effect: fx.AskExhausted) -> None:
+        """On the callbacks' thread: the user's function, behind the calls that wait there."""
+        assert self._config.decide is not None
+        answer = self._config.decide(effect)
+        self._seat.door.post(lambda engine, now: engine.decided(now, [answer]))
 
     def _note(self, effect: fx.Note) -> None:
         # Of records by the thousand, as those that are parked, one line in ten seconds.

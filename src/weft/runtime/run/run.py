@@ -15,6 +15,7 @@ from weft.core.spec import Limits
 from weft.core.states import InternalError
 from weft.kafka.connect import AdminPort, Connection, connect
 from weft.routing import Routes
+from weft.runtime.calls.deciding import decided
 from weft.runtime.calls.executors import Executors, needs_loop
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.calls.tracing import tracing
@@ -213,6 +214,7 @@ class Run:
             on_assign=options.on_assign,
             on_revoke=options.on_revoke,
             on_error=options.on_error,
+            decide=decided,
             on_finished=self._results.put,
             on_found=FirstStart(options.group, options.kafka, self._handlers).report,
             topic_ids=self._topic_ids,

@@ -287,17 +287,20 @@ class ProcessExecutor:
                 self._unsendable.append((items[0], error))
 
     def _send_job(self, link: Link, items: list[Item]) -> None:
-        records = []
+        records, retries = [], {}
         for item in items:
             for work in item.works:
                 number = next(self._numbers)
                 link.given[number] = item
                 records.append((number, work.record))
+                if work.failure is not None and work.retry is not self._plan.retry:
+                    retries[number] = work.retry
         topics = {record.topic for _, record in records} if self._plan.ledger is not None else ()
         ids = {topic: self._plan.ledger.topic_id_of(topic) for topic in topics if self._plan.ledger}
         returned, before = self._plan.calls is not None, self._spans.before(records)
         try:
-            link.send(Job(records, items[0].batch, returned, ids, since_boot(), before))
+            job = Job(records, items[0].batch, returned, ids, since_boot(), before, retries or None)
+            link.send(job)
         except BaseException:
             for number, _ in records:
                 del link.given[number]

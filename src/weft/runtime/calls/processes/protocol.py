@@ -86,6 +86,8 @@ class Job(NamedTuple):
     sent_at: float
     #: spans of the attempts before, by number; see calls/tracing.py
     failed: dict[int, SpanIds] | None = None
+    #: policies that `on_exhausted` returned for single records, by number
+    retries: dict[int, Retry] | None = None
 
 
 class Drop(NamedTuple):

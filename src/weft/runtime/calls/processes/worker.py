@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from weft import guard
 from weft.decoding import all_decoded, decoding_of, is_async
 from weft.kafka.ports import OutMessage
+from weft.policies import Retry
 from weft.runtime.calls import stacks
 from weft.runtime.calls.invoke import (
     BadReturn,
@@ -91,6 +92,8 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ledger: Any = None
         self._tracing: Tracing | None = None
+        #: what `on_exhausted` returned for single records, by number
+        self._retries: dict[int, Retry] = {}
         self._sending = threading.Lock()
         self._task: asyncio.Task[Any] | None = None
 
@@ -195,6 +198,7 @@ class Worker:
     # -- records -----------------------------------------------------------------------------------
 
     def _handle(self, job: Job) -> None:
+        self._retries = job.retries or {}
         if self._ledger is not None:
             self._ledger.topic_ids.update(job.topic_ids)
         if self._tracing is not None and job.failed:
@@ -295,8 +299,9 @@ class Worker:
 
     def failed(self, number: int, record: Record, error: BaseException) -> Reply:
         """A failed attempt, judged here where the exception is still an object."""
-        final = is_final(error, self.spec.retry)
-        delay_s = None if final else asked_delay(record.attempt, error, self.spec.retry)
+        retry = self._retries.get(number, self.spec.retry)
+        final = is_final(error, retry)
+        delay_s = None if final else asked_delay(record.attempt, error, retry)
         span = None if self._tracing is None else self._tracing.seen(record)
         return Reply(number, "failed", None, error_info(error), final, delay_s, span=span)
 
