@@ -35,6 +35,7 @@ class AppKeywords(TypedDict, total=False):
     http: str | None
     http_token_file: str | None
     reports: str | None
+    control: str | None
     on_error: Callable[..., Any] | None
     start_timeout_s: float | None
     allow_control: bool
@@ -61,6 +62,7 @@ class AppOptions:
     http: str | None = None
     http_token_file: str | None = None
     reports: str | None = None
+    control: str | None = None
     on_error: Callable[..., Any] | None = None
     start_timeout_s: float | None = 15.0
     allow_control: bool = False
@@ -139,9 +141,12 @@ def _check_seen(options: AppOptions) -> None:
             "allow_control requires http and http_token_file: the token decides who may command; "
             "on this machine `weft pause` and the like need neither"
         )
-    topic: object = options.reports
-    if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
-        raise ConfigError(f"App(reports={topic!r:.80}) cannot be a topic: give its name")
+    for name in ("reports", "control"):
+        topic: object = getattr(options, name)
+        if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
+            raise ConfigError(f"App({name}={topic!r:.80}) cannot be a topic: give its name")
+    if options.control is not None and options.control == options.reports:
+        raise ConfigError("App(control=..., reports=...) are two topics: give two names")
 
 
 def _check_group(group: object) -> None:

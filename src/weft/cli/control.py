@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -33,6 +33,8 @@ from weft.observe.orders import (
 
 EXIT_NOT_ALL = 1
 
+Row = dict[str, Any]
+
 Topic = Annotated[str | None, typer.Option(help="Only records of this topic.")]
 Handler = Annotated[str | None, typer.Option(help="Only records of this handler.")]
 Reason = Annotated[
@@ -44,6 +46,12 @@ For = Annotated[
 Group = Annotated[
     str | None,
     typer.Option("--group", help="Only members of this group; required where several run."),
+]
+Control = Annotated[
+    str | None,
+    typer.Option(
+        "--control", metavar="TOPIC", help="Reach a whole --group by its topic, App(control=…)."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only look: what would be concerned.")]
 
@@ -59,6 +67,10 @@ def pause(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Start no records of a topic, of a handler, or of all, until it expires.
@@ -68,7 +80,8 @@ def pause(
     Example: weft pause --topic orders --reason "payment service is down" --for 30m
     """
     order = {"action": "pause", "topic": topic, "handler": handler}
-    return send(order, reason, for_, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, for_, dry_run, runs, as_json=as_json)
 
 
 def resume(
@@ -79,6 +92,10 @@ def resume(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """End pauses by command: of a topic, of a handler, or all. What the app itself paused stays.
@@ -86,7 +103,8 @@ def resume(
     Example: weft resume --topic orders --reason "payment service is back"
     """
     order = {"action": "resume", "topic": topic, "handler": handler}
-    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, None, dry_run, runs, as_json=as_json)
 
 
 def set_(
@@ -103,6 +121,10 @@ def set_(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Set the concurrency or the rate of a handler, or of all, until it expires.
@@ -112,7 +134,8 @@ def set_(
     Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
     """
     order = {"action": "set", "handler": handler, "settings": settings_of(settings)}
-    return send(order, reason, for_, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, for_, dry_run, runs, as_json=as_json)
 
 
 def stop(
@@ -176,8 +199,15 @@ def log(
     Console().print(table if rows else "no commands yet")
 
 
+class Reached(Protocol):
+    """Those that a command goes to."""
+
+    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+        """Answers, and member and detail of each that should have answered; raises ConfigError."""
+
+
 class Runs:
-    """The runs that a command goes to."""
+    """The runs of this machine, or at a URL."""
 
     def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
         self._url, self._token_file, self._group = url, token_file, group
@@ -221,13 +251,57 @@ class Runs:
             )
         return found
 
+    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+        """Answers, and member and detail of each that should have answered; raises ConfigError."""
+        answers: list[Row] = []
+        expected: set[str] = set()
+        for name, ask, _ in self.known():
+            try:
+                found = ask({**order, "ask": "control"})
+            except ConfigError:
+                raise
+            except WeftError as error:
+                self.silent[name] = str(error)
+                continue
+            answers += found["answers"]
+            expected |= set(found["members"])
+        expected -= {one["member"] for one in answers}
+        missing = [{"member": name, "detail": why} for name, why in sorted(self.silent.items())]
+        missing += [
+            {
+                "member": name,
+                "detail": "not reached: it runs elsewhere, ask there or give its --url",
+            }
+            for name in sorted(expected)
+        ]
+        return answers, missing
+
+
+def reached(
+    url: str | None,
+    token_file: Any,
+    group: str | None,
+    control: str | None,
+    bootstrap: str,
+    x: Sequence[str] | None,
+    config: Any,
+) -> Reached:
+    """Whom the options of a command reach; raises ConfigError."""
+    if control is None:
+        return Runs(url, token_file, group)
+    if url is not None or not group:
+        raise ConfigError("--control requires --group and excludes --url")
+    from weft.cli.control_group import ByTopic  # the local commands load no client
+
+    return ByTopic(control, group, bootstrap, x, config)
+
 
 def send(
     order: dict[str, Any],
     reason: str,
     for_: str | None,
     dry_run: bool,
-    runs: Runs,
+    runs: Reached,
     *,
     as_json: bool,
 ) -> int:
@@ -236,24 +310,7 @@ def send(
     order |= {"reason": checked_reason(reason), "for_s": for_s, "dry_run": dry_run}
     order |= {"id": secrets.token_hex(4), "claimed_by": _me()}
     order_of(order)  # refuse what is wrong before anyone is asked
-    answers: list[dict[str, Any]] = []
-    expected: set[str] = set()
-    for name, ask, _ in runs.known():
-        try:
-            found = ask({**order, "ask": "control"})
-        except ConfigError:
-            raise
-        except WeftError as error:
-            runs.silent[name] = str(error)
-            continue
-        answers += found["answers"]
-        expected |= set(found["members"])
-    expected -= {one["member"] for one in answers}
-    missing = [{"member": name, "detail": why} for name, why in sorted(runs.silent.items())]
-    missing += [
-        {"member": name, "detail": "not reached: it runs elsewhere, ask there or give its --url"}
-        for name in sorted(expected)
-    ]
+    answers, missing = runs.asked(order)
     answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
     if as_json:
         typer.echo(json.dumps({"id": order["id"], "dry_run": dry_run, "answers": answers}))

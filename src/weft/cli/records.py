@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli import cluster
-from weft.cli.control import DryRun, For, Group, Reason, Runs, send
+from weft.cli.control import Control, DryRun, For, Group, Reached, Reason, reached, send
 from weft.cli.dlq_box import place_of
 from weft.cli.parked import OfGroup, OfPlace, Where, found_of, opened
 from weft.cli.parked import app as parked_app
@@ -57,6 +57,10 @@ def key_hold(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Start no record of this key until it expires, also of those that come later.
@@ -64,7 +68,8 @@ def key_hold(
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
     order = {"action": "hold", "topic": topic, "key": key}
-    return send(order, reason, for_, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, for_, dry_run, runs, as_json=as_json)
 
 
 @key_app.command("release")
@@ -76,6 +81,10 @@ def key_release(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """End the hold of a key; a parked record of it gets new attempts.
@@ -83,7 +92,8 @@ def key_release(
     Example: weft key release --topic orders --key cust-17 --reason "repaired"
     """
     order = {"action": "release", "topic": topic, "key": key}
-    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, None, dry_run, runs, as_json=as_json)
 
 
 @key_app.command("retry")
@@ -95,6 +105,10 @@ def key_retry(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Try the first record of a key now, which waits for its next attempt or is parked.
@@ -102,7 +116,8 @@ def key_retry(
     Example: weft key retry --topic orders --key cust-17 --reason "the service is back"
     """
     order = {"action": "retry", "topic": topic, "key": key}
-    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, None, dry_run, runs, as_json=as_json)
 
 
 @key_app.command("skip")
@@ -114,6 +129,10 @@ def key_skip(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Name the first record of a key, for `weft record skip`: no more than one is skipped by key.
@@ -121,7 +140,8 @@ def key_skip(
     Example: weft key skip --topic orders --key cust-17 --reason "cancelled"
     """
     order = {"action": "skip", "topic": topic, "key": key}
-    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
+    return send(order, reason, None, dry_run, runs, as_json=as_json)
 
 
 @record_app.command("retry")
@@ -132,13 +152,17 @@ def record_retry(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Try records now that wait for their next attempt or are parked.
 
     Example: weft record retry orders:2:17 --reason "the service is back"
     """
-    runs = Runs(url, token_file, group)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
     return _each("retry", _places(records), reason, dry_run, runs, as_json=as_json)
 
 
@@ -150,13 +174,17 @@ def record_skip(
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    x: cluster.Properties = None,
+    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
     """Count records as done without handling them; the answer comes when that is committed.
 
     Example: weft record skip orders:2:17 --reason "the order was cancelled"
     """
-    runs = Runs(url, token_file, group)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
     return _each("skip", _places(records), reason, dry_run, runs, as_json=as_json)
 
 
@@ -170,6 +198,7 @@ def release(
     dry_run: DryRun = False,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
@@ -182,7 +211,7 @@ def release(
     """
     with opened(bootstrap_servers, x, config, group) as source:
         found, _ = found_of(source, place, where)
-    runs = Runs(url, token_file, group)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
     return _each("release", [one.place for one in found], reason, dry_run, runs, as_json=as_json)
 
 
@@ -196,6 +225,7 @@ def skip(
     dry_run: DryRun = False,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
@@ -208,7 +238,7 @@ def skip(
         raise ConfigError("skip takes TOPIC[:PARTITION[:OFFSET]] or --where: it cannot be undone")
     with opened(bootstrap_servers, x, config, group) as source:
         found, _ = found_of(source, place, where)
-    runs = Runs(url, token_file, group)
+    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
     return _each("skip", [one.place for one in found], reason, dry_run, runs, as_json=as_json)
 
 
@@ -307,7 +337,7 @@ def _each(
     places: Sequence[tuple[str, int, int]],
     reason: str,
     dry_run: bool,
-    runs: Runs,
+    runs: Reached,
     *,
     as_json: bool,
 ) -> int:

@@ -76,6 +76,9 @@ class WordsPort(Protocol):
     def now(self) -> float:
         """The time by the clock that stamps the words, in UNIX seconds. Any thread."""
 
+    def is_read(self) -> bool:
+        """Of a `whole` topic: all that stood there at first has been read. Any thread."""
+
     def close(self) -> None:
         """Read no more."""
 
@@ -100,9 +103,18 @@ class Connection(Protocol):
         """Reads stretches of logs, and what the group has committed, without joining it."""
 
     def last_words(
-        self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
+        self,
+        topic: str,
+        wanted: Callable[[bytes], bool],
+        failed: Callable[[str], None],
+        *,
+        whole: bool = False,
     ) -> WordsPort:
-        """Follows a compacted topic; `failed` gets the reason if it cannot be read."""
+        """Follows a compacted topic; `failed` gets the reason if it cannot be read.
+
+        `whole`: from the beginning, not the last hour, only what the broker's clock stamped, and a
+        tombstone is an empty word.
+        """
 
     def instance_id(self) -> str | None:
         """The user's `group.instance.id`."""
@@ -170,14 +182,19 @@ class RealConnection(Connection):
         return KafkaLogReader(self.settings.consumer)
 
     def last_words(
-        self, topic: str, wanted: Callable[[bytes], bool], failed: Callable[[str], None]
+        self,
+        topic: str,
+        wanted: Callable[[bytes], bool],
+        failed: Callable[[str], None],
+        *,
+        whole: bool = False,
     ) -> WordsPort:
-        """Follows a compacted topic; `failed` gets the reason if it cannot be read."""
+        """Follows a compacted topic, see `Connection`."""
         from weft.kafka.following import LastWords
 
         # Our own group's name: rights for another one need not exist.
         named = {"group.id": self.settings.consumer["group.id"]}
-        return LastWords({**self.settings.admin, **named}, topic, wanted, failed)
+        return LastWords({**self.settings.admin, **named}, topic, wanted, failed, whole=whole)
 
     def admin(self) -> AdminPort:
         """A new admin client."""

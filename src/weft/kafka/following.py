@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
@@ -31,6 +32,8 @@ BUFFER_KBYTES = 16 * 2**10
 KEYS_MAX = 1_000
 VALUE_BYTES_MAX = 2**20
 BYTES_MAX = 64 * 2**20
+#: what to do about messages that their writer stamped
+NOT_STAMPED = "set message.timestamp.type=LogAppendTime on the topic"
 #: a whole topic is read within so long
 READ_S = 15.0
 #: key, value, and when it was written, as `stamped` has it
@@ -55,18 +58,30 @@ class LastWords:
         topic: str,
         wanted: Callable[[bytes], bool],
         failed: Callable[[str], None],
+        *,
+        whole: bool = False,
     ) -> None:
-        """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails."""
+        """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails.
+
+        `whole`: from the beginning, not the last hour, only what the broker's clock stamped, and a
+        tombstone is an empty word.
+        """
         self._properties = {
             **properties,
             "enable.auto.commit": False,  # the group is never joined: partitions are assigned here
             "auto.offset.reset": "earliest",
             "isolation.level": "read_uncommitted",
             "queued.max.messages.kbytes": BUFFER_KBYTES,
+            "enable.partition.eof": whole,
         }
         self._topic, self._wanted, self._failed = topic, wanted, failed
-        #: in the order in which they came
+        self._whole = whole
+        #: of a whole topic: where each partition is read next, and those whose end was not seen yet
+        self._next: dict[int, int] = {}
+        self._unread: set[int] | None = None
+        #: in the order in which they came; a key that is replaced is missing for a moment
         self._last: dict[bytes, Word] = {}
+        self._lock = threading.Lock()
         self._bytes = 0
         #: the broker's clock minus our monotonic clock; None while unknown
         self._broker_s: float | None = None
@@ -77,12 +92,17 @@ class LastWords:
 
     def last(self) -> dict[bytes, Word]:
         """The last word under each key; what was taken back is not there. Any thread."""
-        return self._last.copy()
+        with self._lock:
+            return self._last.copy()
 
     def now(self) -> float:
         """The time by the clock that stamps the words, in UNIX seconds. Any thread."""
         ahead_s = self._broker_s
         return time.time() if ahead_s is None else time.monotonic() + ahead_s
+
+    def is_read(self) -> bool:
+        """Of a whole topic: whether all that stood there at first has been read. Any thread."""
+        return self._unread is not None and not self._unread
 
     def close(self) -> None:
         """Read no more."""
@@ -109,10 +129,19 @@ class LastWords:
                 self._over.wait(AGAIN_S)
 
     def _begin(self, consumer: Consumer) -> None:
-        """Assign every partition, from where records of the last hour begin."""
+        """Assign every partition, from where records of the last hour begin, or whole."""
         known = consumer.list_topics(self._topic, timeout=ANSWER_S).topics[self._topic]
         if known.error is not None:
             raise KafkaException(known.error)
+        if self._whole:
+            # Where it stopped: what was read before must not come again after what replaced it.
+            starts = {
+                number: self._next.get(number, OFFSET_BEGINNING) for number in known.partitions
+            }
+            if self._unread is None:
+                self._unread = set(starts)
+            consumer.assign([TopicPartition(self._topic, *one) for one in starts.items()])
+            return
         since_ms = int((time.time() - BEGIN_S) * 1000)
         asked = [TopicPartition(self._topic, number, since_ms) for number in known.partitions]
         consumer.assign(consumer.offsets_for_times(asked, timeout=ANSWER_S))
@@ -123,6 +152,11 @@ class LastWords:
                 error = message.error()
                 if error is None:
                     self._take(message)
+                    if self._whole:
+                        self._next[message.partition() or 0] = (message.offset() or 0) + 1
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # a public constant
+                    if self._unread:
+                        self._unread.discard(message.partition() or 0)
                 elif error.fatal() or not error.retriable():
                     self._failed(error.str())
 
@@ -133,17 +167,24 @@ class LastWords:
         key, value = message.key(), message.value()
         if key is None or not self._wanted(bytes(key)):
             return
-        self._drop(bytes(key))
+        if self._whole and not by_broker:
+            self._failed("its messages have no time of the broker: " + NOT_STAMPED)
+            return
+        with self._lock:
+            self._keep(bytes(key), b"" if value is None and self._whole else value, at)
+
+    def _keep(self, key: bytes, value: Any, at: float) -> None:
+        self._drop(key)
         if value is None:
             return
         if len(value) > VALUE_BYTES_MAX:
-            self._failed(f"a report of {len(value):,} bytes was passed over")
+            self._failed(f"a record of {len(value):,} bytes was passed over")
             return
-        self._last[bytes(key)] = Word(bytes(value), at)
+        self._last[key] = Word(bytes(value), at)
         self._bytes += len(value)
         while len(self._last) > KEYS_MAX or self._bytes > BYTES_MAX:
             self._drop(next(iter(self._last)))
-            self._failed(f"more than {KEYS_MAX:,} members report: the oldest are left out")
+            self._failed(f"more than {KEYS_MAX:,} keys: those written first are left out")
 
     def _drop(self, key: bytes) -> None:
         gone = self._last.pop(key, None)

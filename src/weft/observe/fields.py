@@ -126,6 +126,9 @@ FIELDS: dict[str, str] = {
     "failures[].last_at": "UNIX seconds",
     "failures[].example": "the latest: `topic`, `partition`, `offset`, `key`, `attempt`, "
     "`message`, `traceback`, all cut and escaped",
+    "control": "null without `App(control=)`, else how that topic is followed: `topic`, `unread_s` "
+    "(for how long nothing has come back from it, from 35 s on; else 0), `reason`, `refused` "
+    "(records that are no command)",
     "commit_buckets": "seconds from a commit, or the start of a transaction, to its response, "
     "as a histogram",
     "callback_errors": "exceptions raised by callbacks",

@@ -296,6 +296,14 @@ SHAPE = {
     "halts": Field(_list(_row(_HALT), PARTITIONS_MAX), []),
     "holds": Field(_list(_text, NAMES_MAX), []),
     "counts": _COUNTS,
+    "control": Field(
+        _maybe(
+            _row(
+                {"topic": _TEXT, "unread_s": _A_NUMBER, "reason": _TEXT, "refused": _COUNT},
+            )
+        ),
+        None,
+    ),
     "failures": Field(_list(_row(_FAILURE), NAMES_MAX), []),
     "commit_buckets": _BUCKETS,
     "callback_errors": _COUNT,

@@ -13,6 +13,7 @@ from weft.account.snapshot import total
 from weft.observe.sentences import (
     FULL,
     HANGING,
+    INTENT,
     LOAD,
     MAP,
     MEMBER,
@@ -48,7 +49,7 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     """
     member = shot.get("app", {}).get("member", "")
     if topic is None:
-        halts = _silent(shot) + _bundled(shot)
+        halts = _silent(shot) + _bundled(shot) + _unfollowed(shot)
         return _ranked(halts + _worst(shot, member, halts)) or [_healthy(shot)]
     rows = [
         row
@@ -134,6 +135,20 @@ def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Senten
         f"other member owns its partitions ({len(rows):,}); {shown(left)} records remained there."
     )
     return Sentence(text, SILENT_NEXT, "silent", rank=MEMBER)
+
+
+def _unfollowed(shot: Row) -> list[Sentence]:
+    """The control topic is not read: commands in force stay, new ones do not come."""
+    control = shot.get("control") or {}
+    if not control.get("unread_s"):
+        return []
+    text = (
+        f"Nothing has come from control topic {control['topic']} for "
+        f"{seconds(control['unread_s'])}: {control['reason'].rstrip('.')}. What is in force by it "
+        "stays until it expires; new commands do not arrive."
+    )
+    after = "restore the topic and READ and WRITE on it; by the local socket commands still work"
+    return [Sentence(text, after, "control", rank=INTENT)]
 
 
 def _bundled(shot: Row) -> list[Sentence]:

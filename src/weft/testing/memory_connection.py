@@ -25,8 +25,10 @@ from weft.types import Record, TopicPartition
 class MemoryWords:
     """The last word under each key of a topic, looked up when it is asked for."""
 
-    def __init__(self, kafka: MemoryCluster, topic: str, wanted: Callable[[bytes], bool]) -> None:
-        self._kafka, self._topic, self._wanted = kafka, topic, wanted
+    def __init__(
+        self, kafka: MemoryCluster, topic: str, wanted: Callable[[bytes], bool], *, whole: bool
+    ) -> None:
+        self._kafka, self._topic, self._wanted, self._whole = kafka, topic, wanted, whole
 
     def last(self) -> dict[bytes, Word]:
         """By key; what was taken back is not there."""
@@ -35,13 +37,17 @@ class MemoryWords:
             for number in range(self._kafka.broker.partition_counts.get(self._topic, 0)):
                 for record in self._kafka.broker.logs[self._topic, number].records:
                     if record.key is not None and self._wanted(record.key):
-                        word = record.value and Word(record.value, record.timestamp_ms / 1e3)
-                        words[record.key] = word or None
+                        word = Word(record.value or b"", record.timestamp_ms / 1e3)
+                        words[record.key] = word if record.value or self._whole else None
         return {key: word for key, word in words.items() if word is not None}
 
     def now(self) -> float:
         """The broker's clock is ours."""
         return time.time()
+
+    def is_read(self) -> bool:
+        """It is read when it is asked for."""
+        return True
 
     def close(self) -> None:
         """Nothing to close."""
@@ -140,10 +146,15 @@ class MemoryConnection(Connection):
         return MemoryLogReader(self._kafka, str(self.settings.consumer["group.id"]))
 
     def last_words(
-        self, topic: str, wanted: Callable[[bytes], bool], _failed: Callable[[str], None]
+        self,
+        topic: str,
+        wanted: Callable[[bytes], bool],
+        _failed: Callable[[str], None],
+        *,
+        whole: bool = False,
     ) -> MemoryWords:
         """The last word under each key of a topic."""
-        return MemoryWords(self._kafka, topic, wanted)
+        return MemoryWords(self._kafka, topic, wanted, whole=whole)
 
     def admin(self) -> MemoryAdmin:
         """A new admin client."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
 )
 
 from weft.kafka import following
@@ -18,8 +21,18 @@ from weft.kafka.following import LastWords
 class Message:
     """One that was read."""
 
-    def __init__(self, key, value, kind=TIMESTAMP_CREATE_TIME, at=1000.0):
+    def __init__(self, key, value, kind=TIMESTAMP_CREATE_TIME, at=1000.0, offset=0, error=None):
         self._key, self._value, self._stamp = key, value, (kind, int(at * 1000))
+        self._offset, self._error = offset, error
+
+    def error(self):
+        return self._error
+
+    def partition(self):
+        return 0
+
+    def offset(self):
+        return self._offset
 
     def key(self):
         return self._key
@@ -31,12 +44,46 @@ class Message:
         return self._stamp
 
 
+class Reading:
+    """A consumer of one partition that is given these messages, and then is over."""
+
+    def __init__(self, words, *messages):
+        self.words, self.messages, self.assigned = words, list(messages), []
+
+    def list_topics(self, topic, timeout):
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+
+    def assign(self, partitions):
+        self.assigned = [(one.partition, one.offset) for one in partitions]
+
+    def consume(self, count, timeout_s):
+        given, self.messages = self.messages, []
+        if not given:
+            self.words._over.set()
+        return given
+
+
+def end():
+    """The end of the partition."""
+    return Message(None, None, error=KafkaError(KafkaError._PARTITION_EOF))
+
+
 @pytest.fixture
 def words(monkeypatch):
     """A reader whose thread does nothing; what it could not keep is in `failed`."""
     monkeypatch.setattr(LastWords, "_run", lambda self: None)
     failed = []
     made = LastWords({}, "t", lambda key: key != b"other", failed.append)
+    made.failed = failed
+    return made
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """The same of a whole topic."""
+    monkeypatch.setattr(LastWords, "_run", lambda self: None)
+    failed = []
+    made = LastWords({}, "t", lambda key: True, failed.append, whole=True)
     made.failed = failed
     return made
 
@@ -85,3 +132,39 @@ def test_without_one_no_word_is_from_the_future(words, kind):
     """A writer whose clock is ahead would never be silent."""
     words._take(Message(b"a", b"1", kind, time.time() + 1e6))
     assert words.last()[b"a"].at <= words.now() < time.time() + 60
+
+
+def stamped(key, value, offset):
+    """A message with the broker's time."""
+    return Message(key, value, TIMESTAMP_LOG_APPEND_TIME, 5000.0, offset)
+
+
+def test_a_whole_topic_is_read_from_its_beginning_to_its_end(whole):
+    """Then it is known what stands there; after an error it goes on where it was."""
+    consumer = Reading(whole, stamped(b"a", b"1", 7))
+    whole._begin(consumer)
+    assert consumer.assigned == [(0, OFFSET_BEGINNING)]
+    whole._follow(consumer)
+    assert not whole.is_read()
+    whole._over.clear()
+    again = Reading(whole, stamped(b"a", b"2", 9), end())
+    whole._begin(again)
+    assert again.assigned == [(0, 8)]
+    whole._follow(again)
+    assert whole.is_read()
+    assert whole.last()[b"a"].value == b"2"
+    assert whole.failed == []
+
+
+def test_in_a_whole_topic_a_tombstone_is_an_empty_word(whole):
+    """So a key that was left out is not taken for one."""
+    whole._take(stamped(b"a", b"1", 0))
+    whole._take(stamped(b"a", None, 1))
+    assert whole.last()[b"a"].value == b""
+
+
+def test_in_a_whole_topic_a_writers_clock_does_not_count(whole):
+    """How old it is cannot be known: the line names the setting."""
+    whole._take(Message(b"a", b"1", TIMESTAMP_CREATE_TIME, time.time()))
+    assert whole.last() == {}
+    assert "message.timestamp.type=LogAppendTime" in whole.failed[0]

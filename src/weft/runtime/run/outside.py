@@ -1,4 +1,4 @@
-"""What a run exposes: its socket on this machine, HTTP, and its reports to the group."""
+"""What a run exposes: its socket on this machine, HTTP, and two topics of its group."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from weft.observe.orders import Answer, Order
 from weft.observe.reports import Reporter
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
+from weft.runtime.run.group_control import GroupControl
 from weft.runtime.run.run_snapshot import add_calls, picture_of
 from weft.sparse import Sparse
 
@@ -175,6 +176,7 @@ class Outside:
         self._http: Serving | None = None
         self._reporter: Reporter | None = None
         self._words: WordsPort | None = None
+        self._followed: GroupControl | None = None
         self._failures = Sparse()
         #: reports of others that were none
         self._refusals = 0
@@ -183,8 +185,18 @@ class Outside:
         """Serve what the options request. Raises ConfigError for an unusable address."""
         if self._options.reports is not None:
             self._report(self._options.reports, clients)
+        if self._options.control is not None:
+            member = str(self._source.measures()["app"]["member"])
+            self._followed = GroupControl(
+                self._options.control, self._options.group, member, clients, self._source.control
+            )
+            self._followed.wait_ready()
         if not self.muted:
             self.serve(clients)
+
+    def followed(self) -> dict[str, Any] | None:
+        """For the snapshot, how the control topic is followed; None without one."""
+        return None if self._followed is None else self._followed.state()
 
     def _report(self, topic: str, clients: Connection) -> None:
         source = self._source
@@ -234,7 +246,7 @@ class Outside:
 
     def close(self) -> None:
         """Serve no more."""
-        for served in (self._reporter, self._words, self._local, self._http):
+        for served in (self._reporter, self._words, self._followed, self._local, self._http):
             if served is not None:
                 served.close()
-        self._reporter = self._words = self._local = self._http = None
+        self._reporter = self._words = self._followed = self._local = self._http = None

@@ -13,6 +13,7 @@ from weft.errors import ConfigError, FatalError
 from weft.kafka.connect import AdminPort, Connection
 from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.properties import canonical
+from weft.observe import group_orders
 from weft.observe.reports import TOPIC_CONFIG
 from weft.options import HandlerOptions
 from weft.policies import DeadLetter
@@ -87,6 +88,8 @@ def check_cluster(
             admin.create_topic(topic, max(counts, default=1), config=DEAD_LETTERS_CONFIG)
         if options.reports is not None and not admin.describe([options.reports], ask_s):
             admin.create_topic(options.reports, 1, config=TOPIC_CONFIG)
+        if options.control is not None:
+            _make_control(admin, options.control, ask_s)
         return topics
 
     patience, began = options.start_timeout_s, time.monotonic()
@@ -106,6 +109,18 @@ def check_cluster(
         # A request that is refused at once is not repeated at once; a slow broker gets more time.
         time.sleep(min(PAUSE_S, left_s))
         ask_s = min(2 * ask_s, ANSWER_S)
+
+
+def _make_control(admin: AdminPort, topic: str, ask_s: float) -> None:
+    """Make the control topic where it is missing; ConfigError where this login may not."""
+    try:
+        if not admin.describe([topic], ask_s):
+            admin.create_topic(topic, 1, config=group_orders.TOPIC_CONFIG)
+    except ConfigError as error:
+        raise ConfigError(
+            f"App(control={topic!r}): {error}: grant this login READ and WRITE on the topic, and "
+            "CREATE where it is missing, or omit control"
+        ) from None
 
 
 def _tell(

@@ -392,7 +392,8 @@ class Run:
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`, and `Snapshots.taken` for less and for more."""
-        return self._snapshots.taken(self._member, over=self.over, worst=worst, mapped=mapped)
+        shot = self._snapshots.taken(self._member, over=self.over, worst=worst, mapped=mapped)
+        return {**shot, "control": self._outside.followed()}
 
     def install_signals(self) -> None:
         """SIGINT and SIGTERM stop the run; only the main thread may do this."""

@@ -1,0 +1,142 @@
+"""A command to a whole group by its control topic, and the members' answers from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from weft.cli import cluster
+from weft.cli.dlq_box import connected
+from weft.errors import ConfigError, FatalError
+from weft.kafka.connect import Connection, WordsPort
+from weft.kafka.ports import Delivery, OutMessage
+from weft.observe.group_orders import (
+    ANSWER,
+    BEAT,
+    COMMAND,
+    SILENT_S,
+    answer_of,
+    command_key,
+    kind_of,
+    lasts,
+    packed,
+)
+from weft.observe.orders import RECORD_ACTIONS, order_of
+
+#: the answers are waited for; a skip is answered when its commit is stored, which may take 10 s
+ANSWERS_S = 10.0
+RECORDS_ANSWERS_S = 20.0
+LOOK_S = 0.05
+
+Row = dict[str, Any]
+
+
+class ByTopic:
+    """The members of a group that follow a control topic."""
+
+    def __init__(
+        self, topic: str, group: str, bootstrap: str, x: Sequence[str] | None, config: Any
+    ) -> None:
+        self._topic, self._group, self._bootstrap = topic, group, bootstrap
+        self._connection: Connection = connected(bootstrap, x, config, group)
+        self._reason = ""
+
+    def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+        """Answers, and member and detail of each that should have answered.
+
+        Raises ConfigError for a topic or group that is not there, FatalError without an answer of
+        the brokers.
+        """
+        with cluster.answering(), closing(self._connection.admin()) as admin:
+            if not admin.describe([self._topic], cluster.ANSWER_S):
+                raise ConfigError(
+                    f"control topic {self._topic} does not exist at {self._bootstrap}: a member "
+                    f"with App(control={self._topic!r}) makes it when it starts"
+                )
+            state, members = admin.group_state(self._group, cluster.ANSWER_S)
+            if state == "DEAD":
+                raise ConfigError(f"group {self._group} does not exist at {self._bootstrap}")
+        mine = (COMMAND, ANSWER)
+        given = order_of(order)
+
+        def wanted(key: bytes) -> bool:
+            kind, group, what = kind_of(key) or ("", "", ())
+            return group == self._group and (
+                kind == BEAT or (kind in mine and what[:1] == (given.id,))
+            )
+
+        words = self._connection.last_words(self._topic, wanted, self._failed, whole=True)
+        with closing(words):
+            if not _within(ANSWERS_S, words.is_read):
+                raise FatalError(
+                    f"control topic {self._topic} cannot be read: {self._reason or 'no answer'}"
+                )
+            self._write(OutMessage(self._topic, packed(given), command_key(self._group, given)))
+            limit_s = RECORDS_ANSWERS_S if given.action in RECORD_ACTIONS else ANSWERS_S
+            if members:
+                _within(limit_s, lambda: not self._missing(words, members))
+            missing = self._missing(words, members, later=lasts(given))
+            return [*self._answers(words).values()], missing
+
+    def _write(self, message: OutMessage) -> None:
+        found: list[Delivery] = []
+        producer = self._connection.producer(lambda: None, self._failed)
+        try:
+            producer.send(message, found.append)
+            producer.flush(ANSWERS_S)
+        finally:
+            producer.close(1.0)
+        error = found[0].error if found else None
+        if error is not None or not found:
+            reason = self._reason or "no answer" if error is None else error.line
+            raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
+
+    def _answers(self, words: WordsPort) -> dict[str, Row]:
+        found = {}
+        for key, word in words.last().items():
+            kind, _, what = kind_of(key) or ("", "", ())
+            if kind == ANSWER:
+                try:
+                    answer = answer_of(word.value)
+                except ConfigError:
+                    continue  # that member has not answered
+                if what[1:] == (answer.member,):
+                    found[answer.member] = answer.row()
+        return found
+
+    def _missing(self, words: WordsPort, members: int, *, later: bool = False) -> list[Row]:
+        answered, now = self._answers(words).keys(), words.now()
+        here = {
+            str(what[0])
+            for key, word in words.last().items()
+            for kind, _, what in [kind_of(key) or ("", "", ())]
+            if kind == BEAT and what and word.value and now - word.at < SILENT_S
+        }
+        missing = [
+            {"member": name, "detail": f"it follows {self._topic} and has not answered in time"}
+            for name in sorted(here - answered)
+        ]
+        if (more := members - len(here | answered)) > 0:
+            verb = "does" if more == 1 else "do"
+            detail = (
+                f"{more:,} of {members:,} members {verb} not follow {self._topic}: set "
+                f"App(control={self._topic!r})"
+            )
+            missing.append({"member": f"group {self._group}", "detail": detail})
+        if not members and not here:
+            then = "who starts before it expires obeys" if later else "nothing was done"
+            missing.append({"member": f"group {self._group}", "detail": f"no member runs: {then}"})
+        return missing
+
+    def _failed(self, reason: str) -> None:
+        self._reason = reason
+
+
+def _within(limit_s: float, what: Callable[[], bool]) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + limit_s
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return found

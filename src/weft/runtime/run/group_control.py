@@ -1,0 +1,224 @@
+"""Commands to the group: a member follows the control topic, obeys, and answers there.
+
+What lasts (pauses, settings, holds of keys) is obeyed by members that start later, too, until it
+expires by the broker's clock. The member beats: it writes to the topic and reads that back. So it
+knows the broker's time, and that the topic can be read; and the sender of a command knows the
+members.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weft import guard
+from weft.errors import ConfigError
+from weft.kafka.ports import Delivery, OutMessage, Word
+from weft.observe.group_orders import (
+    BEAT,
+    BEAT_S,
+    COMMAND,
+    FRESH_S,
+    SILENT_S,
+    answer_key,
+    key_of,
+    kind_of,
+    lasts,
+    left_s,
+    tombstoned,
+    unpacked,
+)
+from weft.observe.orders import Answer, Order
+from weft.runtime.logs import event
+from weft.sparse import Sparse
+
+if TYPE_CHECKING:
+    from weft.kafka.connect import Connection
+
+_log = logging.getLogger("weft")
+
+LOOK_S = 0.2
+#: a start waits so long for what is in force; then it goes on without
+READY_S = 10.0
+#: refused records that are named in the log, each once
+NAMED_MAX = 20
+
+
+class GroupControl:
+    """Follows the control topic of one member until it is closed."""
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        member: str,
+        clients: Connection,
+        obey: Callable[[Order], Sequence[Answer]],
+    ) -> None:
+        """`obey`: of this member."""
+        self._topic, self._group, self._member, self._obey = topic, group, member, obey
+        self._beat_key = key_of(BEAT, group, member)
+        #: what was looked at, and of what is in force the command
+        self._seen: dict[bytes, Word] = {}
+        self._orders: dict[bytes, Order] = {}
+        self._refused = self._expired = self._obeyed = 0
+        #: when the first beat was written that was not read back so far
+        self._waits_since: float | None = None
+        self._beat_at, self._beats, self._echoed = 0.0, 0, 0
+        self._run_id = secrets.token_hex(4)  # a former run's beats are not ours
+        self._reason = ""
+        self._failures = Sparse()
+        self._over, self._ready = threading.Event(), threading.Event()
+        self._producer = clients.producer(lambda: None, self._failed)
+        self._words = clients.last_words(topic, self._is_ours, self._failed, whole=True)
+        self._thread = guard.thread("weft-control", self._run)
+        self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Until what was in force is obeyed, or a limit: a record must not start before a pause."""
+        if not self._ready.wait(READY_S):
+            reason = self._reason or "no answer yet"
+            event(
+                _log, "warning", "control topic not read yet", topic=self._topic, reason=reason,
+                seconds=READY_S, next="what is in force by it is obeyed when it can be read",
+            )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """For the snapshot: for how long the topic has not been read, 0 while it is, and why."""
+        since = self._waits_since
+        silent_s = 0.0 if since is None else time.monotonic() - since
+        if silent_s < SILENT_S:
+            return {"topic": self._topic, "unread_s": 0.0, "reason": "", "refused": self._refused}
+        return {
+            "topic": self._topic, "unread_s": round(silent_s, 1),
+            "reason": self._reason or "no answer", "refused": self._refused,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """The member leaves: it follows no more."""
+        self._over.set()
+        self._thread.join(2.0)
+        self._send(self._beat_key, None)
+        self._producer.flush(2.0)
+        self._producer.close(1.0)
+        self._words.close()
+
+    # -- following -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        began, turns = time.monotonic(), guard.Turns("weft-control")
+        while not self._over.is_set():
+            with turns.turn():
+                self._beat()
+                words = self._words.last()
+                self._note_echo(words)
+                late = time.monotonic() - began >= READY_S  # it may not write, but read
+                if self._words.is_read() and (self._echoed or late):
+                    self._look(words)
+                    if not self._ready.is_set():
+                        self._ready.set()
+                        event(
+                            _log, "info", "control topic followed", topic=self._topic,
+                            obeyed=self._obeyed, expired=self._expired, refused=self._refused,
+                        )  # fmt: skip
+            self._over.wait(LOOK_S)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._beats and now - self._beat_at < BEAT_S:
+            return
+        self._beats, self._beat_at = self._beats + 1, now
+        if self._waits_since is None:
+            self._waits_since = now
+        self._send(self._beat_key, self._beat_of(self._beats))
+
+    def _beat_of(self, number: int) -> bytes:
+        return json.dumps([self._run_id, number]).encode()
+
+    def _note_echo(self, words: dict[bytes, Word]) -> None:
+        word = words.get(self._beat_key)
+        for number in range(self._echoed + 1, self._beats + 1):
+            if word is not None and word.value == self._beat_of(number):
+                self._echoed, self._reason = number, ""
+                self._waits_since = None if number == self._beats else time.monotonic()
+
+    def _now(self) -> float:
+        """By the broker's clock, once a beat came back: until then the last word may be old."""
+        return self._words.now() if self._echoed else time.time()
+
+    def _look(self, words: dict[bytes, Word]) -> None:
+        for key in [key for key in self._seen if key not in words]:
+            del self._seen[key]  # one of too many keys: what is in force by it stays
+            self._orders.pop(key, None)
+        new = [(key, word) for key, word in words.items() if self._seen.get(key) != word]
+        for key, word in sorted(new, key=lambda one: one[1].at):
+            self._seen[key] = word
+            if key != self._beat_key:
+                self._take(key, word)
+                self._beat()  # a command may wait for a commit
+                self._note_echo(self._words.last())
+
+    def _take(self, key: bytes, word: Word) -> None:
+        if not word.value:
+            order = self._orders.pop(key, None)
+            ended = None if order is None else tombstoned(order)
+            if ended is not None:
+                self._obey(ended)
+            return
+        try:
+            order = unpacked(self._group, key, word.value)
+        except ConfigError as error:
+            self._orders.pop(key, None)
+            self._refuse(key, str(error))
+            return
+        age_s = max(0.0, self._now() - word.at)
+        still_s = left_s(order, age_s)
+        if still_s <= 0 or not (lasts(order) or self._ready.is_set()):
+            self._orders.pop(key, None)
+            self._expired += 1
+            return
+        self._obeyed += 1
+        self._orders[key] = order
+        answers = self._obey(replace(order, for_s=min(order.for_s, still_s)))
+        if age_s < FRESH_S:
+            for one in answers:
+                text = json.dumps(one.row(), separators=(",", ":"))
+                self._send(answer_key(self._group, order.id, one.member), text.encode())
+
+    # -- what came and went ------------------------------------------------------------------------
+
+    def _is_ours(self, key: bytes) -> bool:
+        kind = kind_of(key)
+        if kind is None:
+            self._refuse(key, "its key is none of a command")
+            return False
+        return kind[:2] == (COMMAND, self._group) or key == self._beat_key
+
+    def _refuse(self, key: bytes, reason: str) -> None:
+        self._refused += 1
+        if self._refused <= NAMED_MAX:
+            event(
+                _log, "warning", "command record refused", topic=self._topic, reason=reason,
+                key=key[:200].decode(errors="backslashreplace"), count=self._refused,
+            )  # fmt: skip
+
+    def _send(self, key: bytes, value: bytes | None) -> None:
+        try:
+            self._producer.send(OutMessage(self._topic, value, key), self._answered)
+        except BufferError as error:
+            self._failed(str(error))
+
+    def _answered(self, delivery: Delivery) -> None:
+        if delivery.error is not None:
+            self._failed(delivery.error.line)
+
+    def _failed(self, reason: str) -> None:
+        self._reason = reason
+        if self._failures.left_out() is not None:
+            event(_log, "warning", "control topic fails", topic=self._topic, reason=reason)

@@ -1,0 +1,119 @@
+"""`--control TOPIC`: commands to a whole group by its control topic, on the in-memory broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+import weft
+from weft.cli import control_group
+from weft.cli.main import run as command
+from weft.runtime.run import group_control
+from weft.testing import MemoryKafka
+
+LIMIT_S = 60.0
+BECAUSE = ("--reason", "a test")
+
+
+class Group:
+    """Members of the group g, and commands to them."""
+
+    def __init__(self, kafka: MemoryKafka, capsys: Any) -> None:
+        self.kafka, self._capsys = kafka, capsys
+        self.runs: list[Any] = []
+
+    def start(self, control: str | None = "control") -> str:
+        """A member that has a partition; its name."""
+        servers = {"bootstrap.servers": self.kafka.bootstrap}
+        app = weft.App(group="g", kafka=servers, control=control)
+
+        @app.consume("a")
+        def one(record: weft.Record[Any]) -> None:
+            pass
+
+        self.runs.append(app.start())
+        return str(app.snapshot()["app"]["member"])
+
+    def asked(self, *words: str, topic: str = "control") -> tuple[int, dict[str, str], str]:
+        """Exit code, the outcome by member, and what went wrong."""
+        self._capsys.readouterr()
+        at = ("--control", topic, "--group", "g", "--bootstrap-servers", self.kafka.bootstrap)
+        code = command([*words, *BECAUSE, *at, "--json"])
+        out, err = self._capsys.readouterr()
+        rows = json.loads(out)["answers"] if out else []
+        return code, {row["member"]: row["outcome"] for row in rows}, err
+
+
+@pytest.fixture
+def group(monkeypatch, capsys):
+    """Nobody runs yet."""
+    monkeypatch.setattr(group_control, "LOOK_S", 0.01)
+    with MemoryKafka() as kafka:
+        kafka.create_topic("a", 3)
+        made = Group(kafka, capsys)
+        yield made
+        for run in made.runs:
+            run.stop("now")
+        for run in made.runs:
+            run.wait(LIMIT_S)
+
+
+def test_every_member_answers(group, monkeypatch):
+    """Exit 0 only then; a dry run changes nothing; a refusal is an exit 1."""
+    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
+    monkeypatch.setattr(control_group, "RECORDS_ANSWERS_S", LIMIT_S)
+    names = [group.start(), group.start()]
+    assert group.asked("pause", "--dry-run")[:2] == (0, dict.fromkeys(names, "would"))
+    assert group.asked("pause", "--for", "10m")[:2] == (0, dict.fromkeys(names, "done"))
+    assert [len(run.control.state()["in_force"]) for run in group.runs] == [1, 1]
+    assert group.asked("resume")[:2] == (0, dict.fromkeys(names, "done"))
+    assert group.asked("set", "concurrency=2")[:2] == (0, dict.fromkeys(names, "done"))
+    assert group.asked("pause", "--handler", "nope")[:2] == (1, dict.fromkeys(names, "refused"))
+    code, rows, _ = group.asked("key", "hold", "--topic", "a", "--key", "k")
+    assert (code, set(rows)) == (0, set(names))
+    code, rows, err = group.asked("record", "skip", "a:7:5")
+    assert (code, rows) == (1, dict.fromkeys(names, "not here"))
+    assert "no member that was reached has a:7:5" in err
+
+
+def test_a_member_that_does_not_follow_the_topic_is_an_exit_1(group, monkeypatch):
+    """It is counted by the group's membership, and the option is named."""
+    name = group.start()
+    group.start(control=None)
+
+    def until_answered():
+        """The time that is left for the others, without waiting for it."""
+        deadline = time.monotonic() + LIMIT_S
+        while not any(b'"answer"' in one.key for one in group.kafka.records("control")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # between two looks
+        return True
+
+    monkeypatch.setattr(control_group, "_within", lambda _limit_s, what: what() or until_answered())
+    code, rows, _ = group.asked("pause")
+    assert (code, rows) == (1, {name: "done", "group g": "no answer"})
+
+
+def test_without_members_the_command_waits_for_them(group):
+    """Exit 1: no one has obeyed; who starts then does."""
+    group.kafka.create_topic("control")
+    assert group.asked("pause")[:2] == (1, {"group g": "no answer"})
+    group.start()
+    assert len(group.runs[0].control.state()["in_force"]) == 1
+
+
+def test_a_topic_that_is_not_there_is_one_line(group):
+    """It names what makes it."""
+    code, _, err = group.asked("pause", topic="nowhere")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "App(control='nowhere') makes it" in err
+
+
+@pytest.mark.parametrize("more", [[], ["--group", "g", "--url", "http://127.0.0.1:1"]])
+def test_a_topic_requires_a_group_and_no_url(capsys, more):
+    """One line."""
+    assert command(["pause", *BECAUSE, "--control", "control", *more]) == 2
+    assert "--control requires --group and excludes --url" in capsys.readouterr().err

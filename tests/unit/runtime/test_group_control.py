@@ -1,0 +1,220 @@
+"""A member that follows its group's control topic, on the in-memory broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+import weft
+from weft.errors import ConfigError
+from weft.observe.group_orders import ANSWER, SILENT_S, command_key, key_of, kind_of, packed
+from weft.observe.orders import Order
+from weft.observe.why import why
+from weft.runtime.run import group_control
+from weft.runtime.run.preflight import _make_control
+from weft.testing import MemoryKafka
+
+LIMIT_S = 60.0
+TOPIC = "control"
+
+
+def until(what: Any) -> Any:
+    """Wait until it is so."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # between two looks
+    return found
+
+
+def order(action: str, number: int = 1, **given: Any) -> Order:
+    """A command."""
+    return Order(action, "a test", f"id{number}", **given)
+
+
+class Group:
+    """Members of the group g, and its control topic."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self.kafka = kafka
+        self.runs: list[Any] = []
+
+    def start(self) -> Any:
+        """A member that follows the topic when this returns."""
+        app = weft.App(group="g", kafka={"bootstrap.servers": self.kafka.bootstrap}, control=TOPIC)
+
+        @app.consume("a")
+        def one(record: weft.Record[Any]) -> None:
+            pass
+
+        self.runs.append(app.start())
+        return self.runs[-1]
+
+    def write(self, given: Order, *, age_s: float = 0.0, group: str = "g") -> bytes:
+        """A command in the topic; its key."""
+        key = command_key(group, given)
+        at_ms = int((time.time() - age_s) * 1000)
+        self.kafka.produce(TOPIC, packed(given), key=key, timestamp_ms=at_ms)
+        return key
+
+    def answers(self, order_id: str) -> list[dict[str, Any]]:
+        """What members answered."""
+        found = []
+        for record in self.kafka.records(TOPIC):
+            kind = kind_of(record.key)
+            if kind is not None and kind[0] == ANSWER and kind[2][0] == order_id:
+                found.append(json.loads(record.value))
+        return found
+
+
+def in_force(run: Any) -> list[tuple[str, str | None]]:
+    """Actions and topics."""
+    return [(one["action"], one["topic"]) for one in run.control.state()["in_force"]]
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """Nobody runs yet; members look often."""
+    monkeypatch.setattr(group_control, "LOOK_S", 0.01)
+    monkeypatch.setattr(group_control, "READY_S", LIMIT_S)
+    with MemoryKafka() as kafka:
+        kafka.create_topic("a")
+        kafka.create_topic(TOPIC)
+        made = Group(kafka)
+        yield made
+        for run in made.runs:
+            run.stop("now")
+        for run in made.runs:
+            run.wait(LIMIT_S)
+
+
+def test_a_member_obeys_and_answers(group):
+    """A pause by the topic is as one by the socket, and a resume ends it."""
+    run = group.start()
+    group.write(order("pause", topic="a"))
+    (answer,) = until(lambda: group.answers("id1"))
+    assert answer["outcome"] == "done"
+    assert answer["member"] == run.snapshot()["app"]["member"]
+    assert in_force(run) == [("pause", "a")]
+    group.write(order("resume", 2, topic="a"))
+    until(lambda: group.answers("id2"))
+    assert in_force(run) == []
+
+
+def test_a_later_member_obeys_what_is_in_force(group):
+    """Before it joins; for the time that is left; it answers no one who has gone."""
+    group.write(order("pause", 1, topic="a", for_s=3_600.0), age_s=3_000.0)
+    group.write(order("set", 2, settings={"concurrency": 5}, for_s=60.0), age_s=61.0)
+    group.write(order("retry", 3, topic="a", key="k"))
+    group.write(order("pause", 4), group="other")
+    run = group.start()
+    (force,) = run.control.state()["in_force"]
+    assert force["topic"] == "a"
+    assert 500.0 < force["until"] - time.time() <= 601.0
+    assert [one["id"] for one in run.control.state()["log"]] == ["id1"]
+    assert group.answers("id1") == []
+
+
+def test_what_was_resumed_stays_resumed_for_later_members(group):
+    """Also where everything was resumed, and the pause of one topic is still in the topic."""
+    group.write(order("pause", 1, topic="a", for_s=86_400.0), age_s=7_200.0)
+    group.write(order("resume", 2, for_s=3_600.0), age_s=7_100.0)
+    assert in_force(group.start()) == []
+
+
+def test_a_tombstone_ends_a_pause(group):
+    """As a resume does."""
+    run = group.start()
+    key = group.write(order("pause", topic="a"))
+    until(lambda: in_force(run))
+    group.kafka.produce(TOPIC, None, key=key)
+    until(lambda: not in_force(run))
+
+
+def test_a_key_that_is_left_out_ends_nothing(group, monkeypatch):
+    """The reader keeps a limited number of them."""
+    run = group.start()
+    group.write(order("pause", topic="a"))
+    until(lambda: in_force(run))
+    followed = run._outside._followed
+    monkeypatch.setattr(followed._words, "last", dict)
+    until(lambda: not followed._seen)
+    assert in_force(run) == [("pause", "a")]
+
+
+def test_what_is_no_command_is_counted_and_passed_over(group, caplog):
+    """Each is one line in the log; the next command is obeyed."""
+    run = group.start()
+    key = command_key("g", order("pause"))
+    group.kafka.produce(TOPIC, b"{", key=key)
+    group.kafka.produce(TOPIC, b"{}", key=key_of("command", "g", "x"))
+    group.write(order("pause", 2, topic="a"))
+    until(lambda: in_force(run) == [("pause", "a")])
+    assert run.snapshot()["control"]["refused"] == 2
+    assert caplog.text.count("command record refused") == 2
+
+
+def test_a_topic_that_cannot_be_read_is_said(group, monkeypatch):
+    """What is in force holds; why names the topic and the reason; then it is read again."""
+    run = group.start()
+    group.write(order("pause", topic="a"))
+    until(lambda: in_force(run))
+    assert "control" not in {one.about for one in why(run.snapshot())}
+    followed = run._outside._followed
+    monkeypatch.setattr(group_control, "BEAT_S", 0.01)
+    monkeypatch.setattr(followed, "_send", lambda key, value: followed._failed("no rights"))
+    until(lambda: followed._waits_since is not None)
+    monkeypatch.setattr(followed, "_waits_since", time.monotonic() - SILENT_S)
+    (told,) = [one for one in why(run.snapshot()) if one.about == "control"]
+    assert f"control topic {TOPIC} for" in told.text
+    assert "no rights" in told.text
+    assert in_force(run) == [("pause", "a")]
+    monkeypatch.undo()
+    until(lambda: run.snapshot()["control"]["unread_s"] == 0.0)
+
+
+class Admin:
+    """One of whom everything about topics is refused, or that has none."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        self.refuses = refuses
+        self.made: list[Any] = []
+
+    def describe(self, topics: Any, timeout_s: float) -> dict[str, Any]:
+        if self.refuses:
+            raise ConfigError("Kafka at b: cannot describe control: Topic authorization failed")
+        return {}
+
+    def create_topic(self, *given: Any, **more: Any) -> None:
+        self.made.append((*given, more["config"]["message.timestamp.type"]))
+
+
+def test_the_topic_is_made_where_it_is_missing():
+    """One partition, stamped by the broker."""
+    admin: Any = Admin(refuses=False)
+    _make_control(admin, TOPIC, 1.0)
+    assert admin.made == [(TOPIC, 1, "LogAppendTime")]
+
+
+def test_a_topic_that_is_denied_is_one_line_at_the_start():
+    """It names the option and the rights."""
+    admin: Any = Admin(refuses=True)
+    with pytest.raises(ConfigError, match=r"control='control'.*READ and WRITE") as caught:
+        _make_control(admin, TOPIC, 1.0)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("given", ["", "no topic", 7])
+def test_an_option_that_is_no_topic_is_refused(given):
+    """When the app is made."""
+    with pytest.raises(ConfigError, match=r"App\(control="):
+        weft.App(group="g", kafka={}, control=given)
+
+
+def test_reports_and_control_are_two_topics():
+    """Who may report may not command."""
+    with pytest.raises(ConfigError, match="two topics"):
+        weft.App(group="g", kafka={}, control="t", reports="t")
