@@ -78,12 +78,12 @@ def _tried_again_before_it_is_decided(original: Any) -> Any:
     return ask
 
 
-@mutant(Endings, "decided", "S1", "L2", "L4", first_seed=profiles.DECIDED)
+@mutant(Endings, "decided", "S1", "L2", "L4", first_seed=profiles.DECIDED + 114)
 def _what_is_decided_is_not_done(original: Any) -> Any:
     return lambda _self, _answer: None
 
 
-@mutant(Endings, "decided", "S3", "S12", first_seed=profiles.DECIDED)
+@mutant(Endings, "decided", "S3", "S12", first_seed=profiles.DECIDED + 792)
 def _an_answer_counts_twice(original: Any) -> Any:
     def decided(self: Endings, answer: Any) -> None:
         failure = answer.work.failure
