@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery import complete
-from weft.core.holds import hold
+from weft.core.holds import hold, hold_behind
 from weft.core.spec import AT_MOST_ONCE, KEY
 from weft.core.states import RECORD_NAMES
 from weft.core.work import Failure
@@ -110,6 +110,9 @@ class Commands:
                 offset = -1 if first is None else first.record.offset
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
+        for later in self._of_lane(partition, key):  # of one batch with it, they are held as well
+            if later is not first and _held(later):
+                self._state.retries.add(self._state.now, later)
         return self._go_on(partition, command, first)
 
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
@@ -205,6 +208,9 @@ class Commands:
 
     def _skip(self, partition: Partition, command: Command, work: Work) -> tuple[fx.Obeyed, bool]:
         offset = work.record.offset
+        if self._state.drained:  # no commit follows that would make it true
+            what = "this member is about to leave: ask the next owner"
+            return _row(partition, command, "refused", what, offset), False
         if work.state not in _WAITS:
             what = _UNDER_WAY.format(RECORD_NAMES[work.state])
             return _row(partition, command, "refused", what, offset), False
@@ -229,8 +235,8 @@ class Commands:
         else:
             self._take_out(work)
         following = work.next
-        if following is not None and following.state == states.QUEUED and partition.holds:
-            self._hold_next(partition, following)
+        if following is not None and following.state == states.QUEUED:
+            hold_behind(state, following)
         failure = work.failure = work.failure or Failure(state.texts)
         failure.given_up = "skipped"
         failure.tell(state.now, f"skipped: {reason}")
@@ -241,13 +247,6 @@ class Commands:
             complete(state, work)
         else:
             self._endings.handled(work)
-
-    def _hold_next(self, partition: Partition, following: Work) -> None:
-        """The lane is held, and its first record goes: the next one is held before its turn."""
-        until = partition.holds.get(partition.lanes.key_of(following.record))
-        if until is not None and until > self._state.now:
-            partition.lanes.behind.add(following)
-            hold(self._state, following, until)
 
 
 def _held(work: Work) -> bool:

@@ -12,7 +12,7 @@ from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Failed, Returned
-from weft.core.holds import hold_back
+from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
 from weft.core.partition import plain_done
 from weft.core.work import Decision, Failure
@@ -89,7 +89,9 @@ class Endings:
         else:  # back to the head of its lane, or behind the record it was in one batch with
             self._delivery(work).given_back(work)
             work.move(states.QUEUED)
-            if not unfollow(work) and not hold_back(self._state, work):
+            if unfollow(work):
+                hold_behind(self._state, work)
+            elif not hold_back(self._state, work):
                 partition.lanes.put_back([work])
                 handler.enlist(partition)
 
@@ -129,6 +131,7 @@ class Endings:
         failure.batch_max = count // 2
         if behind:
             self._requeue(work, failure)
+            hold_behind(self._state, work)
         else:
             retry, good_calls = work.retry, handler.good_calls
             self._retry(work, failure, batch_delay_s(retry, failure, good_calls, failed.delay_s))
@@ -424,7 +427,7 @@ class Endings:
     def _join(self, work: Work) -> None:
         """The record comes into its lane, where it waits if that is held."""
         lanes = work.partition.lanes
-        if lanes.would_lead(work) and hold_back(self._state, work):
+        if lanes.is_next(work) and hold_back(self._state, work):
             lanes.join_waiting(work)
         else:
             lanes.join([work])

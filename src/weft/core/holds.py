@@ -26,6 +26,15 @@ def hold_back(state: EngineState, work: Work) -> bool:
     return True
 
 
+def hold_behind(state: EngineState, work: Work) -> None:
+    """The same for one behind another record of its lane that is under way: before its turn."""
+    partition = work.partition
+    until = partition.holds.get(partition.lanes.key_of(work.record)) if partition.holds else None
+    if until is not None and until > state.now:
+        partition.lanes.behind.add(work)
+        hold(state, work, until)
+
+
 def hold(state: EngineState, work: Work, until: float) -> None:
     """This queued record, which stands nowhere else, does not start before this time."""
     failure = work.failure

@@ -121,10 +121,13 @@ class Lanes:
         elif not waits:
             self.ready.append(work)
 
-    def would_lead(self, work: Work) -> bool:
-        """A record that comes in would be the first of its lane."""
+    def is_next(self, work: Work) -> bool:
+        """A record that comes in would be the first of its lane that has not begun."""
         key = self.key_of(work.record)
-        return not isinstance(key, int) and key not in self.tails
+        if isinstance(key, int):
+            return False
+        tail = self.tails.get(key)
+        return tail is None or tail.state not in (states.QUEUED, states.RETRYING, states.PARKED)
 
     def join_waiting(self, work: Work) -> None:
         """A record that may not start when its turn comes: its lane waits for it from then on."""

@@ -7,9 +7,9 @@ from tests.unit.core.test_memory import ERROR, UNIX_S
 
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core.events import Command, Failed, Target
+from weft.core.events import Command, Failed, Returned, Target
 from weft.core.spec import HandlerSpec
-from weft.policies import Retry
+from weft.policies import Batch, Retry
 
 KEY = Target("t", b"k")
 RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)
@@ -217,3 +217,42 @@ def test_what_is_remembered_and_not_fetched_yet_can_be_released(make_desk, actio
     assert order(desk, action, record(0)) == [("released", 0)]
     desk.poll(part, 0)
     assert [work.record.attempt for work in desk.started()] == [1]
+
+
+def test_what_comes_behind_a_running_record_of_a_held_lane_is_held(desk):
+    """It is the first of its lane that has not begun; the one behind it waits for it."""
+    desk.poll(desk.part, 0)
+    (first,) = desk.started()
+    assert order(desk, "hold") == [("held", -1)]
+    desk.poll(desk.part, 1, 2)
+    desk.do("calls_ended", [first])
+    assert started(desk) == []
+    assert order(desk, "release") == [("released", 1)]
+    (second,) = desk.started()
+    desk.do("calls_ended", [second])
+    assert [second.record.offset, *started(desk)] == [1, 2]
+
+
+def test_nothing_is_skipped_after_the_last_commit(desk):
+    """The member is about to leave: no commit would make it true, and no answer would come."""
+    order(desk, "hold")
+    desk.poll(desk.part, 0)
+    desk.do("stop", "in_flight")
+    assert desk.take(fx.Drained)
+    assert order(desk, "skip", record(0)) == [("refused", 0)]
+
+
+def test_what_goes_back_behind_another_of_its_batch_is_held(make_desk):
+    """Its lane was held while the batch ran: it does not follow the one before it."""
+    spec = HandlerSpec("h", retry=Retry(delay_s=0.0), batch=Batch(2, 0.0, "explicit"))
+    desk = make_desk(spec)
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0, 1)
+    first, second = desk.started()
+    assert order(desk, "hold") == [("held", -1)]
+    desk.do("batch_ended", 0, [], [Returned(first, ["out"]), Failed(second, ERROR)])
+    desk.do("outputs_answered", [(first, (), None)])
+    desk.pass_time(5.0)
+    assert started(desk) == []
+    assert order(desk, "release") == [("released", 1)]
+    assert started(desk) == [1]
