@@ -59,7 +59,7 @@ RINGS: dict[str, set[str]] = {
     "options": BASIC | {"ledger", "signatures", "decoding"},
     "decoding": {"errors", "types"},
     "signatures": BASIC,
-    "app_options": BASIC,
+    "app_options": BASIC | {"signatures"},
     "routing": BASIC | {"options"},
     "observe": SEEN | OPTIONS | MEANS | {"config", "kafka", "owner", "_version"},
     "runtime": SEEN | OPTIONS | MEANS | {"config", "kafka", "ledger", "observe", "owner"},

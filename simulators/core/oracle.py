@@ -14,7 +14,7 @@ from weft.core import effects as fx
 from weft.core.partition import Partition
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from weft.core.work import Work
-from weft.policies import DeadLetter, GivenUp, Park, Skip, Stop
+from weft.policies import DeadLetter, GivenUp, Skip
 from weft.testing.memory import OffsetAndMetadata
 from weft.types import TopicPartition
 
@@ -264,7 +264,7 @@ class Oracle:
 
     def _exhausted(self, life: Life, offset: int, now: float) -> None:
         policy = life.spec.on_exhausted
-        if isinstance(policy, Park | DeadLetter | Skip | Stop):
+        if isinstance(policy, GivenUp):
             self.given_up(life, offset, now, policy)
         else:
             remembering.ask(life, offset)

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simulators.core.setup import ACTIONS, Setup, decides, draw_any
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, UNORDERED
+from weft.core.spec import (
+    ALL_STARTS_PER_S,
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    UNORDERED,
+    HandlerSpec,
+)
 from weft.policies import Batch, DeadLetter, Park, Retry, Skip
 
 WIDTH = 1_000_000
@@ -282,17 +289,13 @@ def _commanded(setup: Setup, rng: random.Random) -> Setup:
         else spec
         for spec in setup.specs
     )
-    return replace(
+    return _failing(
         setup,
-        specs=specs,
-        limits=replace(setup.limits, map_chars=4096),
-        broker_chars=4096,
-        odds=replace(setup.odds, fail=rng.choice((0.2, 0.6)), hang=0.0),
-        ends=_weighted(
-            command=rng.choice((2.0, 20.0)),
-            meddle=rng.choice((0.0, 3.0)),
-            churn=rng.choice((1.0, 6.0)),
-        ),
+        specs,
+        rng.choice((0.2, 0.6)),
+        command=rng.choice((2.0, 20.0)),
+        meddle=rng.choice((0.0, 3.0)),
+        churn=rng.choice((1.0, 6.0)),
     )
 
 
@@ -307,13 +310,18 @@ def _decided(setup: Setup, rng: random.Random) -> Setup:
         )
         for spec in setup.specs
     )
+    return _failing(setup, specs, rng.choice((0.2, 0.6)), churn=rng.choice((1.0, 6.0)), control=0.0)
+
+
+def _failing(setup: Setup, specs: tuple[HandlerSpec, ...], fail: float, **weights: float) -> Setup:
+    """Such a share of the calls fails, and commits have room for all that is remembered."""
     return replace(
         setup,
         specs=specs,
         limits=replace(setup.limits, map_chars=4096),
         broker_chars=4096,
-        odds=replace(setup.odds, fail=rng.choice((0.2, 0.6)), hang=0.0),
-        ends=_weighted(churn=rng.choice((1.0, 6.0)), control=0.0),
+        odds=replace(setup.odds, fail=fail, hang=0.0),
+        ends=_weighted(**weights),
     )
 
 

@@ -10,7 +10,7 @@ from weft.codec import Remembered, UnreadableMap, decode
 from weft.core import effects as fx
 from weft.core.endings import DELAY_MAX_S
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
-from weft.policies import DeadLetter, OnExhausted, Park, Skip, Stop
+from weft.policies import DeadLetter, GivenUp, OnExhausted, Park, Stop
 from weft.testing.memory import OffsetAndMetadata
 
 #: the simulated clock begins then
@@ -52,7 +52,7 @@ def _restore(life: Life, one: Remembered, now: float) -> None:
     if not spent:
         return
     life.came_spent.add(offset)
-    if not isinstance(spec.on_exhausted, Park | DeadLetter | Skip | Stop):
+    if not isinstance(spec.on_exhausted, GivenUp):
         ask(life, offset)
     elif isinstance(spec.on_exhausted, Park):
         park(life, offset, now)
@@ -77,7 +77,7 @@ def park(
 ) -> None:
     """It does not start before it is released."""
     policy = policy or life.spec.on_exhausted
-    if not isinstance(policy, Park | DeadLetter | Skip | Stop):  # it came parked
+    if not isinstance(policy, GivenUp):  # it came parked
         life.parked[offset] = NEVER if due is None else due
         return
     after = policy.release_after_s if isinstance(policy, Park) else None

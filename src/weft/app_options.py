@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any, TypedDict
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_seconds, is_whole
+from weft.signatures import check_call
 from weft.types import OnLost
 
 BUFFER_BYTES_MIN = 2**20
@@ -111,21 +111,9 @@ def checked_app(options: AppOptions) -> AppOptions:
         if value is not None and not callable(value):
             raise ConfigError(f"App({name}={value!r}) is not callable: give a function, or None")
     if options.on_error is not None:
-        _check_on_error(options.on_error)
+        wanted = ("record", "error", "attempt", "outcome")
+        check_call("App(on_error=...)", "failed", options.on_error, wanted)
     return replace(options, kafka=dict(options.kafka), producer=dict(options.producer))
-
-
-def _check_on_error(function: Callable[..., Any]) -> None:
-    wanted = ("record", "error", "attempt", "outcome")
-    try:
-        inspect.signature(function).bind(*wanted)
-    except TypeError as error:
-        raise ConfigError(
-            f"App(on_error=...) is called with {len(wanted)} arguments: "
-            f"def failed({', '.join(wanted)}) ({error})"
-        ) from None
-    except ValueError:
-        return  # a builtin without a signature: its first call will show
 
 
 def _check_seen(options: AppOptions) -> None:

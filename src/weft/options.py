@@ -14,8 +14,18 @@ from weft.decoding import check_kind, is_async
 from weft.errors import ConfigError
 from weft.ledger.policy import SqlLedger
 from weft.numeric import is_positive, is_whole
-from weft.policies import Batch, Commit, DeadLetter, OnExhausted, Park, Retry, Skip, Stop, is_topic
-from weft.signatures import Returns, check_signature
+from weft.policies import (
+    Batch,
+    Commit,
+    DeadLetter,
+    GivenUp,
+    OnExhausted,
+    Park,
+    Retry,
+    Skip,
+    is_topic,
+)
+from weft.signatures import Returns, check_call, check_signature
 from weft.types import DeliveryName, Ordering
 
 CONCURRENCY_MAX = 10_000
@@ -205,7 +215,7 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
     if not isinstance(options.commit, Commit):
         raise ConfigError(f"{where}: commit={options.commit!r}: give weft.Commit(...)")
     policy = options.on_exhausted
-    if not isinstance(policy, Park | DeadLetter | Skip | Stop):
+    if not isinstance(policy, GivenUp):
         _check_decide(where, options, policy)
     if isinstance(policy, DeadLetter):
         for topic in options.topics:
@@ -228,15 +238,7 @@ def _check_decide(where: str, options: HandlerOptions, function: Any) -> None:
             f"{where}: on_exhausted= is an async function: make it a plain `def` that decides "
             "from the record and the error, and does no I/O"
         )
-    try:
-        inspect.signature(function).bind("record", "error")
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: on_exhausted= is called with 2 arguments: def decide(record, error) "
-            f"({error})"
-        ) from None
-    except ValueError:
-        pass  # a builtin without a signature: its first call will show
+    check_call(f"{where}: on_exhausted=", "decide", function, ("record", "error"))
     if options.delivery == "at_most_once":
         raise ConfigError(
             f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '

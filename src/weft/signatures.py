@@ -25,6 +25,22 @@ _PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, dict, set, fro
 _MANY = (list, tuple, abc.Iterable)
 
 
+def check_call(what: str, name: str, function: Callable[..., Any], wanted: tuple[str, ...]) -> None:
+    """ConfigError where a callback cannot be called with so many arguments.
+
+    `name`: of the function in the example.
+    """
+    try:
+        inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} is called with {len(wanted)} arguments: "
+            f"def {name}({', '.join(wanted)}) ({error})"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature: its first call will show
+
+
 def check_signature(
     where: str,
     function: Callable[..., Any],

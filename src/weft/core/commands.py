@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery import complete
-from weft.core.holds import hold, hold_behind
+from weft.core.holds import held_until, hold, hold_behind
 from weft.core.spec import AT_MOST_ONCE, KEY
 from weft.core.states import RECORD_NAMES
 from weft.core.work import Failure
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
 
 HOLD_MAX_S = 30 * 86_400.0
-_WAITS = (states.QUEUED, states.RETRYING, states.PARKED)
 _UNDER_WAY = "it is {} now: ask again when that is over"
 
 
@@ -127,7 +126,9 @@ class Commands:
         if until <= self._state.now:
             return _row(partition, command, "unchanged", "the hold is over already")
         partition.set_hold(key, until)
-        waiting = next((w for w in self._of_lane(partition, key) if w.state in _WAITS), None)
+        waiting = next(
+            (w for w in self._of_lane(partition, key) if w.state in states.WAITING), None
+        )
         if waiting is None:
             return _row(partition, command, "held", "nothing of it waits now")
         return self._hold(partition, command, waiting, until)
@@ -191,7 +192,7 @@ class Commands:
 
     def _go_on(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
-        if partition.holds.get(partition.lanes.key_of(work.record), 0.0) > self._state.now:
+        if held_until(self._state, work) is not None:
             return _row(partition, command, "refused", "its lane is held: release that", offset)
         if work.state == states.PARKED:
             self._endings.release(work, command.reason)
@@ -211,7 +212,7 @@ class Commands:
         if self._state.drained:  # no commit follows that would make it true
             what = "this member is about to leave: ask the next owner"
             return _row(partition, command, "refused", what, offset), False
-        if work.state not in _WAITS:
+        if work.state not in states.WAITING:
             what = _UNDER_WAY.format(RECORD_NAMES[work.state])
             return _row(partition, command, "refused", what, offset), False
         key = partition.lanes.key_of(work.record)

@@ -16,7 +16,7 @@ from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
 from weft.core.partition import plain_done
 from weft.core.work import Decision, Failure
-from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, Park, Retry, Skip, Stop
+from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from weft.core.events import Decided, Ended
     from weft.core.partition import Partition
     from weft.core.work import Work
-    from weft.policies import GivenUp
 
 #: for a record whose last error was not kept: it happened in another member
 USED_UP = ErrorInfo("Exhausted", "its attempts were used up before its partition came here")
@@ -308,7 +307,7 @@ class Endings:
     def _exhausted(self, work: Work, failure: Failure, error: ErrorInfo) -> None:
         """Its attempts are used up."""
         policy = work.partition.handler.spec.on_exhausted
-        if isinstance(policy, Park | DeadLetter | Skip | Stop):
+        if isinstance(policy, GivenUp):
             self._give_up(work, failure, policy)
         else:
             self._ask(work, failure, error)

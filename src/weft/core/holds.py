@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from weft.core.work import Work
 
 
-def hold_back(state: EngineState, work: Work) -> bool:
-    """Where the lane of a queued record is held, it waits for the end of that."""
+def held_until(state: EngineState, work: Work) -> float | None:
+    """The end of the hold of its lane; None where there is none, or it is over."""
     holds = work.partition.holds
     until = holds.get(work.partition.lanes.key_of(work.record)) if holds else None
-    if until is None or until <= state.now:
+    return None if until is None or until <= state.now else until
+
+
+def hold_back(state: EngineState, work: Work) -> bool:
+    """Where the lane of a queued record is held, it waits for the end of that."""
+    until = held_until(state, work)
+    if until is None:
         return False
     hold(state, work, until)
     return True
@@ -28,10 +34,9 @@ def hold_back(state: EngineState, work: Work) -> bool:
 
 def hold_behind(state: EngineState, work: Work) -> None:
     """The same for one behind another record of its lane that is under way: before its turn."""
-    partition = work.partition
-    until = partition.holds.get(partition.lanes.key_of(work.record)) if partition.holds else None
-    if until is not None and until > state.now:
-        partition.lanes.behind.add(work)
+    until = held_until(state, work)
+    if until is not None:
+        work.partition.lanes.behind.add(work)
         hold(state, work, until)
 
 

@@ -127,7 +127,7 @@ class Lanes:
         if isinstance(key, int):
             return False
         tail = self.tails.get(key)
-        return tail is None or tail.state not in (states.QUEUED, states.RETRYING, states.PARKED)
+        return tail is None or tail.state not in states.WAITING
 
     def join_waiting(self, work: Work) -> None:
         """A record that may not start when its turn comes: its lane waits for it from then on."""

@@ -24,6 +24,8 @@ PARKED: Final = 7  # attempts used up, policy Park: holds its lane, costs no wor
 DONE: Final = 8  # finished with: counted behind the frontier or in the offset map
 SUPERSEDED: Final = 9  # its epoch ended first: whatever comes back for it is counted and dropped
 
+#: of records of which no call has begun, or will begin again
+WAITING: Final = (QUEUED, RETRYING, PARKED)
 RECORD_NAMES: Final = (
     "queued",
     "marking",

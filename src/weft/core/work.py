@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.codec.rider import error_hash
 from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
+from weft.policies import GivenUp, Retry
 from weft.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
     from weft.core.partition import Partition
-    from weft.policies import GivenUp
 
 LaneKey = bytes | int | str
 
@@ -109,7 +108,7 @@ class Work:
     def given_up_by(self) -> GivenUp | None:
         """What becomes of it once it is exhausted; None while a function has not decided that."""
         policy = self.partition.handler.spec.on_exhausted
-        if isinstance(policy, Park | DeadLetter | Skip | Stop):
+        if isinstance(policy, GivenUp):
             return policy
         decision = None if self.failure is None else self.failure.decision
         return None if decision is None else decision.policy

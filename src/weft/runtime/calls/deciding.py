@@ -8,7 +8,7 @@ from typing import Any
 from weft.core import effects as fx
 from weft.core.events import Decided
 from weft.errors import RemoteError
-from weft.policies import DeadLetter, Park, Retry, Skip, Stop
+from weft.policies import DeadLetter, GivenUp, Retry
 from weft.runtime.calls.invoke import asked_delay, error_info
 from weft.types import ErrorInfo, Raised
 
@@ -40,7 +40,7 @@ def _wrong(outcome: object, topic: str) -> str:
     if isinstance(outcome, CoroutineType):
         outcome.close()
         return "a coroutine: make it a plain `def`"
-    if not isinstance(outcome, Park | DeadLetter | Skip | Stop | Retry):
+    if not isinstance(outcome, GivenUp | Retry):
         return f"{outcome!r:.80}: {RETURN_ONE}"
     if isinstance(outcome, DeadLetter) and outcome.topic_for(topic) == topic:
         return f"DeadLetter({outcome.topic!r}), the topic it reads: name another"
