@@ -11,10 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 NOT_FAST := broker or spark or java or long or push
 # What has none of it: each worker would import it for nothing.
 WITHOUT_FAST := $(addprefix --ignore=tests/integration/,spark matrix processes page workers ledger)
-# Most of a test is waiting: four workers fill two cores. Each has brokers of its own; tests are dealt
+# Most of a test is waiting: five workers fill two cores. Each has brokers of its own; tests are dealt
 # out one by one: tests/support/dealing.py.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
+PYTEST := $(BIN)/python -m pytest -n 5 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
 # A test that not even its time-out can end (it waits in C, or in its tear-down): its worker prints
 # all stacks and goes, the test counts as failed, the others go on. More than any test of a push may take.
 NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
