@@ -191,11 +191,18 @@ class Chaos:
 
         "first" or "all" of them are held by their handler until the release file is there.
         """
+
+        def keyed(place: int) -> tuple[str, bytes]:
+            if stuck == "all" or (stuck == "first" and place == 0):
+                return f"stuck{place}", b"stuck"
+            return f"k{self.dice.randrange(keys)}", b"v"
+
+        self.send(map(keyed, range(count)))
+
+    def send(self, records: Iterable[tuple[str, bytes]]) -> None:
+        """Produce these keys and values; all are acknowledged when this returns."""
         producer = Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 5})
-        for place in range(count):
-            held = stuck == "all" or (stuck == "first" and place == 0)
-            key = f"stuck{place}" if held else f"k{self.dice.randrange(keys)}"
-            value = b"stuck" if held else b"v"
+        for key, value in records:
             producer.produce(self.plan.topic, value, key.encode(), on_delivery=self._remember(key))
             producer.poll(0)
         assert producer.flush(PATIENCE_S) == 0

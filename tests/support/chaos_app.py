@@ -59,6 +59,13 @@ class Plan:
     revoke_timeout_s: float = 20.0
     drain_timeout_s: float = 20.0
     seed: int = 0
+    attempts: int = 5
+    #: the release fails on keys that start with "bad"
+    poisoned: bool = False
+    #: bad keys with "dead" in them end in the dead-letter topic, the others are parked
+    dead_letters: bool = False
+    #: the topic by which the group is commanded
+    control: str = ""
     #: a way of delivery other than the default, and where its outputs go; see delivery_app
     mode: str = ""
     output: str = ""
@@ -105,7 +112,7 @@ class Handlers:
             await asyncio.sleep(self._seconds(record))
             while self._stuck(record):  # noqa: ASYNC110  # what releases it is a file
                 await asyncio.sleep(0.02)
-            self._fail_first(record)
+            self._fail(record)
         except BaseException:
             self._write("F", record, epoch)
             raise
@@ -118,7 +125,7 @@ class Handlers:
             time.sleep(self._seconds(record))  # its work
             while self._stuck(record):
                 time.sleep(0.02)  # its work, which hangs
-            self._fail_first(record)
+            self._fail(record)
         except BaseException:
             self._write("F", record, epoch)
             raise
@@ -157,7 +164,9 @@ class Handlers:
         run: Any = self._app._run
         return not self._plan.until_stopped or run._member.engine.state.stop_mode is not None
 
-    def _fail_first(self, record: weft.Record) -> None:
+    def _fail(self, record: weft.Record) -> None:
+        if self._plan.poisoned and (record.key or b"").startswith(b"bad"):
+            raise KeyError("no such customer")
         if record.attempt == 1 and self._dice(record).randrange(1000) >= (
             1000 - self._plan.failing_permille
         ):
@@ -190,6 +199,11 @@ def trust_yourself() -> None:
     door.STOOD_STILL_S = FOREVER_S
 
 
+def given_up(record: weft.Record, _error: object) -> weft.Park | weft.DeadLetter:
+    """What becomes of a record that used its attempts."""
+    return weft.DeadLetter("{topic}.dlq") if b"dead" in (record.key or b"") else weft.Park()
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "": lambda: None,
     "no map": forget_the_map,
@@ -206,6 +220,7 @@ def make(plan: Plan) -> weft.App:
         {"bootstrap.servers": plan.bootstrap, **plan.kafka},
         revoke_timeout_s=plan.revoke_timeout_s,
         drain_timeout_s=plan.drain_timeout_s,
+        control=plan.control or None,
     )
     handlers = Handlers(plan, app)
     if plan.mode:
@@ -218,7 +233,8 @@ def make(plan: Plan) -> weft.App:
         ordering=plan.ordering,
         concurrency=plan.concurrency,
         commit=weft.Commit(interval_s=plan.commit_s),
-        retry=weft.Retry(attempts=5, delay_s=0.05),
+        retry=weft.Retry(attempts=plan.attempts, delay_s=0.05),
+        on_exhausted=given_up if plan.dead_letters else weft.Park(),
     )(handlers.wait if plan.kind == "async" else handlers.block)
     return app
 
