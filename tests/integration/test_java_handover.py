@@ -1,10 +1,11 @@
 """Committed progress moves between the Java Parallel Consumer and Weft, in both directions.
 
 Each side first handles 190 of 200 records and leaves 10 that keep failing; the other side takes
-over the group and must handle exactly those 10.
+over the group and must handle exactly those 10, whatever Weft's commits remember of them.
 """
 
 import base64
+import time
 import uuid
 
 import pytest
@@ -15,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 
 import weft
 from weft.broker import LocalBroker
-from weft.codec import Remembered, encode_fitting, with_rider
+from weft.codec import Remembered, decode, encode_fitting, with_rider
 from weft.kafka import clib
 
 RECORDS = 200
@@ -142,3 +143,67 @@ def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, le
 
     assert after["handled"] == left
     assert after["calls"] == len(left)
+
+
+@pytest.mark.parametrize("ordering", ["unordered", "key"])
+def test_riders_of_the_core_go_to_java_and_back(bootstrap: str, topic: str, ordering: str) -> None:
+    """Weft → Java → Weft: parked and failing records of Weft's commits, each handled exactly once.
+
+    Java leaves some of what Weft left.
+    """
+    group = f"there-and-back-{uuid.uuid4().hex[:8]}"
+    again, parked = frozenset(LEFT[::2]), frozenset(LEFT[1::2])
+    done, seen = leave_with_riders(bootstrap, topic, group, ordering, again, parked)
+    assert done == [offset for offset in range(RECORDS) if offset not in LEFT]
+    assert {one.offset: one.parked for one in seen} == {
+        **dict.fromkeys(again, False), **dict.fromkeys(parked, True)
+    }  # fmt: skip
+
+    left = LEFT[2:6]
+    between = java(
+        "handover", bootstrap, topic, group, ordering=ordering.upper(),
+        fail=",".join(map(str, left)), expect=len(LEFT) - len(left),
+    )  # fmt: skip
+    assert between["handled"] == [offset for offset in LEFT if offset not in left]
+    assert between["calls"] == len(LEFT) - len(left)
+
+    assert weft_handles(bootstrap, topic, group, ordering) == left
+
+
+def leave_with_riders(
+    bootstrap: str,
+    topic: str,
+    group: str,
+    ordering: str,
+    again: frozenset[int],
+    parked: frozenset[int],
+) -> tuple[list[int], tuple[Remembered, ...]]:
+    """Run Weft until its commit remembers what failed; the offsets that it handled, and that."""
+    app = weft.App(group=group, kafka={"bootstrap.servers": bootstrap})
+    handled: list[int] = []
+
+    @app.consume(topic, ordering=ordering, retry=weft.Retry(attempts=2, delay_s=0.05))
+    async def handle(record: weft.Record) -> None:
+        if record.offset in again:
+            raise weft.RetryAfter(3_600)
+        if record.offset in parked:
+            raise ValueError("always")
+        handled.append(record.offset)
+
+    running = app.start()
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    deadline = time.monotonic() + 60
+    try:
+        while True:
+            (found,) = clib.committed(reader, [(topic, 0)], 60)
+            rider = decode(found.offset or 0, found.metadata).rider
+            ended = len(handled) == RECORDS - len(again) - len(parked)
+            if ended and sum(one.parked for one in rider.entries) == len(parked):
+                break
+            assert time.monotonic() < deadline, rider
+            time.sleep(0.1)  # between two looks
+    finally:
+        reader.close()
+        running.stop()
+        running.wait()
+    return sorted(handled), rider.entries
