@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from weft.kafka import clib_offsets
+from weft.kafka import clib, clib_offsets
 from weft.kafka.clib_offsets import REFRESHED_MAX, Bounds, bounds_soon
+from weft.kafka.consumer import _Asking
+from weft.kafka.group_lag import GroupLag, PartitionLag
+from weft.kafka.ports import CommittedOffset
 
 HERE = [("orders", 0), ("orders", 1)]
 
@@ -69,3 +73,36 @@ def test_a_refresh_that_fails_leaves_the_partition_out(client: Client) -> None:
     """No broker answers: what was found is returned, and the caller asks again later."""
     client.fails = True
     assert soon(client, HERE, 0.15) == {HERE[0]}
+
+
+def measured(client: Any) -> Any:
+    """The ends of the logs, for `weft lag`."""
+    lag: Any = SimpleNamespace(_consumer=client)
+    return GroupLag._logs(lag, HERE)
+
+
+def causes(client: Any) -> Any:
+    """Its second look, at what has waited long."""
+    lag: Any = SimpleNamespace(_consumer=client)
+    rows = [PartitionLag(*where, 5, 0, 0, 5, 0, 600.0, 0, None) for where in HERE]
+    return GroupLag._with_causes(lag, rows)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: _Asking(client, {}).find(HERE, 5.0),
+        lambda client: _Asking(client, {}).stable_ends(HERE, 5.0),
+        measured,
+        causes,
+    ],
+    ids=["find", "stable_ends", "lag", "causes"],
+)
+def test_whatever_asks_for_a_log_has_a_moved_leader_looked_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Any], Any]
+) -> None:
+    """A start, an open transaction's place, a group's lag: none waits for a leader that was."""
+    held = [CommittedOffset(*where, offset=None, metadata="", error=0) for where in HERE]
+    monkeypatch.setattr(clib, "committed", lambda *_: held)
+    assert len(ask(client)) == len(HERE)
+    assert client.refreshed == ["orders"]
