@@ -6,6 +6,7 @@ first (tests/support/dealing.py). Each worker has brokers of its own.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -171,3 +172,9 @@ class _Deaths(logging.Handler):
         text = record.getMessage()
         if text.startswith("thread ") and " died" in text:
             self.told.append(f"{text}: {record.exc_info and record.exc_info[1]!r}")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not walk over it."""
+    gc.collect()
+    gc.freeze()

@@ -38,6 +38,7 @@ def run(first: int, count: int, jobs: int) -> Totals:
     return totals
 
 
+@pytest.mark.push
 def test_seeds_that_once_failed():
     """A seed that broke a promise once keeps all of them now."""
     seeds = regressions("regressions-runtime.txt")

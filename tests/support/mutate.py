@@ -83,6 +83,7 @@ PACKAGES = {
             "tests/contract",
         ),
         75,
+        ("tests/simulation/test_runtime_seeds.py::test_seeds_that_once_failed",),
     ),
 }
 SLOW_S = 1.0  # such tests come after the quick ones

@@ -41,6 +41,7 @@ def test_intake_pauses_at_the_limit_of_records_and_continues(kafka, count, full)
     assert run.wait(60).done == count
 
 
+@pytest.mark.push
 def test_many_partitions_keep_to_one_budget(kafka):
     """30,000 waiting in ten partitions, 1,000 allowed: all is handled, and never more held."""
     source = kafka.topic(partitions=10)

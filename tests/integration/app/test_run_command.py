@@ -127,6 +127,7 @@ BAD = {
 }
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(kafka, name, tmp_path, monkeypatch, capsys):
     """No traceback, nothing on stdout, and the cure in the line."""

@@ -17,6 +17,8 @@ from weft.errors import FatalError
 from weft.observe.overview import overview
 from weft.testing import run
 
+pytestmark = pytest.mark.push
+
 SIZE = (80, 24)
 
 
@@ -155,7 +157,6 @@ def test_a_pipe_is_refused(shot, monkeypatch, capsys):
     )
 
 
-@pytest.mark.push
 def test_ten_thousand_partitions_are_paged_through(shot):
     """A page has a bounded number of lines; the next begins after it; a filter finds one."""
     big = many(shot, 10_000)

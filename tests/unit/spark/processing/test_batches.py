@@ -38,6 +38,7 @@ async def awaited(batch):
     plain(batch)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("handler", [plain, awaited])
 def test_a_batch_is_one_call_and_one_row_for_each_record(rows, facts, handler):
     """As large as max_records; one bad record is found in halves and fails alone."""

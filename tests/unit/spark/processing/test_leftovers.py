@@ -113,6 +113,7 @@ def drive(folder, monkeypatch, seed):
     return query, rows
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("seed", range(12))
 def test_every_row_comes_once_and_keys_keep_their_order(tmp_path, monkeypatch, facts, seed):
     """Attempts that die, two at once, batches that are repeated with and without the sink's rows."""

@@ -89,6 +89,7 @@ def check_kills(task, facts, monkeypatch, seed):
     assert (sorted(again, key=key), facts) == (sorted(rows, key=key), []), seed
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("seed", range(30))
 def test_every_record_is_one_row_however_often_the_task_is_killed(task, facts, monkeypatch, seed):
     """Kills at any row, two attempts at once, stretches of any size: by a seed."""
