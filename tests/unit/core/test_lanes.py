@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.unit.core.conftest import ERROR, offsets
+from tests.unit.core.conftest import ERROR, batches, in_batches, offsets
 
+from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Failed, GivenBack
 from weft.core.spec import HandlerSpec
@@ -156,6 +157,23 @@ def test_old_attempt_that_ends_while_the_partition_is_elsewhere_holds_nothing(ma
     (again,) = desk.assign(0)
     desk.poll(again, 0)
     assert [work.partition for work in desk.started()] == [again]
+
+
+def test_lane_waits_for_the_last_record_of_an_old_batch(make_desk):
+    """The first of its records is acknowledged late: the call still runs with the second."""
+    desk = make_desk(in_batches(2, ack="explicit"))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1)
+    (old,) = desk.take(fx.Start)
+    desk.do("closed", [part])
+    (again,) = desk.assign(0)
+    desk.poll(again, 0, 1)
+    desk.do("batch_progressed", [old.works[0]], [])
+    desk.pass_time(1.0)
+    assert batches(desk) == []
+    desk.do("batch_ended", 0, [old.works[1]], [])
+    desk.pass_time(1.0)
+    assert batches(desk) == [[0, 1]]
 
 
 def test_lane_waits_for_the_attempt_that_holds_it_alone(make_desk):

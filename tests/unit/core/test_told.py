@@ -50,6 +50,19 @@ def test_what_is_given_up_is_reported_to_the_log(policy, told):
     assert {(one.attempts, one.error) for one in troubles} == {(1, ERROR)}
 
 
+def test_a_result_names_where_its_outputs_are_stored():
+    """Topic, partition and offset of each, as the broker acknowledged them."""
+    desk = Desk()
+    desk.engine.report_results(on=True)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    stored = (Sent("o", 0, 7, None),)
+    desk.do("outputs_answered", [(work, stored, None)])
+    assert [(one.outcome, one.outputs) for one in desk.take(fx.Finished)] == [("done", stored)]
+
+
 def test_a_dead_letter_of_at_most_once_is_sent_and_acknowledged():
     """It is produced, and the record ends as dead-lettered."""
     desk = given_up(DeadLetter("dead"), "at_most_once")
