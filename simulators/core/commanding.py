@@ -65,7 +65,9 @@ def obey(world: World, member: Member, command: Command) -> None:
             _hold_later(world, member, command)
     elif command.action == "hold" and outcome == "held" and target.offset not in life.parked:
         life.held_until[target.offset] = until
-    elif outcome == "skipped" and target.offset not in life.passed:
+    elif outcome == "skipped" and (
+        target.offset not in life.passed or target.offset in life.refused
+    ):  # else a second skip of what is done
         life.given_up.add(target.offset)
     member.freed_at = world.now
     member.perform()

@@ -7,6 +7,7 @@ from simulators.core.dice import Dice
 from simulators.core.exchanges import finish, transact
 from simulators.core.member import Member
 from simulators.core.stage import GROUP
+from simulators.core.violation import require
 from simulators.core.world import World
 
 
@@ -95,4 +96,6 @@ def leave(world: World, member: Member, dice: Dice) -> None:
         transact(world, member, dice)
         return
     _close_with_commit(world, member, tuple(member.parts), dice)
+    late = member.unanswered  # a process that dies may owe answers, one that leaves may not
+    require(not late, "S13", f"{member.name} leaves and answers {late} never")
     world.bury(member, left=True)

@@ -9,8 +9,9 @@ from simulators.core.violation import require
 from weft.codec import Remembered, UnreadableMap, decode
 from weft.core import effects as fx
 from weft.core.endings import DELAY_MAX_S
+from weft.core.holds import HOLD_MAX_S
 from weft.core.spec import AT_MOST_ONCE, EXACTLY_ONCE
-from weft.policies import DeadLetter, GivenUp, OnExhausted, Park, Stop
+from weft.policies import PARKED_S_MAX, DeadLetter, GivenUp, OnExhausted, Park, Stop
 from weft.testing.memory import OffsetAndMetadata
 
 #: the simulated clock begins then
@@ -40,14 +41,14 @@ def begin(life: Life, committed: OffsetAndMetadata | None, log_end: int, now: fl
 def _restore(life: Life, one: Remembered, now: float) -> None:
     offset, spec = one.offset, life.spec
     life.attempts[offset] = life.own_attempts[offset] = one.attempts
-    due = None if one.until_s is None else min(one.until_s - UNIX_S, now + DELAY_MAX_S)
+    due = None if one.until_s is None else min(one.until_s - UNIX_S, now + _longest_s(life, one))
     if one.parked:
         park(life, offset, now, due)
         return
     allowed = spec.retry.attempts
     spent = bool(one.exhausted_by) or (allowed is not None and one.attempts >= allowed)
     spent = spent and not isinstance(spec.on_exhausted, Stop)
-    if due is not None and due > now and not spent:
+    if due is not None and due > now and (one.held or not spent):
         (life.held_until if one.held else life.not_before)[offset] = due
     if not spent:
         return
@@ -60,6 +61,15 @@ def _restore(life: Life, one: Remembered, now: float) -> None:
         life.given_up.add(offset)
         if isinstance(spec.on_exhausted, DeadLetter) and spec.delivery == EXACTLY_ONCE:
             life.dead_letters.add(offset)
+
+
+def _longest_s(life: Life, one: Remembered) -> float:
+    """A commit, which anyone may write, puts a record off for no longer than its cause can."""
+    if one.parked:
+        return PARKED_S_MAX
+    retry = life.spec.retry
+    longest = retry.delay_max_s * (1.0 + retry.jitter)
+    return max(longest, HOLD_MAX_S if one.held else DELAY_MAX_S)
 
 
 def ask(life: Life, offset: int) -> None:
