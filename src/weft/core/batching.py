@@ -204,7 +204,7 @@ class Batching:
         if not works:
             return
         handler.slots.take()
-        call = Call(works, _order(works))
+        call = Call(_order(works))
         for work in works:
             work.call = call
         self._state.deliveries[handler.index].start_together(handler, works)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE
 from weft.core.states import RUNNING
+from weft.core.work import Call
 from weft.types import Record
 
 if TYPE_CHECKING:
@@ -198,10 +199,10 @@ class Slots:
         self.free = self.capacity
         self.timeout_s = timeout_s
         #: running attempts -> when their time is over, in that order; only with `timeout_s`.
-        #: A call of several records stands here once, as its first record
-        self.deadlines: dict[Work, float] = {}
+        #: A call of several records is here once, as the call
+        self.deadlines: dict[Work | Call, float] = {}
         #: running past their time and not to be cancelled -> since when
-        self.overdue: dict[Work, float] = {}
+        self.overdue: dict[Work | Call, float] = {}
         #: calls that the runtime reported as not begun -> the attempt. An entry may outlive it
         self.waiting: dict[Work, Record] = {}
 
@@ -224,29 +225,38 @@ class Slots:
         """So many are over."""
         self.free += count
 
-    def time(self, works: Sequence[Work], now: float) -> None:
-        """These attempts begin, each in a call of its own; of a batch its first record does."""
-        if self.timeout_s is not None:
-            self.deadlines.update(dict.fromkeys(works, now + self.timeout_s))
+    def time(self, works: Sequence[Work], now: float, *, together: bool = False) -> None:
+        """These attempts begin, each in a separate call or all `together` in one."""
+        if self.timeout_s is None:
+            return
+        due, call = now + self.timeout_s, works[0].call
+        if together and call is not None:
+            call.running = dict.fromkeys(works)
+            self.deadlines[call] = due
+        else:
+            self.deadlines.update(dict.fromkeys(works, due))
 
     def ended(self, work: Work) -> None:
         """The attempt is over: so is the call's time, when it was the last of its call."""
         call = work.call
         if call is not None:
-            call.left -= 1
-            if call.left > 0:
+            call.running.pop(work, None)
+            if call.running:
                 return
-            work = call.first
-        self.deadlines.pop(work, None)
-        self.overdue.pop(work, None)
+        self.deadlines.pop(call or work, None)
+        self.overdue.pop(call or work, None)
 
     def expired(self, now: float) -> list[Work]:
-        """Attempts past their time, once each: they are overdue from now on."""
-        expired = [work for work, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
-        for work in expired:
-            del self.deadlines[work]
-            self.overdue[work] = now
-        return expired
+        """Attempts past their time, once each: they are overdue from now on.
+
+        Of a batch one record that it still runs: one that was acknowledged and is tried again, as
+        its outputs were refused, names another call.
+        """
+        expired = [call for call, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
+        for call in expired:
+            del self.deadlines[call]
+            self.overdue[call] = now
+        return [next(iter(one.running)) if isinstance(one, Call) else one for one in expired]
 
     def not_begun(self, works: Sequence[Work], now: float) -> None:
         """The calls of these wait in front of their handler: none of their time is used."""
@@ -268,10 +278,10 @@ class Slots:
         if self.timeout_s is None:
             return
         due, last = at + self.timeout_s, next(reversed(self.deadlines.values()), 0.0)
-        for work in works:
-            timed, overdue = self.deadlines.pop(work, None), self.overdue.pop(work, None)
-            if timed is not None or overdue is not None:  # else it has ended, or is no first record
-                self.deadlines[work] = due
+        for call in map(_call_of, works):
+            timed, overdue = self.deadlines.pop(call, None), self.overdue.pop(call, None)
+            if timed is not None or overdue is not None:  # else it has ended
+                self.deadlines[call] = due
         if due < last:
             self.deadlines = dict(sorted(self.deadlines.items(), key=lambda one: one[1]))
 
@@ -284,3 +294,8 @@ class Slots:
         if self.timeout_s is None or len(self.overdue) < max(self.concurrency, self.taken):
             return False
         return now - max(self.overdue.values()) >= 10 * self.timeout_s
+
+
+def _call_of(work: Work) -> Work | Call:
+    """What its time is kept under: the call that it shares with others, or itself."""
+    return work if work.call is None else work.call

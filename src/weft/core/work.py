@@ -7,7 +7,7 @@ A work is made when its record is received and dropped when it is done. Where it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,12 +127,12 @@ class Call:
     A record that has a slot of its own needs none of this; the hot loops do without.
     """
 
-    __slots__ = ("first", "left", "order", "works")
+    __slots__ = ("order", "running", "works")
 
-    def __init__(self, works: Sequence[Work], order: Mapping[Work, Work]) -> None:
-        self.first = works[0]
-        #: records that have not ended yet
-        self.left = len(works)
+    def __init__(self, order: Mapping[Work, Work]) -> None:
+        #: records that have not ended yet, where calls have a time-out (`Slots.time`). One that
+        #: was acknowledged and whose outputs were refused may be in another call by now
+        self.running: dict[Work, None] = {}
         #: a record -> the one before it in its lane in this call, until that is finished with.
         #: Outlives the call: what failed together comes back in its order
         self.order = dict(order)

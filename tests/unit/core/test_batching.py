@@ -181,6 +181,26 @@ def test_time_out_of_a_batch_outlives_its_first_acknowledgement(make_desk):
     assert len(desk.take(fx.Cancel)) == 1
 
 
+def test_time_out_of_a_batch_is_of_what_it_still_runs(make_desk):
+    """An acknowledged record, its outputs refused, is tried again in another call before that."""
+    retry = Retry(delay_s=0.0)
+    desk = make_desk(in_batches(2, 0.0, "explicit", timeout_s=1.0, retry=retry, concurrency=2))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, key=None)
+    first, second = desk.started()
+    desk.do("batch_progressed", [], [Returned(first, ["out"])])
+    desk.pass_time(0.5)
+    desk.do("outputs_answered", [(first, (), ERROR)])
+    desk.pass_time(0.1)
+    assert desk.started() == [first]
+    desk.pass_time(0.4)
+    assert [effect.work for effect in desk.take(fx.Cancel)] == [second]
+    desk.do("batch_ended", 0, [], [Failed(second, ERROR)])
+    desk.take(object)
+    desk.pass_time(0.6)
+    assert first in [effect.work for effect in desk.take(fx.Cancel)]
+
+
 def test_no_time_out_is_left_when_all_were_acknowledged(make_desk):
     """The call whose records are all done has nothing to be cancelled for."""
     desk = make_desk(in_batches(2, ack="explicit", timeout_s=1.0))

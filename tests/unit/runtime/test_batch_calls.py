@@ -10,6 +10,7 @@ import pytest
 
 import weft
 from weft.kafka.ports import OutMessage
+from weft.runtime.calls.batch_calls import _Calls
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch, earlier_in_lane
 from weft.runtime.histogram import CALL_S, Latency, summed
 from weft.runtime.shared import MESSAGE_OVERHEAD_BYTES, SharedOutputs, size_of
@@ -36,6 +37,22 @@ class Told:
     def nack(self, index: int, error: BaseException | str | None) -> None:
         """Keep it."""
         self.nacked.append((index, error))
+
+
+def test_a_record_is_of_the_latest_call() -> None:
+    """An earlier one acknowledged it and still runs: it is not that one which is cancelled."""
+
+    class Running:
+        def __init__(self, *works: str) -> None:
+            self.works = works
+
+    calls: Any = _Calls()
+    earlier, later = Running("first", "second"), Running("first")
+    calls.add(earlier)
+    calls.add(later)
+    assert (calls.of("first"), calls.of("second")) == (later, earlier)
+    calls.remove(later)
+    assert calls.all() == [earlier]
 
 
 RECORDS = [record(0), record(1), record(0, partition=1)]

@@ -175,7 +175,7 @@ def test_a_batch_continues_for_what_stays(both: bool) -> None:
             await asyncio.sleep(0)
         bench.door.call(lambda engine, now: engine.closed(now, held))
         go_on.set()
-        await until(lambda: not bench.executor._calls.running)
+        await until(lambda: not bench.executor._calls.all())
         assert calls == [4]
         stay = [work.partition.frontier for work in works if work not in gone]
         assert stay == ([] if both else [2, 2])

@@ -66,7 +66,7 @@ def call(
     state: EngineState, handler: Handler, works: list[Work], *, together: bool = False
 ) -> None:
     """Call the handler for each of these, or once with all: they have their slots and run."""
-    handler.slots.time(works[:1] if together else works, state.now)
+    handler.slots.time(works, state.now, together=together)
     state.emit(fx.Start(handler.index, works, together))
 
 
@@ -233,7 +233,6 @@ class AtMostOnce(AtLeastOnce):
                 continue
             if waiting.works:
                 begun, waiting.works = waiting.works, []
-                waiting.first, waiting.left = begun[0], len(begun)
                 call(self._state, handler, begun, together=True)
             else:
                 handler.slots.give()

@@ -128,7 +128,7 @@ class BatchCall:
         """Whether its time is over, which the engine counts from when it asked for the call."""
         ran_s = time.perf_counter() - self.began
         if ran_s < (self.plan.spec.timeout_s or 0.0):
-            self._door.begun(self.works, ran_s)
+            self._door.begun([self.works[index] for index in self._acks.left()], ran_s)
             return False
         return True
 
@@ -212,16 +212,16 @@ class _Calls:
     """The calls of a batch executor that are running."""
 
     def __init__(self) -> None:
-        self.running: dict[Work, BatchCall] = {}
+        self._running: dict[BatchCall, None] = {}
         self._lock = threading.Lock()
 
     def add(self, call: BatchCall) -> None:
         with self._lock:
-            self.running[call.works[0]] = call
+            self._running[call] = None
 
     def remove(self, call: BatchCall) -> None:
         with self._lock:
-            self.running.pop(call.works[0], None)
+            self._running.pop(call, None)
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify batches of these partitions, or all, and collect what they have acknowledged."""
@@ -231,11 +231,12 @@ class _Calls:
                 call.flush()
 
     def of(self, work: Work) -> BatchCall | None:
-        return next((call for call in self.all() if work in call.works), None)
+        """The call that runs it: the latest, as an earlier one may have acknowledged it."""
+        return next((call for call in reversed(self.all()) if work in call.works), None)
 
     def all(self) -> list[BatchCall]:
         with self._lock:
-            return list(self.running.values())
+            return list(self._running)
 
 
 class BatchThreads(WorkerThreads["list[Work]"]):

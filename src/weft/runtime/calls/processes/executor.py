@@ -113,13 +113,14 @@ class ProcessExecutor:
             return
         limit_s, ran_s = self._plan.spec.timeout_s or 0.0, -1.0
         with self._lock:
-            for link in self._links:
-                item, for_s = link.call
-                if item is not None and work in item.works:
-                    ran_s = for_s
-                    if ran_s >= limit_s:
-                        link.killed_for = item
-                        link.kill()
+            calls = [(link, *link.call) for link in self._links]
+            # A batch that acknowledged it may still run, and another one try it again.
+            holding = [one for one in calls if one[1] is not None and work in one[1].works]
+            holding.sort(key=lambda one: one[1] is not None and work in one[1].acked)
+            for link, item, ran_s in holding[:1]:
+                if ran_s >= limit_s:
+                    link.killed_for = item
+                    link.kill()
         if ran_s < 0.0:  # not begun; or its answer is on the way
             self._door.waiting([work])
         elif ran_s < limit_s:
@@ -217,7 +218,7 @@ class ProcessExecutor:
             waiting = [item for item in (*self._waiting, *given) if item not in running]
         for item, ran_s in running.items():
             if item in self._reported and ran_s >= 0.0:
-                self._door.begun(item.works, ran_s)
+                self._door.begun([w for w in item.works if w not in item.acked], ran_s)
         self._reported = set(waiting)
         self._door.waiting([work for item in self._reported for work in item.works])
 
