@@ -151,11 +151,15 @@ class Lanes:
 
     def rejoin(self, work: Work) -> None:
         """The lane has gone on past this record (exactly_once): it goes to the lane's end."""
+        self.discharge(work)
+        work.next = None
+        self._join_one(work)
+
+    def discharge(self, work: Work) -> None:
+        """The budget of failing records no longer pays for one that its lane has gone on past."""
         if work.charge is not None:
             self._uncharge(work, work.charge)
             work.charge = None
-        work.next = None
-        self._join_one(work)
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ import pytest
 from tests.unit.core.conftest import ERROR, in_batches, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Failed, Returned
+from weft.core.events import Command, Decided, Failed, Returned, Target
 from weft.core.spec import HandlerSpec
 from weft.core.work import Failure
-from weft.policies import DeadLetter, Retry, Skip
+from weft.policies import DeadLetter, Park, Retry, Skip
 
 EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=5, delay_s=1.0, jitter=0.0))
 
@@ -18,6 +18,11 @@ EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=5, delay_
 def _records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of failures is charged, too (test_failing_memory.py): here it is nothing."""
     monkeypatch.setattr(Failure, "uncharged", lambda _failure: 0)
+
+
+def decide(record, error):
+    """The core never calls it."""
+    raise AssertionError
 
 
 def charged(part) -> tuple[int, int]:
@@ -183,3 +188,27 @@ def test_a_lane_whose_second_record_failed_first_is_charged_once(make_desk):
     desk.do("outputs_answered", [(first, (), ERROR)])
     assert charged(part) == (3, 30)
     assert first.charge is second.charge
+
+
+@pytest.mark.parametrize("policy", [Park(), decide])
+def test_a_record_that_its_lane_went_past_is_charged_until_it_is_done(make_desk, policy):
+    """exactly_once: its output was refused, it waited, and then it was skipped."""
+    spec = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=1), on_exhausted=policy)
+    desk = make_desk(spec)
+    (part,) = desk.assign(0, unix_s=0.0)
+    desk.poll(part, 0)
+    (work,) = desk.started()
+    desk.take(object)
+    desk.do("calls_ended", [], [Returned(work, ["output"])])
+    (transaction,) = desk.take(fx.Transact)
+    desk.do("transacted", transaction.sequence, committed=False, refused=[(work, ERROR)])
+    assert part.lanes.blocked_records == 1
+    if policy is decide:
+        (question,) = desk.take(fx.AskExhausted)
+        desk.do("decided", [Decided(work, question.number, Skip())])
+    else:
+        desk.do("obey", [Command("skip", Target("t", None, 0, 0), "1")], 0.0)
+    desk.pass_time(1.0)
+    (transaction,) = desk.take(fx.Transact)
+    desk.do("transacted", transaction.sequence, committed=True)
+    assert (part.lanes.blocked_records, part.lanes.blocked_bytes, part.bytes) == (0, 0, 0)

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.core.conftest import ERROR, Desk, offsets
 
 from weft.core import effects as fx
-from weft.core.events import Returned
+from weft.core.events import Failed, Returned
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Work
-from weft.policies import Batch
+from weft.policies import Batch, DeadLetter, Retry
 
 SIZE = 1_000
 
@@ -286,3 +286,22 @@ def test_a_second_partition_waits_where_the_first_has_taken_the_room(share):
     desk.pass_time(1.0)
     (second,) = desk.take(fx.Transact)
     assert len([item for item in second.items if item.claims]) == 1
+
+
+def test_dead_letters_that_take_too_long_go_in_smaller_transactions():
+    """As outputs do: each is as large as its record."""
+    policy = {"retry": Retry(attempts=1), "on_exhausted": DeadLetter("dlq")}
+    desk = exact(Limits(), **policy)
+    (part,) = desk.assign(0)
+    desk.poll(part, *range(5), key=None)
+    failed = [Failed(work, ERROR) for work in desk.started()]
+    desk.do("calls_ended", [], failed)
+    counts = []
+    for _ in range(3):
+        (sent,) = desk.take(fx.Transact)
+        claims = [work for item in sent.items for work in item.claims]
+        counts.append(len(claims))
+        works = [(work, ()) for work in claims]
+        desk.do("transacted", sent.sequence, committed=False, slow=True, sent=works)
+        desk.pass_time(1.0)
+    assert counts == [5, 2, 1]

@@ -59,6 +59,8 @@ class ExactlyOnce(AtLeastOnce):
         self._state.claim(work)
         if work.failure is None or not work.failure.left_lane:
             work.partition.release(work)
+        else:
+            work.partition.lanes.discharge(work)
 
     def transaction(self, due: Sequence[Partition], plan: Plan) -> list[fx.PlanItem]:
         """What the next one takes of these partitions."""
@@ -126,7 +128,8 @@ class Portions:
         The first ones, in the order in which they were handled: lanes keep theirs.
         """
         allowed = self.culprits.choose(due)
-        share = self.most_bytes // max(1, sum([bool(partition.outputs) for partition in due]))
+        sending = [one for one in due if one.outputs or _letters_bytes(one.commit.claims)]
+        share = self.most_bytes // max(1, len(sending))
         chosen: dict[Partition, list[Work]] = {}
         self._sent_bytes = 0
         for partition in self._in_turn(due):
@@ -155,10 +158,12 @@ class Portions:
     ) -> tuple[list[Work], int]:
         """Of these as much as is its share, and how many bytes that is."""
         taken = 0
-        if claims is partition.commit.claims and partition.outputs_bytes <= share:
-            return claims, partition.outputs_bytes
+        if claims is partition.commit.claims:
+            whole = partition.outputs_bytes + _letters_bytes(claims)
+            if whole <= share:
+                return claims, whole
         for end, work in enumerate(claims):
-            size = partition.outputs.get(work, 0)
+            size = partition.outputs.get(work, 0) or _letters_bytes([work])
             # In all one at least, and of a batch all that share its outputs.
             mate = end > 0 and work.outputs is not None and work.outputs is claims[end - 1].outputs
             if size and taken + size > share and not mate and (taken or self._sent_bytes):
@@ -186,6 +191,15 @@ class Portions:
         elif slow and not committed and len(stuck) < max(1, len(sent)):
             self.most_bytes = max(1, min(self.most_bytes, self._sent_bytes) // 2)
         return self.culprits.ended(sent, stuck, committed=committed, reason=reason)
+
+
+def _letters_bytes(claims: Iterable[Work]) -> int:
+    """Their dead letters: their records, which are in the buffers and so in no other budget."""
+    return sum(
+        work.size
+        for work in claims
+        if work.failure is not None and isinstance(work.outputs, fx.SendDeadLetter)
+    )
 
 
 class _Group:
