@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery import complete
-from weft.core.holds import held_until, hold, hold_behind
+from weft.core.holds import HOLD_MAX_S, held_until, hold, hold_behind
 from weft.core.spec import AT_MOST_ONCE, KEY
 from weft.core.states import RECORD_NAMES
 from weft.core.work import Failure
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.work import LaneKey, Work
 
-HOLD_MAX_S = 30 * 86_400.0
 _UNDER_WAY = "it is {} now: ask again when that is over"
 
 
@@ -161,6 +160,10 @@ class Commands:
         """It is remembered, or not read at all yet."""
         if command.action in ("release", "retry") and partition.memory.start_over(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
+        end = partition.log_end
+        if partition.position <= end <= offset:  # an end before the position is an old one
+            what = f"there is no such record: its partition ended at offset {end} a moment ago"
+            return _row(partition, command, "refused", what)
         return _row(partition, command, "refused", "it is not fetched yet: ask again in a moment")
 
     def _hold(self, partition: Partition, command: Command, work: Work, until: float) -> fx.Obeyed:

@@ -14,6 +14,7 @@ from weft.core import states
 from weft.core.events import Failed, Returned
 from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
+from weft.core.memory import longest_s
 from weft.core.partition import plain_done
 from weft.core.work import Decision, Failure
 from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
@@ -435,8 +436,8 @@ class Endings:
         """It begins with what is remembered of it, and waits for the rest of its time."""
         partition, now = work.partition, self._state.now
         due = None
-        if known.until_s is not None:  # no commit may put a record off for longer than a policy
-            due = min(known.until_s - self._state.wall_s, now + DELAY_MAX_S)
+        if known.until_s is not None:  # no commit may put a record off for longer than its cause
+            due = min(known.until_s - self._state.wall_s, now + longest_s(work, known, DELAY_MAX_S))
         released_at = self._released_at(work, due)
         if known.parked and released_at is not None and released_at <= now:
             known = Remembered(known.offset, 0, error=known.error)

@@ -525,10 +525,10 @@ class Engine:
             for work in handler.slots.expired(self.state.now):
                 self.state.emit(fx.Cancel(handler.index, work))
             if handler.slots.all_hung(self.state.now):
-                spec = handler.spec
+                slots, timeout_s = handler.slots.concurrency, handler.spec.timeout_s
                 self.state.fail(
-                    f"handler {handler.name}: all {spec.concurrency} slots have been overdue for "
-                    f"ten times timeout_s={spec.timeout_s}"
+                    f"handler {handler.name}: all {slots} slots have been overdue for "
+                    f"ten times timeout_s={timeout_s}"
                 )
 
     def _check_drained(self) -> None:

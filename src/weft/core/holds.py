@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from weft.core.engine import EngineState
     from weft.core.work import Work
 
+HOLD_MAX_S = 30 * 86_400.0
+
 
 def held_until(state: EngineState, work: Work) -> float | None:
     """The end of the hold of its lane; None where there is none, or it is over."""

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from weft.codec import Remembered
 from weft.core import states
+from weft.core.holds import HOLD_MAX_S
+from weft.policies import PARKED_S_MAX
 
 if TYPE_CHECKING:
     from weft.core.work import Work
@@ -130,9 +132,6 @@ class Memory:
             live[offset] = entry
         self._known, self._order = live, list(live)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
 
 def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
     """What is remembered of one record; None while that is nothing."""
@@ -148,3 +147,14 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
         work.record[2], attempts, parked, failure.held and until_s is not None,
         failure.exhausted_by, until_s, failure.error_hash,
     )  # fmt: skip
+
+
+def longest_s(work: Work, known: Remembered, attempt_s: float) -> float:
+    """For how long a commit may put a record off, which anyone may have written.
+
+    As long as what put it off: a park, a hold, or an attempt (`attempt_s`, or more by its policy).
+    """
+    if known.parked:
+        return PARKED_S_MAX  # where its policy is known, it says less (`Endings._released_at`)
+    retry = work.retry
+    return max(HOLD_MAX_S if known.held else attempt_s, retry.delay_max_s * (1.0 + retry.jitter))

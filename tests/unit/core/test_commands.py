@@ -256,3 +256,25 @@ def test_what_goes_back_behind_another_of_its_batch_is_held(make_desk):
     assert started(desk) == []
     assert order(desk, "release") == [("released", 1)]
     assert started(desk) == [1]
+
+
+@pytest.mark.parametrize("action", ["hold", "release", "retry", "skip"])
+@pytest.mark.parametrize(
+    ("offset", "log_end", "there"),
+    [
+        (9, 10, True),
+        (10, 10, False),
+        (11, 10, False),
+        (9, -1, True),  # the end is not known
+        (9, 1, True),  # it is an old one: the position is past it
+    ],
+)
+def test_past_the_end_of_the_log_there_is_no_record(desk, action, offset, log_end, there):
+    """Whoever is answered "ask again" would ask for ever."""
+    desk.poll(desk.part, 0, 1)
+    desk.engine.log_ends([(desk.part, log_end)])
+    desk.do("obey", [Command(action, record(offset), "1", UNIX_S + 9.0)], UNIX_S)
+    ((row,),) = [effect.rows for effect in desk.take(fx.Answered)]
+    assert (row.outcome, row.offset) == ("refused", offset)
+    assert ("ask again" in row.detail) == there
+    assert ("no such record" in row.detail) != there

@@ -9,7 +9,7 @@ from weft.account.account import take
 from weft.account.snapshot import snapshot
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.events import Failed, Returned
+from weft.core.events import Failed, Returned, Steering, Tuning
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.core.work import Work
@@ -200,6 +200,17 @@ def test_a_handler_hangs_when_its_last_slot_has_hung_for_so_long(make_desk):
     assert desk.take(fx.Fatal) == []
     desk.pass_time(0.2)
     assert len(desk.take(fx.Fatal)) == 1
+
+
+def test_all_slots_that_a_command_left_may_hang(make_desk):
+    """Of two one was taken away: with the other one hanging nothing starts."""
+    desk = make_desk(HandlerSpec("slow", "unordered", concurrency=2, timeout_s=1.0))
+    (part,) = desk.assign(0)
+    desk.do("steer", Steering((), {0: Tuning(1)}))
+    desk.poll(part, 0, 1)
+    desk.pass_time(1.0)
+    desk.pass_time(10.0)
+    assert "all 1 slots" in desk.take(fx.Fatal)[0].reason
 
 
 def test_late_completion_is_counted_and_dropped(make_desk):

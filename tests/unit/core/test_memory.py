@@ -235,3 +235,47 @@ def test_what_is_forgotten_and_kept_again_is_there_once():
     memory.keep(work)
     kept = memory.entries(0, (), 0.0, 0.0)
     assert [(one.offset, one.attempts) for one in kept] == [(0, 1), (1, 2), (3, 1)]
+
+
+def decide(record, error):
+    """The core never calls it."""
+    raise AssertionError
+
+
+DAY_S = 86_400
+UNBOUND = {
+    "parked": (365, {"parked": True, "attempts": 3}, {"on_exhausted": decide}),
+    "held": (30, {"held": True}, {}),
+    "retried": (7, {"attempts": 1}, {}),
+    "by its policy": (20, {"attempts": 1}, {"retry": Retry(None, 1.0, 2.0, 20 * DAY_S, 0.0)}),
+}
+
+
+@pytest.mark.parametrize("past_s", [-1, 0, 1])
+@pytest.mark.parametrize("cause", UNBOUND)
+def test_a_commit_puts_off_no_longer_than_its_cause_can(make_desk, cause, past_s):
+    """A hold of 30 days is one of 30 days after a restart as well, and no commit makes it more."""
+    days, entry, options = UNBOUND[cause]
+    longest_s = days * DAY_S
+    until_s = int(UNIX_S) + longest_s + past_s
+    known = Remembered(1, until_s=until_s, **{"attempts": 0, **entry})
+    desk, _ = restored(make_desk, known, **options)
+    desk.started()
+    desk.pass_time(longest_s + min(past_s, 0) - 0.1)
+    assert desk.started() == []
+    desk.pass_time(0.2)
+    assert [work.record.offset for work in desk.started()] == [1]
+
+
+@pytest.mark.parametrize("days", [1, 30, 365])
+def test_a_parked_record_is_released_by_its_own_time_after_a_restart(failing, make_desk, days):
+    """Not before, however far away that is."""
+    policy = {"retry": Retry(attempts=1), "on_exhausted": Park(days * DAY_S)}
+    desk, _ = failing(**policy)
+    (entry,) = remembered(desk)
+    desk, part = restored(make_desk, entry, **policy)
+    desk.started()
+    desk.pass_time(days * DAY_S - 1.0)
+    assert part.parked == 1
+    desk.pass_time(2.0)
+    assert part.parked == 0
