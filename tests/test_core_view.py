@@ -23,7 +23,7 @@ PARTS = {
     "reach": ("Reach", "reach.py"),
     "commit": ("CommitState", "commits.py"),
     "slots": ("Slots", "handler.py"),
-    "state": ("EngineState", "engine.py"),
+    "state": ("EngineState", "engine_state.py"),
 }
 
 

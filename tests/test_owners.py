@@ -40,12 +40,12 @@ ROOMS = (
     },
     # a call, and what becomes of its records
     {
-        "work.py", "lanes.py", "handler.py", "batching.py", "endings.py", "holds.py", "commands.py",
-        "delivery/__init__.py", "delivery/exactly_once.py",
+        "work.py", "lanes.py", "handler.py", "batching.py", "endings.py", "retries.py", "holds.py",
+        "commands.py", "delivery/__init__.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it
     {
-        "commits.py", "plans.py", "partition.py", "engine.py",
+        "commits.py", "plans.py", "partition.py", "engine_state.py",
         "delivery/__init__.py", "delivery/exactly_once.py",
     },
 )  # fmt: skip

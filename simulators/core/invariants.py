@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from weft.account.account import PLACES, gathering, place_of, take
 from weft.core import states
-from weft.core.engine import Engine, EngineState
+from weft.core.engine import Engine
+from weft.core.engine_state import EngineState
 from weft.core.handler import Handler
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE

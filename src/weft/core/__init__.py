@@ -3,5 +3,6 @@
 Read in this order: `states` (what a record, a partition and a commit can be), `events` and
 `effects` (all that goes in, all that comes out), `work` (one record on its way through the core),
 `partition` (one epoch: its `offsets`, `lanes`, `reach` and commit), `handler` (whose turn it is),
-`engine` (the only door), `delivery` (what each way of delivery decides).
+`engine_state` (all that is held), `engine` (the only door), `delivery` (what each way of delivery
+decides).
 """

@@ -32,7 +32,7 @@ from weft.core.work import Call, LaneKey
 
 if TYPE_CHECKING:
     from weft.core.endings import Endings
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.events import Ended
     from weft.core.handler import Handler
     from weft.core.work import Work

@@ -23,7 +23,7 @@ from weft.types import ErrorInfo
 if TYPE_CHECKING:
     from weft.core.batching import Batching
     from weft.core.endings import Endings
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.events import Command
     from weft.core.partition import Partition
     from weft.core.work import LaneKey, Work

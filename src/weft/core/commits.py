@@ -36,7 +36,7 @@ from weft.core.states import COMMIT_NAMES, COMMIT_TABLE, InternalError
 from weft.types import Committed, ErrorInfo
 
 if TYPE_CHECKING:
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.events import Command, Verdict
     from weft.core.offsets import Offsets
     from weft.core.partition import Partition

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
@@ -16,13 +15,14 @@ from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
 from weft.core.memory import longest_s
 from weft.core.partition import plain_done
+from weft.core.retries import DELAY_MAX_S, batch_delay_s, retry_delay_s
 from weft.core.work import Decision, Failure
 from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
     from weft.core.delivery import Delivery
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.events import Decided, Ended
     from weft.core.partition import Partition
     from weft.core.work import Work
@@ -485,104 +485,3 @@ class Endings:
         failure.keep(error)
         failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
         self._park(work, failure)
-
-
-_Entry = tuple[float, int, "Work"]
-DELAY_MAX_S = 7 * 86400.0  # no callable may put a record off for longer
-
-
-class RetrySchedule:
-    """Records that wait for their next attempt, or are parked for a time, by when it is over."""
-
-    def __init__(self) -> None:
-        self._heap: list[_Entry] = []
-        self._order = count()  # equal times keep the order in which they came
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def waiting(self) -> int:
-        """How many of them are still to be tried (the others' epochs have ended)."""
-        return sum(entry[2].state == states.RETRYING for entry in self._heap if _live(entry))
-
-    def forget(self) -> None:
-        """Epochs ended: drop their records once they are most of what is kept."""
-        live = [entry for entry in self._heap if _live(entry)]
-        if 2 * len(live) < len(self._heap):
-            heapq.heapify(live)
-            self._heap = live
-
-    def add(self, due: float, work: Work) -> None:
-        """`work` may be tried again at `due`."""
-        ticket = next(self._order)
-        if work.failure is not None:
-            work.failure.due, work.failure.ticket = due, ticket
-        heapq.heappush(self._heap, (due, ticket, work))
-
-    def due(self, now: float) -> list[Work]:
-        """Take out every record whose time has come; those of ended epochs are dropped."""
-        heap, works = self._heap, []
-        while heap and heap[0][0] <= now:
-            entry = heapq.heappop(heap)
-            if _live(entry):
-                works.append(entry[2])
-        return works
-
-    def next_due(self) -> float | None:
-        """When the next record is due."""
-        heap = self._heap
-        while heap and not _live(heap[0]):
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
-
-
-def _live(entry: _Entry) -> bool:
-    """Its record still waits, and for this time: it may have been released before, and failed."""
-    _, ticket, work = entry
-    failure = work.failure
-    waits = work.state in (states.RETRYING, states.PARKED)
-    return waits and failure is not None and failure.ticket == ticket
-
-
-def spread(offset: int, partition: int, attempt: int) -> float:
-    """A share in [0, 1) that differs between records and attempts and is the same every run.
-
-    Jitter needs values that are spread, not ones that cannot be guessed, and the core may not
-    draw random numbers: Knuth's multiplicative hash (TAOCP vol. 3, 6.4) of where the record is.
-    """
-    return ((offset * 31 + partition * 17 + attempt) * 2654435761 & 0xFFFFFFFF) / 2**32
-
-
-def retry_delay_s(retry: Retry, work: Work, asked_s: float | None) -> float:
-    """Seconds until the next attempt; `asked_s` is RetryAfter's or the callable's answer."""
-    if asked_s is not None:
-        return min(max(0.0, asked_s), DELAY_MAX_S)
-    if callable(retry.delay_s):  # the runtime has called it; None means that it raised
-        return 1.0
-    failure = work.failure
-    attempts = 1 if failure is None else max(1, failure.attempts - failure.shared)
-    delay = _grown_s(retry, attempts)
-    share = spread(work.record.offset, work.record.partition, attempts)
-    return delay * (1.0 + retry.jitter * (2.0 * share - 1.0))
-
-
-def _grown_s(retry: Retry, times: int) -> float:
-    """The policy's delay after so many failures in a row, without its jitter."""
-    assert not callable(retry.delay_s)
-    # The exponent is capped: 2.0 ** 2000 is an OverflowError, and the delay has a maximum anyway.
-    return min(retry.delay_s * retry.multiplier ** min(times - 1, 64), retry.delay_max_s)
-
-
-def batch_delay_s(retry: Retry, failure: Failure, good_calls: int, asked_s: float | None) -> float:
-    """Seconds until the halves of a batch that failed as one are tried; all of it at one time.
-
-    It grows by the policy while nothing succeeds, as in an outage. Where another batch of the
-    handler (`good_calls`: how many did) has succeeded since, one bad record is looked for, and the
-    healthy ones beside it should not wait.
-    """
-    if failure.good_calls != good_calls:
-        failure.rounds, failure.good_calls = 0, good_calls
-    failure.rounds += 1
-    if asked_s is not None:
-        return asked_s
-    return 1.0 if callable(retry.delay_s) else _grown_s(retry, failure.rounds)

@@ -4,13 +4,11 @@ One owner at a time calls it (`weft.runtime.door`). Each method takes the time, 
 follows from the event, starts what may start, and commits what is due. The same calls in the same
 order give the same effects.
 
-`EngineState` is what the engine holds; the parts of the core share it, and so does the account
-(`weft.account`), which only reads. All others see what stands under "the view".
+What it holds is `EngineState` (engine_state.py). All others see what stands under "the view".
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,173 +17,22 @@ from weft.core import events, states
 from weft.core.batching import Batching
 from weft.core.commands import Commands
 from weft.core.commits import Commits
-from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
-from weft.core.delivery.exactly_once import ExactlyOnce, Portions
-from weft.core.endings import Endings, RetrySchedule
+from weft.core.endings import Endings
+from weft.core.engine_state import EngineState
 from weft.core.epochs import Epochs
-from weft.core.flow import Flow
-from weft.core.handler import Handler
-from weft.core.pauses import Pauses
 from weft.core.plans import Plans
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
-from weft.core.work import SharedTexts
-from weft.types import ErrorInfo, OutcomeName, Record, Sent, StopMode
+from weft.core.spec import Limits
+from weft.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:
-    from weft.core.batching import Gathering
-    from weft.core.delivery import Delivery
     from weft.core.events import Answer, Assignment, Command, Ended, OutputsAnswer, Steering
     from weft.core.flow import Room
+    from weft.core.handler import Handler
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
-    from weft.core.work import LaneKey, Work
+    from weft.core.work import Work
 
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
-
-#: by the handler's delivery, and whether each record is committed by itself
-_DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
-    (AT_LEAST_ONCE, False): AtLeastOnce,
-    (AT_LEAST_ONCE, True): Each,
-    (AT_MOST_ONCE, False): AtMostOnce,
-    (EXACTLY_ONCE, False): ExactlyOnce,
-}
-
-
-class EngineState:
-    """Partitions, handlers, schedules and the effects of the event at hand."""
-
-    def __init__(
-        self, specs: Iterable[HandlerSpec], limits: Limits, size_of: Callable[[Any], int]
-    ) -> None:
-        self.limits = limits
-        #: bytes of a record's share of outputs
-        self.size_of = size_of
-        self.portions = Portions(limits)
-        self.now = 0.0
-        #: UNIX seconds at zero of the engine's clock
-        self.wall_s = 0.0
-        self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
-        #: the one handler; None where there are more
-        self.only = self.handlers[0] if len(self.handlers) == 1 else None
-        #: of each handler
-        self.deliveries: list[Delivery] = [
-            _DELIVERIES[h.spec.delivery, h.spec.commit_each](self) for h in self.handlers
-        ]
-        #: the open or revoking epoch of each partition
-        self.partitions: dict[tuple[str, int], Partition] = {}
-        self.epochs = 0
-        self.retries = RetrySchedule()
-        self.flow = Flow(limits)
-        #: asked for so far and not taken by the runtime yet
-        self.effects: list[fx.Effect] = []
-        #: ask the runtime for something; the list's own, for it is called in every turn
-        self.emit: Callable[[fx.Effect], None] = self.effects.append
-        #: held lanes, by topic, partition (None: all) and key, until when
-        self.holds: dict[tuple[str, int | None, bytes], float] = {}
-        #: attempts of ended epochs that still run, by where they came from
-        self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
-        #: partitions with claims, in the order they got them
-        self.claiming: dict[Partition, None] = {}
-        #: why nothing may start, besides the causes of each partition
-        self.halts: set[str] = set()
-        self.pauses = Pauses()
-        #: someone reads results: every finished record is reported
-        self.reporting = False
-        self.stop_mode: str | None = None
-        self.drained = False
-        self.fatal: fx.Fatal | None = None
-        #: of each handler the batches that were not called yet, by group
-        self.open_batches: list[dict[Any, Gathering]] = [{} for _ in self.handlers]
-        #: finished since the last commit was built
-        self.finished_since_commit = 0
-        #: what failing records have in common
-        self.texts = SharedTexts()
-        #: things that are counted but belong to no handler, by name
-        self.counts: Counter[str] = Counter()
-
-    # -- effects ---------------------------------------------------------------------------------
-
-    def take_effects(self) -> list[fx.Effect]:
-        """What was asked for since the last time, in this order."""
-        effects, self.effects = self.effects, []
-        self.emit = self.effects.append
-        return effects
-
-    def note(self, level: str, event: str, **fields: Any) -> None:
-        """Ask for a line in the log."""
-        self.emit(fx.Note(level, event, fields))
-
-    def report(
-        self,
-        work: Work,
-        outcome: OutcomeName,
-        error: ErrorInfo | None = None,
-        outputs: Any = (),
-    ) -> None:
-        """Report what became of the record, where someone reads results."""
-        if self.reporting:
-            self.emit(fx.Finished(work, outcome, error, outputs))
-
-    def trouble(self, work: Work, outcome: fx.Trouble, error: ErrorInfo | None = None) -> None:
-        """An attempt failed, or the record is given up: something for the log.
-
-        `error`: as the attempt ended with it; else what is kept of the last one.
-        """
-        failure = work.failure
-        assert failure is not None
-        assert failure.error is not None
-        error = error or failure.error
-        self.emit(fx.Troubled(work, outcome, failure.attempts, error, work.record))
-
-    def fail(self, reason: str, error: ErrorInfo | None = None) -> None:
-        """End the run; the first reason is the one that is reported."""
-        if self.fatal is None:
-            self.fatal = fx.Fatal(reason, error)
-            self.emit(self.fatal)
-
-    # -- what is shared --------------------------------------------------------------------------
-
-    def closing(self, partitions: Sequence[Partition]) -> None:
-        """Nothing of these that has not begun will begin in this epoch."""
-        for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
-            if ours := [one for one in partitions if one.handler is handler]:
-                delivery.closing(ours)
-
-    def claim(self, work: Work) -> None:
-        """The record's next step waits for the next commit of its partition."""
-        work.partition.commit.claims.append(work)
-        self.claiming[work.partition] = None
-
-    def unclaim(self, partition: Partition) -> None:
-        """Claims of this partition were taken or withdrawn: it is looked at no more without any."""
-        if not partition.commit.claims:
-            self.claiming.pop(partition, None)
-
-    def hold_lanes(self, where: tuple[str, int], running: dict[LaneKey, Work]) -> None:
-        """These attempts outlive their epoch: their lanes wait for them in the next one."""
-        # Held lanes of still older epochs stay held by the attempt that runs there.
-        if running:
-            self.orphans.setdefault(where, {}).update(running)
-
-    def let_go(self, work: Work) -> bool:
-        """Such an attempt has ended; False where its lane waits for another one, or for none."""
-        where = (work.record.topic, work.record.partition)
-        orphans = self.orphans.get(where, {})
-        key = work.partition.lanes.key_of(work.record)
-        if orphans.get(key) is not work:
-            return False
-        del orphans[key]
-        if not orphans:
-            del self.orphans[where]
-        return True
-
-    def set_clock(self, unix_s: float) -> None:
-        """Now, in UNIX seconds."""
-        self.wall_s = unix_s - self.now
-
-    def count(self, name: str, times: int = 1) -> None:
-        """Something happened that belongs to no handler."""
-        self.counts[name] += times
 
 
 class Engine:

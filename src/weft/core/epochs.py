@@ -24,7 +24,7 @@ from weft.types import OnLost
 if TYPE_CHECKING:
     from weft.core.batching import Batching
     from weft.core.commits import Commits
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.events import Assignment
     from weft.core.work import LaneKey, Work
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weft.core.work import Failure
 
 if TYPE_CHECKING:
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.work import Work
 
 HOLD_MAX_S = 30 * 86_400.0

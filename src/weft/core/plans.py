@@ -15,7 +15,7 @@ from weft.codec import encode_fitting, with_rider
 from weft.core import effects as fx
 
 if TYPE_CHECKING:
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.partition import Partition
     from weft.core.work import Work
 

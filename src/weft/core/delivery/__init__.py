@@ -16,7 +16,7 @@ from weft.core.lanes import unfollow
 from weft.core.partition import begin
 
 if TYPE_CHECKING:
-    from weft.core.engine import EngineState
+    from weft.core.engine_state import EngineState
     from weft.core.handler import Handler
     from weft.core.partition import Partition
     from weft.core.work import Work
