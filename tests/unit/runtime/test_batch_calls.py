@@ -14,6 +14,7 @@ from weft.runtime.calls.batch_calls import _Calls
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch, earlier_in_lane
 from weft.runtime.histogram import CALL_S, Latency, summed
 from weft.runtime.shared import MESSAGE_OVERHEAD_BYTES, SharedOutputs, size_of
+from weft.testing import run
 from weft.types import Record
 
 
@@ -208,3 +209,23 @@ def test_percentiles_are_of_the_latest_calls() -> None:
     samples = latency.samples(100)
     assert (len(samples), samples) == (100, sorted(samples))
     assert len(CALL_S) + 1 == len(latency.buckets()["counts"])
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_the_time_of_a_batch_is_its_handlers_latency(kind: str) -> None:
+    """One sample for each call, as of a call with one record."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    times: list[float | None] = []
+
+    def look(_batch: weft.RecordBatch) -> None:
+        (row,) = app.snapshot()["handlers"].values()
+        times.append(row["latency_ms"]["p50"])
+
+    async def wait(batch: weft.RecordBatch) -> None:
+        look(batch)
+
+    batch = weft.Batch(max_records=1)
+    app.consume("t", concurrency=1, batch=batch)(wait if kind == "async" else look)
+    run(app, [(b"k", b"1"), (b"k", b"2")])
+    assert times[0] is None
+    assert times[1] is not None

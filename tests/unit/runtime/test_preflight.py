@@ -19,6 +19,8 @@ class Cluster:
         self.away_s = away_s
         self.now = 0.0
         self.limits: list[float] = []
+        self.missing: set[str] = set()
+        self.created: list[str] = []
         monkeypatch.setattr(preflight, "time", self)
 
     def monotonic(self) -> float:
@@ -35,7 +37,12 @@ class Cluster:
         if self.now + timeout_s < self.away_s:
             self.now += timeout_s
             raise KafkaUnavailable("connection refused")
-        return topics
+        return [one for one in topics if one not in self.missing]
+
+    def create_topic(self, topic: str, partitions: int, *, config: dict[str, str]) -> None:
+        """It is there from now on."""
+        self.missing.remove(topic)
+        self.created.append(topic)
 
     def described(self) -> str:
         """Its address."""
@@ -81,3 +88,12 @@ def test_a_stop_ends_the_wait(monkeypatch):
     with pytest.raises(FatalError, match="no answer"):
         cluster.start(lambda: cluster.now > 100, start_timeout_s=None)
     assert cluster.now < 130
+
+
+@pytest.mark.parametrize("missing", [{"seen"}, set()])
+def test_a_missing_topic_of_reports_is_created(monkeypatch, missing):
+    """Once; one that is there stays as it is."""
+    cluster = Cluster(0.0, monkeypatch)
+    cluster.missing = set(missing)
+    cluster.start(reports="seen")
+    assert cluster.created == sorted(missing)
