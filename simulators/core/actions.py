@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulators.core import redoing
 from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
@@ -139,13 +140,17 @@ def _end_single(
     life = world.oracle.left(work)
     if life is None:
         world.oracle.stats["late"] += 1
+    again = life is not None and work.record.offset in life.redoing
     if ending is None:
         done.append(work)
-        if life is not None:
+        if life is not None and not again:
             world.oracle.handled(life, work.record.offset, world.now)
+    else:
+        ended.append(ending)
+    if life is not None and again:
+        redoing.ended(life, work.record.offset, ending)
         return
-    ended.append(ending)
-    if life is None:
+    if life is None or ending is None:
         return
     if isinstance(ending, GivenBack):
         world.oracle.given_back(life, work)

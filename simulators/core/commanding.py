@@ -57,12 +57,17 @@ def obey(world: World, member: Member, command: Command) -> None:
     outcome = rows[0].outcome if rows else "skipped"
     until = command.until_s - UNIX_S
     if target.offset is None:
-        if command.action == "hold" and outcome != "refused":
+        if command.action == "hold" and outcome == "held":
             life.holds[target.key] = until
-        elif command.action != "skip":
+            if rows:  # the later hold of a record takes the former's place
+                life.held_until.pop(rows[0].offset, None)
+        elif command.action in ("release", "retry"):
             life.holds.pop(target.key, None)
         if command.action != "skip":
             _hold_later(world, member, command)
+        if outcome in ("released", "retried"):  # with all of the lane that is held
+            lane = life.source.lane
+            life.held_until = {o: u for o, u in life.held_until.items() if lane(o) != target.key}
     elif command.action == "hold" and outcome == "held" and target.offset not in life.parked:
         life.held_until[target.offset] = until
     elif outcome == "skipped" and (

@@ -108,7 +108,8 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
     heads += [work for work in partition.lanes.held.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
-        _need(work.state == states.QUEUED, work, "waits to start and is not queued")
+        queued = work.state == states.QUEUED or work in partition.lanes.behind
+        _need(queued, work, "waits to start and is not queued")
         _need(work.partition is partition, work, "waits in another epoch")
     # A lane has gone on past a pending record, though its link stays.
     linked = [work for work in works if work.state != states.PENDING]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from simulators.core import redoing
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
@@ -232,7 +233,7 @@ class Member:
         life = self.oracle.lives.get(effect.work.partition)
         if life is not None and effect.outcome == "done" and life.state != "closed":
             offset = effect.work.record.offset
-            if offset not in life.passed:
+            if offset not in life.passed and offset not in life.known:
                 raise Violation("S1", f"{effect.work!r} is reported done and is not")
 
     def _committed(self, effect: fx.CommitsStored) -> None:
@@ -254,6 +255,8 @@ class Member:
             life = None if part is None else self.oracle.lives.get(part)
             if life is not None and life.state != "closed":
                 answered(life, row, self.world.now)
+        if effect.command.action == "redo":
+            redoing.answered(self, effect)
         self.unanswered = [one for one in self.unanswered if one is not effect.command]
 
     def _nothing(self, effect: fx.Note) -> None:

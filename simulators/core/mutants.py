@@ -6,7 +6,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from simulators.core import member, mutants_logs, mutants_memory, mutants_steered, profiles
+from simulators.core import (
+    member,
+    mutants_logs,
+    mutants_memory,
+    mutants_redone,
+    mutants_steered,
+    profiles,
+)
 from simulators.core.mutant import MUTANTS, Mutant, mutant
 from weft.account import account
 from weft.core import effects as fx
@@ -27,7 +34,14 @@ from weft.core.plans import Plans
 from weft.core.spec import AT_MOST_ONCE
 
 # Those that register their own.
-__all__ = ["MUTANTS", "Mutant", "mutants_logs", "mutants_memory", "mutants_steered"]
+__all__ = [
+    "MUTANTS",
+    "Mutant",
+    "mutants_logs",
+    "mutants_memory",
+    "mutants_redone",
+    "mutants_steered",
+]
 
 
 # -- S1, S2: what is committed ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from simulators.core import remembering
+from simulators.core import redoing, remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 from weft.codec import measure
@@ -125,9 +125,14 @@ class Oracle:
         for work in works:
             life = self.lives[work.partition]
             offset = work.record.offset
-            self._may_start(life, work, offset, now)
             lane = life.source.lane(offset)
             place = (life.member, life.source.tp, lane)
+            if offset in life.redoing:
+                redoing.starting(life, offset, self.lanes_running, place, now)
+                self.lanes_running[place] = call
+                continue
+            redoing.check_lane(life, lane, work)
+            self._may_start(life, work, offset, now)
             runs = self.lanes_running.get(place)
             if runs is not None and runs is not call:
                 raise Violation("S3", f"{work!r} starts while its lane runs")
@@ -294,12 +299,16 @@ class Oracle:
             require(
                 offset in life.dead_letters, "S1", f"{work!r} is dead-lettered and not exhausted"
             )
-        life.sending.add(offset)
+        if offset not in life.redoing:
+            life.sending.add(offset)
 
     def outputs_answered(self, work: Work, now: float, *, refused: bool, alone: bool) -> None:
         """The broker answered for outputs."""
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
+            return
+        if offset in life.redoing:
+            redoing.sent(life, offset, refused=refused)
             return
         life.sending.discard(offset)
         if not refused:

@@ -47,6 +47,9 @@ STEERED = 22_000_000
 #: a function as `on_exhausted`, which returns late and anything
 DECIDED = 23_000_000
 
+#: records that are done, handled again by command
+REDONE = 26_000_000
+
 #: commands to lanes and records, parked ones that are released, riders of other clients
 COMMANDED = 21_000_000
 
@@ -299,6 +302,20 @@ def _commanded(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
+def _redone(setup: Setup, rng: random.Random) -> Setup:
+    """Someone wants what is done again, and others hold, skip and release."""
+    setup = _commanded(setup, rng)
+    specs = tuple(
+        replace(spec, delivery=AT_LEAST_ONCE, batch=None, on_exhausted=Park(rng.choice((0.0, 2.0))))
+        for spec in setup.specs
+    )
+    keys = rng.choice((1, 2, 5))
+    return replace(
+        _failing(setup, specs, rng.choice((0.05, 0.3)), command=5.0, redo=20.0, churn=3.0),
+        keys=keys,
+    )
+
+
 def _decided(setup: Setup, rng: random.Random) -> Setup:
     """Much fails, and for each record it is asked what becomes of it."""
     specs = tuple(
@@ -349,4 +366,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     STEERED: _steered,
     COMMANDED: _commanded,
     DECIDED: _decided,
+    REDONE: _redone,
 }

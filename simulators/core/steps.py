@@ -12,6 +12,7 @@ from simulators.core import (
     finale,
     happenings,
     rebalance,
+    redoing,
     steered,
 )  # fmt: skip
 from simulators.core.dice import Dice
@@ -59,6 +60,7 @@ _WORLD_ACTIONS = {
     "remake": happenings.remake,
     "command": commanding.command,
     "meddle": commanding.meddle,
+    "redo": redoing.order,
 }
 _MEMBER_ACTIONS = {
     "poll": actions.poll,

@@ -47,6 +47,10 @@ class Routes:
         """The patterns."""
         return [pattern.pattern for pattern, _ in self._patterns]
 
+    def options_of(self, topic: str) -> HandlerOptions:
+        """What the handler was declared with; raises ConfigError as `handler_of`."""
+        return self._handlers[self.handler_of(topic)]
+
     def handler_of(self, topic: str) -> int:
         """Index of the handler; raises ConfigError for a topic that two patterns want."""
         literal = self._literal.get(topic)

@@ -174,6 +174,11 @@ def test_parked_records_are_skipped_and_released_and_a_key_is_held(running: Runn
     until(lambda: running.done() == {"first", "after1", "bad2", "after2"})
     until(lambda: parked() == [])
 
+    code, out, err = running.weft("redo", f"{running.topic}:{first['partition']}:0", *BECAUSE)
+    assert (code, "redone 1" in out) == (0, True), out + err
+    code, out, err = running.weft("redo", f"{running.topic}:7:0", *BECAUSE)
+    assert (code, f"no member that was reached has {running.topic}:7:0" in err) == (1, True)
+
     key = ("--topic", running.topic, "--key", "c")
     code, out, err = running.weft("key", "hold", *key, *BECAUSE)
     assert code == 0, out + err

@@ -238,10 +238,17 @@ def copies(
             dict(p.lanes.held) if p.lanes.held else {},
             gathered[p] if gathered else 0,
             not_begun[p] if not_begun else 0,
+            len(p.again),
+            _queued(p.lanes.held) if p.lanes.held else 0,
         )
         for p in partitions
         if p.state != states.CLOSED
     ]
+
+
+def _queued(held: Mapping[LaneKey, Work | None]) -> int:
+    """Heads that wait for a call of an earlier epoch and for nothing else."""
+    return sum(head is not None and head.state == states.QUEUED for head in held.values())
 
 
 def gathering(engine: Engine) -> set[Work]:
@@ -263,15 +270,14 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
-    plain, counts, ready, far, claims, *offsets, held, gathered, not_begun = copy
+    plain, counts, ready, far, claims, *offsets, held, gathered, not_begun, again, heads = copy
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
     marks = claims if delivery == AT_MOST_ONCE else 0
     pending = claims if plain[3].exact else 0
-    heads = sum(head is not None for head in held.values())
     elsewhere = claims + running - len(marked) + sending + retrying + parked
-    waiting = not_done - not_fetched - elsewhere
+    waiting = not_done + again - not_fetched - elsewhere
     places = {
         "ready": ready,
         "gathering": gathered,

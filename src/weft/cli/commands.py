@@ -30,6 +30,7 @@ COMMANDS = {
     "stop": "weft.cli.control:stop",
     "key": "weft.cli.records:key_app",
     "record": "weft.cli.records:record_app",
+    "redo": "weft.cli.redo:redo",
     "control": "weft.cli.control:log_app",
 }
 

@@ -163,7 +163,7 @@ def record_retry(
     Example: weft record retry orders:2:17 --reason "the service is back"
     """
     runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return _each("retry", _places(records), reason, dry_run, runs, as_json=as_json)
+    return each("retry", places_of(records), reason, dry_run, runs, as_json=as_json)
 
 
 @record_app.command("skip")
@@ -185,7 +185,7 @@ def record_skip(
     Example: weft record skip orders:2:17 --reason "the order was cancelled"
     """
     runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return _each("skip", _places(records), reason, dry_run, runs, as_json=as_json)
+    return each("skip", places_of(records), reason, dry_run, runs, as_json=as_json)
 
 
 @parked_app.command()
@@ -212,7 +212,7 @@ def release(
     with opened(bootstrap_servers, x, config, group) as source:
         found, _ = found_of(source, place, where)
     runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return _each("release", [one.place for one in found], reason, dry_run, runs, as_json=as_json)
+    return each("release", [one.place for one in found], reason, dry_run, runs, as_json=as_json)
 
 
 @parked_app.command()
@@ -239,7 +239,7 @@ def skip(
     with opened(bootstrap_servers, x, config, group) as source:
         found, _ = found_of(source, place, where)
     runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return _each("skip", [one.place for one in found], reason, dry_run, runs, as_json=as_json)
+    return each("skip", [one.place for one in found], reason, dry_run, runs, as_json=as_json)
 
 
 @parked_app.command()
@@ -294,7 +294,7 @@ def record_export(
 
     Example: weft record export orders:2:17 --group billing
     """
-    places = set(_places(records))
+    places = set(places_of(records))
     with opened(bootstrap_servers, x, config, group) as source:
         for topic, partition in sorted({place[:2] for place in places}):
             source.check(topic, partition)
@@ -328,11 +328,12 @@ def _plain(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
-def _places(words: Sequence[str]) -> list[tuple[str, int, int]]:
+def places_of(words: Sequence[str]) -> list[tuple[str, int, int]]:
+    """`TOPIC:PARTITION:OFFSET`, each."""
     return [tuple(place_of(word)) for word in words]  # type: ignore[misc]  # three of them
 
 
-def _each(
+def each(
     action: str,
     places: Sequence[tuple[str, int, int]],
     reason: str,
@@ -340,15 +341,16 @@ def _each(
     runs: Reached,
     *,
     as_json: bool,
+    most: int = RECORDS_MAX,
 ) -> int:
-    """One command for each topic, in pieces; the worst exit code."""
+    """One command for each topic, in pieces of so many records; the worst exit code."""
     if not places and not as_json:
         typer.echo("0 records: nothing to do")
     code = 0
     for topic, group in groupby(sorted(set(places)), key=lambda place: place[0]):
         records = [place[1:] for place in group]
-        for start in range(0, len(records), RECORDS_MAX):
-            some = [list(one) for one in records[start : start + RECORDS_MAX]]
+        for start in range(0, len(records), most):
+            some = [list(one) for one in records[start : start + most]]
             order = {"action": action, "topic": topic, "records": some}
             code = max(code, send(order, reason, None, dry_run, runs, as_json=as_json))
     return code

@@ -1,9 +1,10 @@
-"""Commands of a person: hold, release, retry, skip. A command names a lane or one record.
+"""Commands of a person: hold, release, retry, skip, redo. A command names a lane or one record.
 
 Each gets one answer (`effects.Answered`). That a record is skipped is true once the commit that has
 it is stored, so this answer waits for that; a skipped record is never handled after it. A command
 that is obeyed again, here or by the next owner of the partition, changes nothing: a hold has its
-time, a skip its offset, and what does not wait can neither be released nor retried.
+time, a skip its offset, and what does not wait can neither be released nor retried. A redo is of
+now alone (again.py): each command of it is one call.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from weft.core import again, states
 from weft.core import effects as fx
-from weft.core import states
 from weft.core.delivery import complete
 from weft.core.holds import HOLD_MAX_S, held_until, hold, hold_behind
-from weft.core.spec import AT_MOST_ONCE, KEY
+from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, KEY
 from weft.core.states import RECORD_NAMES
 from weft.core.work import Failure
 from weft.types import ErrorInfo
@@ -45,9 +46,8 @@ class Commands:
             rows: list[fx.Obeyed] = []
             waits = False
             for partition in self._concerned(command):
-                row, later = self._in(partition, command)
-                if later:
-                    partition.commit.answer_later(command, row)
+                row = self._in(partition, command)
+                if row is None:
                     waits = True
                 else:
                     rows.append(row)
@@ -83,14 +83,15 @@ class Commands:
 
     # -- one partition ---------------------------------------------------------------------------
 
-    def _in(self, partition: Partition, command: Command) -> tuple[fx.Obeyed, bool]:
-        """What was done there; True: it is to be reported when the next commit is stored."""
+    def _in(self, partition: Partition, command: Command) -> fx.Obeyed | None:
+        """What was done there; None: it is answered when that is true."""
         target = command.target
         if target.offset is not None:
-            return self._record(partition, command, target.offset)
-        if partition.handler.spec.ordering != KEY or target.key is None:
-            return _row(partition, command, "refused", "no lane of a key: name one record"), False
-        return self._lane(partition, command, target.key), False
+            redo = command.action == "redo"
+            return (self._redo if redo else self._record)(partition, command, target.offset)
+        if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
+            return _row(partition, command, "refused", "no lane of a key: name one record")
+        return self._lane(partition, command, target.key)
 
     def _lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
         first = next(self._of_lane(partition, key), None)
@@ -115,6 +116,10 @@ class Commands:
 
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         """The records of a lane, the first one first; exactly_once: without those it went past."""
+        undone = self._undone_of_lane(partition, key)
+        return again.of_lane(partition, key, undone) if partition.again else undone
+
+    def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         key_of = partition.lanes.key_of
         for work in (*partition.commit.marked.values(), *partition.offsets.works()):
             if work.state != states.PENDING and key_of(work.record) == key:
@@ -134,27 +139,58 @@ class Commands:
 
     # -- one record ------------------------------------------------------------------------------
 
-    def _record(
-        self, partition: Partition, command: Command, offset: int
-    ) -> tuple[fx.Obeyed, bool]:
+    def _record(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
         offsets = partition.offsets
         if offset in partition.commit.marked:
-            return _row(partition, command, "refused", _UNDER_WAY.format("running")), False
+            return _row(partition, command, "refused", _UNDER_WAY.format("running"))
         if offset not in offsets.incomplete:
-            if offset < offsets.position or offset <= offsets.restored_top:
-                return _row(partition, command, "unchanged", "it is done, or not in the log"), False
-            return self._not_fetched(partition, command, offset), False
+            if _is_done(partition, offset):
+                return _row(partition, command, "unchanged", "it is done, or not in the log")
+            return self._not_fetched(partition, command, offset)
         work = offsets.incomplete[offset]
         if work is None:
-            return self._not_fetched(partition, command, offset), False
+            return self._not_fetched(partition, command, offset)
         if command.action == "skip":
             return self._skip(partition, command, work)
         if command.action == "hold":
             until = self._until(command)
             if until <= self._state.now:
-                return _row(partition, command, "unchanged", "the hold is over already"), False
-            return self._hold(partition, command, work, until), False
-        return self._go_on(partition, command, work), False
+                return _row(partition, command, "unchanged", "the hold is over already")
+            return self._hold(partition, command, work, until)
+        return self._go_on(partition, command, work)
+
+    def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
+        """Handle a record again that is done; answered when its call has ended."""
+        what = self._against_redo(partition, command, offset)
+        if not what:
+            assert command.record is not None
+            key = partition.lanes.key_of(command.record)
+            first = next(self._undone_of_lane(partition, key), None)
+            if first is not None and first.state in (states.RETRYING, states.PARKED):
+                waits = RECORD_NAMES[first.state]
+                what = f"offset {first.record.offset} of its key goes first, and is {waits}"
+            elif not again.put(partition, command, command.record, first):
+                what = _UNDER_WAY.format("behind another record of its key")
+        return _row(partition, command, "refused", what) if what else None
+
+    def _against_redo(self, partition: Partition, command: Command, offset: int) -> str:
+        """Why not, in general; empty: nothing."""
+        spec, lanes, record = partition.handler.spec, partition.lanes, command.record
+        if spec.delivery != AT_LEAST_ONCE or spec.batch is not None:
+            return "only at_least_once handlers of single records handle what is done again"
+        if not _is_done(partition, offset):
+            return "it is not done: weft record retry is the command for it"
+        if partition.state != states.OPEN or self._state.stop_mode is not None:
+            return "this member is about to leave: ask the next owner"
+        if record is None:
+            return "it is not in its topic (any more)"
+        if any(work.record.offset == offset for work in partition.again):
+            return _UNDER_WAY.format("handled again")
+        if lanes.key_of(record) in lanes.held:
+            return _UNDER_WAY.format("behind a call of an earlier epoch")
+        if partition.holds.get(lanes.key_of(record), 0.0) > self._state.now:
+            return "its lane is held: release that"
+        return ""
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """It is remembered, or not read at all yet."""
@@ -210,24 +246,26 @@ class Commands:
         self._state.retries.add(self._state.now, work)
         return _row(partition, command, what, command.reason, offset)
 
-    def _skip(self, partition: Partition, command: Command, work: Work) -> tuple[fx.Obeyed, bool]:
+    def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
         offset = work.record.offset
         if self._state.drained:  # no commit follows that would make it true
             what = "this member is about to leave: ask the next owner"
-            return _row(partition, command, "refused", what, offset), False
+            return _row(partition, command, "refused", what, offset)
         if work.state not in states.WAITING:
             what = _UNDER_WAY.format(RECORD_NAMES[work.state])
-            return _row(partition, command, "refused", what, offset), False
+            return _row(partition, command, "refused", what, offset)
         key = partition.lanes.key_of(work.record)
         first = next(self._of_lane(partition, key), work)
         if first is not work:
             what = f"offset {first.record.offset} of its lane comes first"
-            return _row(partition, command, "refused", what, offset), False
+            return _row(partition, command, "refused", what, offset)
         if key in partition.lanes.held or work in partition.lanes.behind:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
-            return _row(partition, command, "refused", what, offset), False
+            return _row(partition, command, "refused", what, offset)
         self._skip_head(partition, work, command.reason)
-        return _row(partition, command, "skipped", command.reason, offset), True
+        row = _row(partition, command, "skipped", command.reason, offset)
+        partition.commit.answer_later(command, row)
+        return None
 
     def _skip_head(self, partition: Partition, work: Work, reason: str) -> None:
         state = self._state
@@ -251,6 +289,14 @@ class Commands:
             complete(state, work)
         else:
             self._endings.handled(work)
+
+
+def _is_done(partition: Partition, offset: int) -> bool:
+    """Or the log does not have it."""
+    offsets = partition.offsets
+    if offset in offsets.incomplete or offset in partition.commit.marked:
+        return False
+    return offset < offsets.position or offset <= offsets.restored_top
 
 
 def _held(work: Work) -> bool:

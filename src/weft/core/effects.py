@@ -132,14 +132,18 @@ class Obeyed(NamedTuple):
     partition: int
     #: -1 for a lane without a record
     offset: int
-    #: "held", "released", "retried", "skipped"; "unchanged", "refused", "not here", "lost"
+    #: "held", "released", "retried", "skipped", "redone";
+    #: "failed", "unchanged", "refused", "not here", "lost"
     outcome: str
     #: the reason, in one line
     detail: str
 
 
 class Answered(NamedTuple):
-    """A command was obeyed, or could not be. That of a skip comes when its commit is stored."""
+    """A command was obeyed, or could not be.
+
+    That of a skip comes when its commit is stored, that of a redo when its call has ended.
+    """
 
     command: Command
     rows: list[Obeyed]

@@ -8,8 +8,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from weft.codec import Remembered
+from weft.core import again, states
 from weft.core import effects as fx
-from weft.core import states
 from weft.core.events import Failed, Returned
 from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
@@ -60,7 +60,10 @@ class Endings:
         for work in others:  # too late, or of a delivery for which that is not all
             if work.state == states.RUNNING:
                 work.partition.call_ended()
-                self._delivery(work).handled(work, report=False)
+                if work in work.partition.again:
+                    again.handled(state, work)
+                else:
+                    self._delivery(work).handled(work, report=False)
             else:
                 self._late(work)
         if state.reporting:
@@ -102,8 +105,8 @@ class Endings:
         behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
-        again = self._delivery(work).refused(work)
-        if work.state != states.RUNNING or not isinstance(ending, Failed) or not again:
+        may_again = self._delivery(work).refused(work)
+        if work.state != states.RUNNING or not isinstance(ending, Failed) or not may_again:
             self._ended(ending)
             return
         behind = unfollow(work)
@@ -198,6 +201,10 @@ class Endings:
 
     def handled(self, work: Work) -> None:
         """The record is done, by the rules of its delivery."""
+        if work in work.partition.again:
+            again.handled(self._state, work)
+            self._state.report(work, "done", None, work.outputs or ())
+            return
         self._state.finished_since_commit += 1
         self._delivery(work).handled(work)
 
@@ -235,6 +242,9 @@ class Endings:
         handler.failures += 1
         failure = self._count(work, failed.error)
         self._state.trouble(work, "failed", failed.error)
+        if work in work.partition.again:
+            again.failed(self._state, work, failed.error)
+            return
         retry = work.retry
         own = failure.attempts - failure.shared
         spent = retry.attempts is not None and own >= retry.attempts
@@ -342,9 +352,8 @@ class Endings:
         decision.asked = 0
         work.partition.retried(work)
         work.move(states.QUEUED)
-        again = isinstance(outcome, Retry)
-        decision.retries += again
-        if again and decision.retries > DECIDED_RETRIES_MAX:
+        decision.retries += isinstance(outcome, Retry)
+        if isinstance(outcome, Retry) and decision.retries > DECIDED_RETRIES_MAX:
             what = f"on_exhausted returned Retry more than {DECIDED_RETRIES_MAX} times"
             outcome, error = None, ErrorInfo("OnExhausted", what)
         if isinstance(outcome, Retry):

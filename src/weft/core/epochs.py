@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weft.codec import OffsetMap, Remembered, UnreadableMap, decode
+from weft.core import again, states
 from weft.core import effects as fx
-from weft.core import states
 from weft.core.commits import CommitState
 from weft.core.memory import Memory
 from weft.core.offsets import Offsets
@@ -127,6 +127,7 @@ class Epochs:
         self._batching.forget(partition)
         self._state.retries.forget()
         self._state.hold_lanes((partition.topic, partition.number), running)
+        again.lose(self._state, partition)
         for command, row in partition.commit.answers:
             lost = row._replace(outcome="lost", detail="the partition went away first: ask again")
             self._state.emit(fx.Answered(command, [lost]))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from weft.types import ErrorInfo, Sent
+from weft.types import ErrorInfo, Record, Sent
 
 if TYPE_CHECKING:
     from weft.codec import Remembered
@@ -121,7 +121,7 @@ Ended = Returned | Failed | GivenBack
 
 # -- commands --------------------------------------------------------------------------------------
 
-Action = Literal["hold", "release", "retry", "skip"]
+Action = Literal["hold", "release", "retry", "skip", "redo"]
 
 
 class Target(NamedTuple):
@@ -142,6 +142,8 @@ class Command(NamedTuple):
     #: "hold": until then, UNIX seconds
     until_s: float = 0.0
     reason: str = ""
+    #: "redo": as the log has it; None: the log has it no more
+    record: Record | None = None
 
 
 # -- answers of the broker -------------------------------------------------------------------------

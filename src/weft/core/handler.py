@@ -32,8 +32,8 @@ class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index", "limited",
-        "name", "parked", "plain", "rate_per_s", "remembers", "retries", "rotation",
+        "again", "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index",
+        "limited", "name", "parked", "plain", "rate_per_s", "remembers", "retries", "rotation",
         "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed", "tokens",
         "tokens_at",
     )  # fmt: skip
@@ -44,6 +44,8 @@ class Handler:
         self.name = spec.name
         #: a record is done as soon as its call returns and has nothing to send
         self.plain = spec.delivery == AT_LEAST_ONCE and not spec.commit_each
+        #: records that are handled again: meanwhile none is `plain`
+        self.again = 0
         #: outputs and offsets go into transactions
         self.exact = spec.exact
         #: attempts and parked records survive the epoch
@@ -83,6 +85,12 @@ class Handler:
             self.slots.resize(spec.concurrency, spec.ahead)
         else:  # what is granted ahead would run, in a worker that has nothing else
             self.slots.resize(concurrency, 0)
+
+    def divert(self, count: int) -> None:
+        """So many records more, or fewer, are handled again."""
+        self.again += count
+        plain = self.spec.delivery == AT_LEAST_ONCE and not self.spec.commit_each
+        self.plain = plain and not self.again
 
     # -- the rotation ----------------------------------------------------------------------------
 

@@ -139,6 +139,8 @@ class Lanes:
         if tail is not None:
             tail.next = work
             if tail.charge is not None:
+                if work.charge is not None:  # it was held before it came into its lane
+                    self._uncharge(work, work.charge)
                 self._charge(work, tail.charge)
         elif key in self.held:
             self.held[key] = work
@@ -160,6 +162,34 @@ class Lanes:
         if work.charge is not None:
             self._uncharge(work, work.charge)
             work.charge = None
+
+    def put_behind(self, before: Work, work: Work) -> None:
+        """A record that is handled again comes next after this one."""
+        work.next, before.next = before.next, work
+        key = self.key_of(work.record)
+        if self.tails.get(key) is before:
+            self.tails[key] = work
+        if before.charge is not None:
+            self._charge(work, before.charge)
+
+    def put_first(self, work: Work, head: Work | None) -> bool:
+        """It may start before all others; False where the head of its lane waits elsewhere."""
+        key = self.key_of(work.record)
+        if head is None:
+            if not isinstance(key, int):
+                self.tails[key] = work
+        elif self.far.get(head.record[2]) is head:
+            del self.far[head.record[2]]
+        elif head in self.ready:
+            self.ready.remove(head)
+        else:
+            return False
+        if head is not None:
+            work.next = head
+            if head.charge is not None:
+                self._charge(work, head.charge)
+        self.ready.appendleft(work)
+        return True
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, RUNNING, InternalEr
 from weft.types import Record
 
 if TYPE_CHECKING:
+    from weft.core.again import Again
     from weft.core.commits import CommitState
     from weft.core.handler import Handler
     from weft.core.memory import Memory
@@ -61,6 +62,8 @@ class Partition:
     holds: dict[LaneKey, float] = field(default_factory=dict)
     #: of all records it holds
     bytes: int = 0
+    #: done, and handled again by command; no offset and no commit knows of them
+    again: dict[Work, Again] = field(default_factory=dict)
     #: exactly_once: outputs that wait for a transaction, in bytes
     outputs: dict[Work, int] = field(default_factory=dict)
     outputs_bytes: int = 0
@@ -106,6 +109,13 @@ class Partition:
         self.bytes += sum([work.size for work in works])
         return works[0] if works else None
 
+    def admit_again(self, work: Work, why: Again) -> None:
+        """A done record is in its lane again."""
+        self.again[work] = why
+        self.bytes += work.size
+        self.handler.divert(1)
+        self.handler.enlist(self)
+
     # -- calls -----------------------------------------------------------------------------------
 
     def call_ended(self) -> None:
@@ -117,6 +127,15 @@ class Partition:
         self.bytes -= work.size
         self.offsets.done(work.record[2])
         work.state = states.DONE
+        if self.lanes.leave(work) and not self.listed:
+            self.handler.enqueue(self)
+
+    def again_done(self, work: Work) -> None:
+        """Its call has ended; its offset was done all the time."""
+        del self.again[work]
+        self.bytes -= work.size
+        work.move(states.DONE)
+        self.handler.divert(-1)
         if self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
 
@@ -181,6 +200,8 @@ class Partition:
         Once a turn (`looked`) is enough: nothing is done within one. `taken`: those that start
         in this turn as well, in front of it. `spend`: it starts now, and takes its room.
         """
+        if work in self.again:
+            return True  # the map has it
         offset = work.record[2]
         room = self.reach.take_room if spend else self.reach.has_room
         if room(offset):
@@ -246,7 +267,8 @@ class Partition:
 
     def remember(self, work: Work) -> None:
         """Something is new of a record that is not done: the next commit contains it."""
-        self.memory.keep(work)
+        if work not in self.again:
+            self.memory.keep(work)
 
     def retried(self, work: Work) -> None:
         """The delay of one of them, or its hold, is over."""
@@ -290,6 +312,7 @@ class Partition:
         """The epoch has ended: forget what waits."""
         self.offsets.incomplete.clear()
         self.lanes.clear()
+        self.again.clear()
         self.commit.close()
 
     # -- the view: what others may read (tests/test_core_view.py) --------------------------------
@@ -354,7 +377,7 @@ class Partition:
 
     def works(self) -> list[Work]:
         """Every record of the epoch that is not finished with."""
-        return [*self.offsets.works(), *self.commit.marked.values()]
+        return [*self.offsets.works(), *self.commit.marked.values(), *self.again]
 
     @property
     def buffered(self) -> int:

@@ -15,7 +15,7 @@ from weft.numeric import is_positive, is_whole
 
 RUN_ACTIONS: Final = ("pause", "resume", "set", "stop")
 #: of lanes and single records
-RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip")
+RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip", "redo")
 ACTIONS: Final = (*RUN_ACTIONS, *RECORD_ACTIONS)
 #: of one command
 RECORDS_MAX = 1_000
@@ -100,6 +100,8 @@ def order_of(given: object) -> Order:
     if action in RECORD_ACTIONS:
         if topic is None or handler is not None or (key is None) == (not records):
             _refuse(f"{action} takes a topic, and a key or records of it")
+        if action == "redo" and key is not None:
+            _refuse("redo takes records, not a key")
     elif key is not None or records:
         _refuse(f"{action} is of a topic or handler, not of single records")
     if topic is not None and handler is not None:

@@ -68,6 +68,18 @@ def test_a_call_that_runs_ends_and_the_next_of_its_lane_is_held(desk):
     assert started(desk) == [1]
 
 
+def test_a_record_that_is_held_as_it_comes_is_charged_once(desk):
+    """Behind one that has failed before and runs; the desk recounts."""
+    desk.poll(desk.part, 0)
+    desk.do("calls_ended", [], [Failed(work, ERROR, final=True) for work in desk.started()])
+    order(desk, "release")
+    (first,) = desk.started()
+    assert order(desk, "hold") == [("held", -1)]
+    desk.poll(desk.part, 1)
+    desk.do("calls_ended", [first])
+    assert desk.part.lanes.blocked_records == 1
+
+
 @pytest.mark.parametrize("target", [KEY, record(0)])
 def test_a_failed_record_that_is_held_does_not_start_when_its_delay_is_over(desk, target):
     """Nor before its delay is over, when the hold is shorter."""

@@ -51,6 +51,7 @@ def test_an_order_travels_as_json():
         ({"action": "set", "settings": {"concurrency": 5}}, "give handler, not topic"),
         ({"action": "set", "topic": None, "settings": [1]}, "settings is a JSON object"),
         ({"action": "set", "topic": None, "settings": {"x": 1}}, "x cannot be set: one of"),
+        ({"action": "redo", "key": "k"}, "redo takes records, not a key"),
         ({"who": "me"}, "a command has no field 'who'"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_run_that_starts_asks_to_come_again():
     """There is no engine yet."""
     shot = {"app": {"member": "m"}, "partitions": []}
     run: Any = SimpleNamespace(member=None, snapshot=lambda worst: shot)
-    answer = Control(run, SimpleNamespace(), []).obey(Order("pause", "r", "i"))
+    answer = Control(run, SimpleNamespace(), [], SimpleNamespace).obey(Order("pause", "r", "i"))
     assert (answer.outcome, answer.detail) == ("refused", "it is starting: ask again")
 
 

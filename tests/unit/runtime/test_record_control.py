@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,37 @@ def test_what_is_not_there_is_reported(started):
     assert started.obey("skip", 99).outcome == "refused"
     other = control.obey(Order("hold", "r", "i", "u", key="k"))
     assert (other.outcome, "topic 'u' has no handler" in other.detail) == ("refused", True)
+
+
+def test_what_is_done_is_handled_again(started):
+    """From the log, and answered with its outcome; nothing is committed of it."""
+    started.mended = True
+    started.obey("release", 0, 1)
+    until(lambda: len(started.done) == 4)
+    until(lambda: started.kafka.committed("g", "t").frontier == 4)
+    answer = started.obey("redo", 0, 3)
+    assert (answer.outcome, "redone 2" in answer.detail) == ("done", True)
+    assert sorted(started.done) == ["2", "3", "3", "b0", "b0", "b1"]
+    assert started.obey("redo", 0, dry_run=True).outcome == "would"
+    started.mended = False
+    answer = started.obey("redo", 0)
+    assert answer.outcome == "refused"
+    assert "t:0:0 failed: KeyError: 'b0': it stays done" in answer.detail
+    assert started.kafka.committed("g", "t").frontier == 4
+
+
+def test_what_cannot_be_handled_again_is_one_line(started):
+    """Not done, deleted from its topic, or known to a ledger."""
+    assert "it is not done: weft record retry" in started.obey("redo", 0).detail
+    started.mended = True
+    started.obey("release", 0, 1)
+    until(lambda: len(started.done) == 4)
+    started.kafka.delete_before("t", 0, 1)
+    assert "it is not in its topic (any more)" in started.obey("redo", 0).detail
+    control = started.run.control
+    control._routes = SimpleNamespace(options_of=lambda _: SimpleNamespace(ledger=1, name="check"))
+    answer = started.obey("redo", 1)
+    assert (answer.outcome, "check has a ledger" in answer.detail) == ("refused", True)
 
 
 def test_many_rows_are_one_line():

@@ -19,12 +19,13 @@ from weft.errors import ConfigError
 from weft.observe.orders import RECORD_ACTIONS, SETTINGS, Answer, Order, what
 from weft.observe.sentences import clock
 from weft.runtime.logs import event
-from weft.runtime.run.record_control import looked_at, obeyed_by, summary
+from weft.runtime.run.record_control import fetched, looked_at, obeyed_by, summary
 
 if TYPE_CHECKING:
+    from weft.kafka.log_reader import LogReader
     from weft.routing import Routes
     from weft.runtime.member.member import Member
-    from weft.types import StopMode
+    from weft.types import Record, StopMode
 
 _log = logging.getLogger("weft")
 
@@ -59,10 +60,11 @@ class Control:
 
     def __init__(
         self, run: Controlled, routes: Routes, names: Sequence[str],
-        time_of: Callable[[], float] = time.time,
+        reader: Callable[[], LogReader], time_of: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """`names`: of the handlers, in order; `time_of`: UNIX seconds."""
+        """`names`: of the handlers, in order; `reader` of logs; `time_of`: UNIX seconds."""
         self._run, self._routes, self._names, self._time = run, routes, list(names), time_of
+        self._reader = reader
         self._force: list[_Force] = []
         self._sent = Steering()
         self._lock = threading.Lock()
@@ -101,7 +103,10 @@ class Control:
         try:
             if order.dry_run:
                 return summary(name, order, looked_at(member, order, self._time()), None)
-            rows = obeyed_by(member, order, until, self._time())
+            found: Mapping[tuple[int, int], Record] = {}
+            if order.action == "redo":
+                found = fetched(member, order, self._time(), self._reader)
+            rows = obeyed_by(member, order, until, self._time(), found)
         except InternalError:
             raise ConfigError("the engine has failed: this run is ending") from None
         return summary(name, order, rows, until if order.action == "hold" else None)
@@ -153,7 +158,12 @@ class Control:
     def _checked(self, order: Order) -> int | None:
         """The number of the handler; ConfigError for what this app has not."""
         if order.topic is not None:
-            self._routes.handler_of(order.topic)
+            options = self._routes.options_of(order.topic)
+            if order.action == "redo" and options.ledger is not None:
+                raise ConfigError(
+                    f"handler {options.name} has a ledger, which would know the record as handled: "
+                    "delete its row there, and replay the record"
+                )
         number = None
         if order.handler is not None:
             if order.handler not in self._names:

@@ -5,38 +5,79 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from weft.account.finding import find, find_key
 from weft.core import effects as fx
 from weft.core.events import Command, Target
+from weft.errors import ConfigError
+from weft.kafka.log_reader import fetch
+from weft.kafka.ports import KafkaUnavailable
 from weft.observe.orders import Answer, Order, what
 
 if TYPE_CHECKING:
+    from weft.kafka.log_reader import LogReader
     from weft.runtime.member.member import Member
+    from weft.types import Record
 
-#: a skip is true when its commit is stored
+#: a skip is true when its commit is stored, a redo when its call has ended
 ANSWER_S = 10.0
 #: records that a line names
 NAMED_MAX = 5
 #: looked at in one visit of the engine
 LOOK_MAX = 50
-BAD = ("refused", "lost", "no answer")
+BAD = ("refused", "failed", "lost", "no answer")
 NOT_HERE = "not here"
+#: of `weft.account.finding`
+DONE = "done"
 _numbers = itertools.count()
 
 Row = dict[str, Any]
 
 
-def obeyed_by(member: Member, order: Order, until: float, unix_s: float) -> list[Row]:
-    """What the engine answers for each record; InternalError when it has failed."""
+def fetched(
+    member: Member, order: Order, unix_s: float, reader: Callable[[], LogReader]
+) -> dict[tuple[int, int], Record]:
+    """From the log: those of the records that are done here. ConfigError if it cannot be read."""
+    rows = looked_at(member, order, unix_s)
+    places = {
+        (str(order.topic), one["partition"], one["offset"]) for one in rows if one["detail"] == DONE
+    }
+    if not places:
+        return {}
+    with closing(reader()) as log:
+        try:
+            return {(one.partition, one.offset): one for one in fetch(log, places)}
+        except KafkaUnavailable as error:
+            raise ConfigError(f"the log cannot be read: {error}") from None
+
+
+def obeyed_by(
+    member: Member,
+    order: Order,
+    until: float,
+    unix_s: float,
+    found: Mapping[tuple[int, int], Record],
+) -> list[Row]:
+    """What the engine answers for each record; InternalError when it has failed.
+
+    `found`: by partition and offset, what is to be handled again.
+    """
     targets = [Target(str(order.topic), None, *one) for one in order.records]
     if order.key is not None:
         targets = [Target(str(order.topic), order.key.encode(errors="surrogateescape"))]
     prefix = f"{order.id}.{next(_numbers)}"
     commands = [
-        Command(order.action, target, f"{prefix}.{number}", until, order.reason)  # type: ignore[arg-type]  # checked by order_of
+        Command(
+            order.action,  # type: ignore[arg-type]  # checked by order_of
+            target,
+            f"{prefix}.{number}",
+            until,
+            order.reason,
+            found.get((target.partition or 0, target.offset or 0)),
+        )
         for number, target in enumerate(targets)
     ]
     left = {one.id: one for one in commands}
@@ -58,13 +99,17 @@ def obeyed_by(member: Member, order: Order, until: float, unix_s: float) -> list
             left.clear()
     finally:
         member.seat.answered.remove(received)
-    return rows + [_late(one.target) for one in late]
+    return rows + [_late(one) for one in late]
 
 
-def _late(target: Target) -> Row:
+def _late(command: Command) -> Row:
+    target = command.target
+    what = f"its commit is not stored after {ANSWER_S:.0f} s"
+    if command.action == "redo":
+        what = f"it is not over after {ANSWER_S:.0f} s, and goes on: the app's log has the answer"
     return {
         "topic": target.topic, "partition": target.partition, "offset": target.offset,
-        "outcome": "no answer", "detail": f"its commit is not stored after {ANSWER_S:.0f} s",
+        "outcome": "no answer", "detail": what,
     }  # fmt: skip
 
 

@@ -78,7 +78,8 @@ class Run:
         self._admin: AdminPort | None = None
         self._drained = False
         self.watching: Watching | None = None
-        self.control = Control(self, self._routes, [plan.spec.name for plan in self._plans])
+        names = [plan.spec.name for plan in self._plans]
+        self.control = Control(self, self._routes, names, self._connection.log_reader)
         self._outside = Outside(self._options, RunSource(self))
         self._stop_asked: StopMode | None = None
         self._signals = StopSignals(self.stop, lambda: self._member is not None)

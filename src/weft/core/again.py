@@ -1,0 +1,100 @@
+"""Records that are done and are handled again, because a person wants that (`weft redo`).
+
+Such a record is in its lane and in `Partition.again`, and nowhere else: for the offsets and the
+commits it is done, and stays so. It goes before what has not begun of its lane, behind the call of
+it that runs. It has one call, without a retry: what that returns is produced, what it fails with is
+the answer. Nothing outlives the epoch: if that ends first, the answer is "lost".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.delivery import complete
+from weft.core.work import RECORD_OVERHEAD_BYTES, Work
+
+if TYPE_CHECKING:
+    from weft.core.engine_state import EngineState
+    from weft.core.events import Command
+    from weft.core.partition import Partition
+    from weft.core.work import LaneKey
+    from weft.types import ErrorInfo, Record
+
+
+class Again(NamedTuple):
+    """Why a record is handled again."""
+
+    command: Command
+    #: the record that ran when it came into the lane
+    behind: Work | None
+
+
+def of_lane(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Iterator[Work]:
+    """The records of a lane, the first one first: `others`, and those that are handled again."""
+    key_of = partition.lanes.key_of
+    mine = {work: it.behind for work, it in partition.again.items() if key_of(work.record) == key}
+    head = next(others, None)
+    yield from [work for work, behind in mine.items() if behind is None or behind is not head]
+    if head is not None:
+        yield head
+        yield from [work for work, behind in mine.items() if behind is head]
+    yield from others
+
+
+def put(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
+    """The record is handled again; `first`: of its lane. False: that waits elsewhere."""
+    lanes, key = partition.lanes, partition.lanes.key_of(record)
+    work = Work(record, partition, _size_bytes(record))
+    same = [one for one in partition.again if lanes.key_of(one.record) == key]
+    behind = None
+    if same:
+        behind = partition.again[same[-1]].behind
+        lanes.put_behind(same[-1], work)
+    elif first is None or first.state == states.QUEUED:
+        if not lanes.put_first(work, first):
+            return False
+    else:
+        behind = first
+        lanes.put_behind(first, work)
+    partition.admit_again(work, Again(command, behind))
+    return True
+
+
+def handled(state: EngineState, work: Work) -> None:
+    """Its call has returned, and what it returned is stored."""
+    complete(state, work, report=False)
+    reason = work.partition.again[work].command.reason
+    _end(state, work, "redone", reason)
+
+
+def failed(state: EngineState, work: Work, error: ErrorInfo) -> None:
+    """It stays done."""
+    _end(state, work, "failed", f"{error.line[:300]}: it stays done")
+
+
+def lose(state: EngineState, partition: Partition) -> None:
+    """The epoch ends."""
+    for work, one in partition.again.items():
+        _answer(state, work, one.command, "lost", "the partition went away first: ask again")
+    partition.handler.divert(-len(partition.again))
+
+
+def _end(state: EngineState, work: Work, outcome: str, detail: str) -> None:
+    partition = work.partition
+    command = partition.again[work].command
+    partition.again_done(work)
+    _answer(state, work, command, outcome, detail)
+
+
+def _answer(state: EngineState, work: Work, command: Command, outcome: str, detail: str) -> None:
+    where = (work.partition.topic, work.partition.number, work.record.offset)
+    state.emit(fx.Answered(command, [fx.Obeyed(*where, outcome, detail)]))
+
+
+def _size_bytes(record: Record) -> int:
+    """As a poll counts it."""
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"") + headers

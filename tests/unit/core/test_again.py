@@ -1,0 +1,241 @@
+"""What is done is handled again by command: in its lane, once, and no commit knows of it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.test_commands import RETRY, record
+from tests.unit.core.test_memory import ERROR, UNIX_S
+
+from weft.core import effects as fx
+from weft.core.events import Command, Failed, GivenBack, Returned, Target
+from weft.core.spec import HandlerSpec
+from weft.policies import Batch
+from weft.types import Record
+
+
+@pytest.fixture
+def desk(make_desk):
+    """A handler with keys; of partition 0 the records 0 and 1 are done, and committed."""
+    desk = make_desk(HandlerSpec("h", retry=RETRY))
+    (desk.part,) = desk.assign(0, unix_s=UNIX_S)
+    done(desk, 0, 1)
+    desk.commit()
+    return desk
+
+
+def done(desk, *offsets, key=b"k"):
+    """These are polled and handled."""
+    desk.poll(desk.part, *offsets, key=key)
+    while works := desk.started():
+        desk.do("calls_ended", works)
+
+
+def redo(desk, offset=0, *, key: bytes | None = b"k", there=True):
+    """The outcomes that are known at once."""
+    found = Record("t", 0, offset, 0, key, b"v") if there else None
+    command = Command("redo", record(offset), str(offset), 0.0, "a reason", found)
+    desk.do("obey", [command], UNIX_S + desk.now)
+    return answers(desk)
+
+
+def answers(desk):
+    """Outcomes and details since the last look."""
+    found = [effect for effect in desk.effects if isinstance(effect, fx.Answered)]
+    desk.effects = [effect for effect in desk.effects if effect not in found]
+    return [(row.outcome, row.offset, row.detail) for effect in found for row in effect.rows]
+
+
+def run(desk):
+    """Offsets that run now, one after the other until nothing is left; no two at once."""
+    order = []
+    while works := desk.started():
+        assert len(works) == 1
+        order.append(works[0].record.offset)
+        desk.do("calls_ended", works)
+    return order
+
+
+def test_a_record_is_handled_again_and_answered_when_that_is_over(desk):
+    """And committed offsets stand still."""
+    assert redo(desk) == []
+    (work,) = desk.started()
+    assert (work.record.offset, work.record.attempt) == (0, 1)
+    desk.do("calls_ended", [work])
+    assert answers(desk) == [("redone", 0, "a reason")]
+    desk.pass_time(2.0)
+    assert desk.take(fx.CommitOffsets) == []
+    assert (desk.part.frontier, desk.part.bytes) == (2, 0)
+    assert desk.engine.handlers[0].plain
+    assert desk.engine.handlers[0].done == 3
+
+
+def test_what_is_queued_of_its_key_goes_after_it(desk):
+    """It was before them in the log."""
+    desk.do("halt", "outputs", on=True)
+    desk.poll(desk.part, 2, 3)
+    assert redo(desk, 1) == redo(desk, 0) == []
+    desk.do("halt", "outputs", on=False)
+    desk.do("tick")
+    assert run(desk) == [1, 0, 2, 3]
+    assert desk.part.frontier == 4
+
+
+@pytest.mark.parametrize("behind", [(2,), (2, 3)])
+def test_a_call_of_its_key_that_runs_ends_first(desk, behind):
+    """Then it runs, then the rest; what comes later is behind it."""
+    desk.poll(desk.part, *behind)
+    (first,) = desk.started()
+    assert redo(desk) == []
+    desk.poll(desk.part, 4)
+    assert desk.started() == []
+    desk.do("calls_ended", [first])
+    assert run(desk) == [0, *behind[1:], 4]
+
+
+def test_other_keys_and_null_keys_do_not_wait(desk):
+    """A null key orders with nothing."""
+    done(desk, 2, key=None)
+    desk.poll(desk.part, 3)
+    desk.started()
+    assert redo(desk, 2, key=None) == []
+    assert [work.record.offset for work in desk.started()] == [2]
+
+
+def test_a_failure_is_the_answer_and_the_record_stays_done(desk):
+    """Without a retry, whatever the policy is."""
+    redo(desk)
+    desk.poll(desk.part, 2)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    assert answers(desk) == [("failed", 0, "ValueError: bad: it stays done")]
+    assert run(desk) == [2]
+    assert (desk.part.frontier, desk.part.parked, desk.part.retrying) == (3, 0, 0)
+
+
+@pytest.mark.parametrize("refused", [None, ERROR])
+def test_its_outputs_are_produced(desk, refused):
+    """And waited for; the lane goes on after that."""
+    redo(desk)
+    desk.poll(desk.part, 2)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Returned(work, ["output"])])
+    assert answers(desk) == []
+    assert desk.started() == []
+    desk.do("outputs_answered", [(work, (), refused)])
+    assert [what for what, *_ in answers(desk)] == ["failed" if refused else "redone"]
+    assert run(desk) == [2]
+
+
+def test_a_call_that_never_began_is_made_again(desk):
+    """It is still the first of its lane."""
+    desk.poll(desk.part, 2)
+    (first,) = desk.started()
+    redo(desk)
+    desk.do("calls_ended", [first])
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [GivenBack(work)])
+    assert run(desk) == [0]
+
+
+def test_a_held_lane_holds_it_too(desk):
+    """And it goes on with the release; no commit remembers it."""
+    desk.do("halt", "outputs", on=True)
+    redo(desk)
+    desk.poll(desk.part, 2)
+    key = Target("t", b"k")
+    desk.do("obey", [Command("hold", key, "h", UNIX_S + desk.now + 50.0)], UNIX_S + desk.now)
+    assert [what for what, *_ in answers(desk)] == ["held"]
+    desk.do("halt", "outputs", on=False)
+    desk.pass_time(2.0)
+    assert desk.started() == []
+    assert desk.part.memory.entries(desk.part.position, (), desk.now, UNIX_S) == []
+    desk.do("obey", [Command("release", key, "r")], UNIX_S + desk.now)
+    assert run(desk) == [0, 2]
+
+
+def test_a_partition_that_goes_away_first_is_the_answer(desk):
+    """Running or not; the next epoch knows nothing of it, but for the call that still runs."""
+    redo(desk)
+    (work,) = desk.started()
+    assert redo(desk, 1) == []
+    desk.do("closed", [desk.part])
+    assert [(what, offset) for what, offset, _ in answers(desk)] == [("lost", 0), ("lost", 1)]
+    (desk.part,) = desk.assign(0, start=2)
+    assert desk.engine.handlers[0].plain
+    desk.poll(desk.part, 2)
+    assert desk.started() == []
+    desk.do("calls_ended", [work])
+    assert answers(desk) == []
+    assert run(desk) == [2]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "offset", "words"),
+    [
+        (lambda desk: None, 0, "under way"),
+        (lambda desk: desk.poll(desk.part, 2), 2, "not done"),
+        (lambda desk: None, 9, "not done"),
+        (lambda desk: desk.do("stop", "in_flight"), 1, "leave"),
+    ],
+)
+def test_what_cannot_be_handled_again_is_refused(desk, prepare, offset, words):
+    """In one line, and nothing changes."""
+    if words == "under way":
+        redo(desk, 0)
+        words = "it is handled again now"
+    prepare(desk)
+    ((outcome, _, detail),) = redo(desk, offset)
+    assert outcome == "refused"
+    assert words in detail
+
+
+def test_what_the_log_has_no_more_is_refused(desk):
+    """Retention."""
+    assert redo(desk, there=False) == [("refused", 0, "it is not in its topic (any more)")]
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_behind_a_record_that_waits_it_is_refused(desk, final):
+    """Its key's order would be broken, or it would wait for a person."""
+    desk.poll(desk.part, 2)
+    failed = [Failed(work, ERROR, final=final) for work in desk.started()]
+    desk.do("calls_ended", [], failed)
+    ((outcome, _, detail),) = redo(desk)
+    assert outcome == "refused"
+    assert f"offset 2 of its key goes first, and is {'parked' if final else 'retrying'}" in detail
+
+
+@pytest.mark.parametrize(
+    "options", [{"delivery": "exactly_once"}, {"delivery": "at_most_once"}, {"batch": Batch(2)}]
+)
+def test_other_deliveries_and_batches_refuse_it(make_desk, options):
+    """One line says so."""
+    desk = make_desk(HandlerSpec("h", **options))
+    (desk.part,) = desk.assign(0, start=5)
+    ((outcome, _, detail),) = redo(desk)
+    assert outcome == "refused"
+    assert "only at_least_once handlers of single records" in detail
+
+
+@pytest.mark.parametrize("ordering", ["partition", "unordered"])
+def test_other_orderings(make_desk, ordering):
+    """By partition it goes next, unordered at once."""
+    desk = make_desk(HandlerSpec("h", ordering))
+    (desk.part,) = desk.assign(0, start=2)
+    desk.poll(desk.part, 2, 3)
+    (first, *_) = desk.started()
+    redo(desk)
+    if ordering == "unordered":
+        assert [work.record.offset for work in desk.started()] == [0]
+    else:
+        desk.do("calls_ended", [first])
+        assert run(desk) == [0, 3]
+
+
+def test_with_a_commit_for_each_record_it_needs_none(make_desk):
+    """Its call is all."""
+    desk = make_desk(HandlerSpec("h", commit_each=True))
+    (desk.part,) = desk.assign(0, start=2)
+    redo(desk)
+    desk.do("calls_ended", desk.started())
+    assert [what for what, *_ in answers(desk)] == ["redone"]
+    assert desk.take(fx.CommitOffsets) == []
