@@ -19,6 +19,7 @@ from weft.kafka.ports import (
     KafkaUnavailable,
     OutMessage,
     Polled,
+    Problem,
     ToCommit,
     TransactionEnd,
 )
@@ -159,6 +160,8 @@ class SimConsumer(MemoryConsumer):
         self._revoking: set[TopicPartition] = set()
         #: their leader has moved, and this client does not know it: not fetched, not found
         self._stale: set[TopicPartition] = set()
+        #: a request of the membership that it has lost was sent again, and refused
+        self._fenced = False
         self.assign_may_block = connection.world.setup.assign_may_block
 
     @property
@@ -206,6 +209,8 @@ class SimConsumer(MemoryConsumer):
     def _be_lost(self) -> None:
         self.oracle.taken_away(self.member, sorted(self._assigned))
         super()._be_lost()
+        if self.world.chance(self.world.odds.fenced):
+            self._woken = self._fenced = True
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -215,6 +220,9 @@ class SimConsumer(MemoryConsumer):
         polled = super()._collect(min(room, self._setup.poll_max))
         self._paused -= unknown
         self.oracle.fetched(polled)
+        if self._fenced:
+            self.oracle.stats["fenced"] += 1
+            polled.problems.append(Problem("recreate", "FENCED_INSTANCE_ID", "a former membership"))
         return polled
 
     # -- commits -----------------------------------------------------------------------------------

@@ -159,6 +159,11 @@ def _lost_committed_like_revoked(original: Any) -> Any:
     return lambda self, partitions: self.on_revoked(partitions)
 
 
+@mutant(Committer, "forget", "L1", among=lambda one: one.odds.fenced > 0.3 and one.members > 1)
+def _answers_of_a_former_consumer_are_awaited(original: Any) -> Any:
+    return lambda _self: None
+
+
 @mutant(Rebalance, "_found", "L1", among=lambda one: one.odds.leader_moved > 0.3)
 def _unknown_start_is_not_looked_up_again(original: Any) -> Any:
     def found(self: Any, look: Any, _asked: Any, found: Any, reason: str) -> None:
@@ -316,7 +321,7 @@ def _dead_workers_records_in_reverse(original: Any) -> Any:
     "cancel",
     "L1",
     among=lambda one: one.kind == "processes" and one.opens_s > 0 and one.timeout_s == 0.3,
-    first_seed=3055,
+    first_seed=4002,
 )
 def _calls_that_wait_are_overdue(original: Any) -> Any:
     def cancel(self: Any, work: Any, *, expired: bool) -> None:

@@ -40,6 +40,8 @@ class Oracle(CommitOracle):
         self.left_at: dict[str, float] = {}
         #: granted and not begun, in that order
         self._in_turn: dict[tuple[str, int, int], None] = {}
+        #: granted, and a handler was called for it
+        self._called: set[tuple[str, int, int]] = set()
         #: the output that was stored last, by lane: (offset, call, number)
         self._last_out: dict[tuple[int, Hashable], tuple[int, int, int]] = {}
 
@@ -147,11 +149,13 @@ class Oracle(CommitOracle):
             self._takes_its_turn(life, offset)
             life.running[life.source.lane_of[offset]] = call
             life.source.begun.add(offset)
+            self._called.add((member, number, offset))
         return call
 
     def granted(self, place: tuple[str, int, int]) -> None:
         """The engine asks for a call."""
         self.granted_at[place] = self.world.sim.now
+        self._called.discard(place)
         self._out[place] += 1
         self._in_turn[place] = None
 
@@ -159,6 +163,18 @@ class Oracle(CommitOracle):
         """The engine has heard how it ended."""
         self._out[place] -= 1
         self._in_turn.pop(place, None)
+        life = self.lives.get(place[:2])
+        if life is not None and self._timed_out_before(place):
+            life.failures[place[2]] += 1
+            life.unsure.add(place[2])
+            self._perhaps_exhausted(life, place[2])
+
+    def _timed_out_before(self, place: tuple[str, int, int]) -> bool:
+        """Its time was over before its handler was called: an attempt that no call shows."""
+        limit_s = self.setup.timeout_s
+        if self.setup.prefetch is None or limit_s is None or place in self._called:
+            return False
+        return self.world.sim.now - self.granted_at[place] > NEARLY * limit_s
 
     def _takes_its_turn(self, life: Life, offset: int) -> None:
         """S3: one worker alone begins what it is given in the order in which it was granted."""
@@ -239,6 +255,10 @@ class Oracle(CommitOracle):
                 life = call.lives.get(place[0])
                 if life is not None:  # its second death ends the record, whoever had it before
                     self._perhaps_exhausted(life, place[1], at_once=True)
+        for call in [call for call in self.calls.values() if call.task in tasks]:
+            for number, offset in call.places:  # what has ended, and nobody was told
+                if self._out[call.member, number, offset] and number in call.lives:
+                    call.lives[number].unsure.add(offset)
 
     def perhaps_handled(self, call: Call, place: Place) -> None:
         """Acknowledged when the handler had left it: that may count until the engine hears so.
@@ -255,6 +275,8 @@ class Oracle(CommitOracle):
         """The outputs of a batch are all its records': none is done before they are stored."""
         for number, offset in call.places[1:]:
             life = call.lives[number]
+            if self._is_over(life):
+                continue  # it counts for nothing; another member may have finished the record
             life.source.finished.discard(offset)
             if not self.setup.transactional:
                 life.passed.pop(offset, None)

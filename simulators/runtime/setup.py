@@ -36,6 +36,8 @@ class Odds:
     transaction_slow: float = 0.0
     #: of a partition that is assigned, right before or after its start is looked up
     leader_moved: float = 0.0
+    #: of a member whose session has ended: its static id is fenced, and its client is useless
+    fenced: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def _commit(rng: random.Random, delivery: str, *, calm: bool) -> Commit:
 
 
 #: odds that came later draw from a generator of their own: what kept seeds drew stays as it was
-_NEWER = {"commit_again": "commit again", "leader_moved": "leader moved"}
+_NEWER = {"commit_again": "commit again", "leader_moved": "leader moved", "fenced": "fenced"}
 
 
 def _odds(rng: random.Random, seed: int) -> Odds:

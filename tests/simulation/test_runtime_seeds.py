@@ -22,6 +22,7 @@ SEEN = (
     "calls",
     "commits",
     "epochs",
+    "fenced",
     "killed",
     "lingered",
     "loaded",
