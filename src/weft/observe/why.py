@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.account.blockers import BLOCKERS_MAX
 from weft.account.snapshot import total
 from weft.observe.sentences import (
     FULL,
@@ -43,7 +44,7 @@ STUCK_S = 10.0
 
 
 def why(shot: Row, topic: str | None = None, partition: int | None = None) -> list[Sentence]:
-    """Without a topic: what blocks all records, and the three worst records; else the partitions.
+    """Without a topic: what blocks all, and the three worst kinds of records; else the partitions.
 
     Causes come before consequences, so the first sentence is the one to act on.
     """
@@ -78,7 +79,7 @@ def _ranked(found: list[Sentence]) -> list[Sentence]:
 
 
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
-    """The records that block most, except those that a cause already names."""
+    """The records that block most, one of each kind, except those that a cause already names."""
     named = {one.record for one in halts}
     # The calls of a handler of which none ends are in one sentence already.
     counted = {halt.get("handler") for halt in shot.get("halts", ()) if _none_ends(shot, halt)}
@@ -93,7 +94,22 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
             or (row["place"] == "running" and row["handler"] not in counted and _hangs(shot, row))
         )
     ]
-    return [_of_blocker(shot, row, member) for row in rows[:WORST]]
+    kinds: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(_kind(shot, row), []).append(row)
+    least = "at least " if len(shot.get("blockers", ())) >= BLOCKERS_MAX else ""
+    found = []
+    for first, *alike in list(kinds.values())[:WORST]:
+        one, more = _of_blocker(shot, first, member), f"{least}{len(alike):,} more of this topic"
+        found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
+    return found
+
+
+def _kind(shot: Row, row: Row) -> tuple[Any, ...]:
+    """Records that share one sentence: they wait alike, after the same error."""
+    hangs = row["place"] == "running" and _hangs(shot, row)
+    error = row.get("last_error") or {}
+    return row["topic"], row.get("handler"), row["place"], hangs, error.get("type")
 
 
 def record_of(row: Row) -> tuple[str, int, int]:

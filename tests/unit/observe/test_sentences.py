@@ -161,10 +161,29 @@ def test_each_cause_has_its_sentence_and_its_next_step(cause):
 
 def test_without_a_question_the_causes_come_first_then_the_three_worst():
     """At 3 a.m. nobody knows what to ask."""
-    rows = [record(offset=n, at_frontier=False) for n in range(5)]
+    rows = [record(offset=n, at_frontier=False, handler=f"check{n}") for n in range(5)]
     told = why(shot(*rows, halts=[{"cause": "outputs"}]))
     assert [one.about for one in told] == ["outputs", "running", "running", "running"]
     assert told[1].text.endswith("3 wait behind it.")
+
+
+@pytest.mark.parametrize(
+    ("alike", "more"), [(0, ""), (1, "1 more"), (16, "16 more"), (17, "at least 17 more")]
+)
+def test_records_that_wait_alike_share_a_line(alike, more):
+    """Fifteen retries leave room for what is parked, and what merely runs does not hang.
+
+    A snapshot has 20 records at most: there may be more then.
+    """
+    late = {"last_error": {"type": "RetryAfter", "message": ""}, "at_frontier": False}
+    retries = [record("retrying", offset=n, **late) for n in range(alike + 1)]
+    parked = record("parked", topic="payments", last_error={"type": "KeyError", "message": "x"})
+    told = why(shot(record(), *retries, record(offset=5, for_s=0.1), parked))
+    assert [one.about for one in told] == ["running", "retrying", "running"]
+    told = why(shot(record(), *retries, parked))
+    assert [one.about for one in told] == ["running", "retrying", "parked"]
+    said = f" The same applies to {more} of this topic." if more else ""
+    assert told[1].text.partition(" wait behind it.")[2] == said
 
 
 def test_a_partition_behind_an_open_transaction_is_not_said_to_move():

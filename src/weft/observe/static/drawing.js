@@ -217,7 +217,7 @@ export function table(columns, rows, keyOf, hrefOf, more) {
             const shown = cell(row);
             return h("td", { class: kind }, at === 0 && href ? h("a", { href }, shown) : shown);
           })),
-        below && h("tr", { "data-key": `${keyOf(row)} more`, class: "more" }, h("td", { colspan: columns.length }, below)),
+        below && h("tr", { "data-key": `${keyOf(row)} more`, class: "more" }, h("td", { colspan: columns.length }, h("div", null, below))),
       ];
     }))));
 }

@@ -80,23 +80,11 @@ function cure(one) {
   return `weft why ${where.topic}:${where.partition}${at} --url ${location.origin}`;
 }
 
-// Sentences that differ in numbers and keys alone are of one kind: the first, and how many more.
-function kinds(sentences) {
-  const found = new Map();
-  for (const one of sentences) {
-    const kind = `${one.about} ${one.next} ${one.text}`.replace(/\(key [^)]*\)|\[\d+\]|[\d.,]+/g, "");
-    if (found.has(kind)) found.get(kind).alike.push(one);
-    else found.set(kind, { ...one, alike: [] });
-  }
-  return [...found.values()];
-}
-
 function said(sentences) {
-  const [first, ...others] = kinds(sentences), [word, kind] = severity(first), typed = cure(first);
-  const more = first.alike.length;
+  const [first, ...others] = sentences, [word, kind] = severity(first), typed = cure(first);
   return h("section", { class: `card why ${kind}`, "aria-label": "Why" },
     h("div", { class: "head" }, h("span", { class: `badge ${kind}` }, word),
-      h("p", { class: "said" }, bold(first.text), more ? ` The same applies to ${count(more)} more.` : "")),
+      h("p", { class: "said" }, bold(first.text))),
     first.next && h("p", { class: "next" }, h("b", null, "Next: "), first.next),
     typed && command(typed),
     first.stack && first.stack.length ? h("details", { "data-key": "stack", open: true },
@@ -104,7 +92,7 @@ function said(sentences) {
     others.length ? h("ul", { class: "others" }, others.map((one) => {
       const [name, tone] = severity(one);
       return h("li", null, h("span", { class: `badge ${tone}` }, name), h("div", null,
-        h("p", { class: "text" }, bold(one.text), one.alike.length ? ` So it is with ${count(one.alike.length)} more.` : ""),
+        h("p", { class: "text" }, bold(one.text)),
         one.next && h("p", { class: "next" }, one.next)));
     })) : null);
 }
