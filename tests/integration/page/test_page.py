@@ -29,6 +29,24 @@ chart.dispatchEvent(new PointerEvent('pointermove', at));
 """
 
 
+#: lists what is not in line: tiles of a strip on several lines, cut text, cards of a row or column
+ASKEW = """
+const wrong = [], box = (e) => e.getBoundingClientRect();
+const alike = (name, all, side) => {
+  const found = new Set([...all].map((e) => Math.round(box(e)[side])));
+  if (found.size > 1) wrong.push(`${name} ${side} ${[...found]}`);
+};
+for (const strip of document.querySelectorAll('.tiles')) alike('tiles', strip.children, 'top');
+for (const row of document.querySelectorAll('.pair'))
+  for (const side of ['top', 'bottom', 'width']) alike('pair', row.children, side);
+for (const side of ['left', 'right']) alike('cards', document.querySelectorAll('main > .card'), side);
+for (const e of document.querySelectorAll('.tile *, .badge, .said, .others .text, h2, th'))
+  if (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
+    if (getComputedStyle(e).overflow !== 'visible') wrong.push(`cut: ${e.innerText}`);
+return wrong;
+"""
+
+
 class Trouble:
     """An app with a record that hangs, one that is parked, one that is retried, and much that is done."""
 
@@ -98,6 +116,18 @@ def test_the_group_at_a_glance(browser, page, trouble):
     browser.shoot("group")
 
 
+def test_everything_is_in_line(browser, page, trouble):
+    """Tiles do not wrap, cards are aligned, and no headline, label or number is cut."""
+    one, topic = trouble
+    address, too_long = page(one.app), "1" * 60
+    for where in (address, f"{address}/#/partition/{topic}/0"):
+        browser.open(where)
+        browser.sees("cust-17", "Next: ", "Records that block")
+        assert browser.run(ASKEW) == []
+        lengthen = f"document.querySelector('.tile b').innerText = '{too_long}';"
+        assert browser.run(lengthen + ASKEW) == [f"cut: {too_long}"]
+
+
 def test_a_partition_with_its_holes(browser, page, trouble):
     """The record at the frontier is named, and each hole stands in the picture."""
     one, topic = trouble
@@ -120,6 +150,34 @@ def test_a_partition_with_its_holes(browser, page, trouble):
         )
         == "c-f,c-d,c-d"
     )
+
+
+class Drawn:
+    """A partition whose map is full: a square is ten offsets."""
+
+    def __init__(self, row):
+        self.row = row
+
+    def picture(self, topic, partition):
+        return {
+            "partition": self.row, "records": [], "from": 0, "to": 4_000, "per_cell": 10,
+            "cells": "r" + "d" * 299 + "q" * 100, "shares": "0" * 300 + "9" * 100, "edge": 3_505,
+        }  # fmt: skip
+
+
+def test_the_reach_of_the_map_is_drawn(browser, serve, kafka):
+    """A line at the first square past which nothing starts; squares are shaded by their share."""
+    topic, app = kafka.topic(), kafka.app()
+    app.consume(topic)(print)
+    run = kafka.start(app)
+    wait_for(lambda: run.snapshot()["partitions"])
+    shot = run.snapshot()
+    address = serve(Feed(lambda: [shot], Drawn(shot["partitions"][0])))
+    browser.open(f"{address}/#/partition/{topic}/0")
+    browser.sees("the map's reach: past 3,505 nothing starts", selector=".legend")
+    kinds = browser.run("return [...document.querySelectorAll('.cells i')].map(e => e.className)")
+    assert [at for at, kind in enumerate(kinds) if "edge" in kind] == [350]
+    assert (kinds[0], kinds[1], kinds[-1]) == ("c-r s0", "c-d", "c-q s9")
 
 
 def test_the_story_of_a_record(browser, page, trouble):

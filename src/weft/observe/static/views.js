@@ -61,6 +61,11 @@ function bold(text) {
     .map((part, at) => (at % 2 ? h("b", null, part) : part));
 }
 
+// What stands in backticks as code.
+function ticked(text) {
+  return text.split("`").map((part, at) => (at % 2 ? h("code", null, part) : part));
+}
+
 function command(text) {
   return h("span", { class: "command" }, h("code", null, text),
     h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }));
@@ -85,7 +90,7 @@ function said(sentences) {
   return h("section", { class: `card why ${kind}`, "aria-label": "Why" },
     h("div", { class: "head" }, h("span", { class: `badge ${kind}` }, word),
       h("p", { class: "said" }, bold(first.text))),
-    first.next && h("p", { class: "next" }, h("b", null, "Next: "), first.next),
+    first.next && h("p", { class: "next" }, h("b", null, "Next: "), ticked(first.next)),
     typed && command(typed),
     first.stack && first.stack.length ? h("details", { "data-key": "stack", open: true },
       h("summary", null, "Where its call is, the innermost line last"), h("pre", { tabindex: "0" }, first.stack.join("\n"))) : null,
@@ -93,7 +98,7 @@ function said(sentences) {
       const [name, tone] = severity(one);
       return h("li", null, h("span", { class: `badge ${tone}` }, name), h("div", null,
         h("p", { class: "text" }, bold(one.text)),
-        one.next && h("p", { class: "next" }, one.next)));
+        one.next && h("p", { class: "next" }, ticked(one.next))));
     })) : null);
 }
 
