@@ -91,18 +91,19 @@ def test_cancelling_serve_drains(kafka):
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"])
     app = kafka.app(group=group)
-    steps = []
+    steps, cancelled = [], asyncio.Event()
 
     @app.consume(source)
     async def handler(record):
         steps.append("started")
-        await asyncio.sleep(0.3)
+        await cancelled.wait()
         steps.append("finished")
 
     async def main():
         serving = asyncio.create_task(app.serve())
         await asyncio.to_thread(wait_for, lambda: steps)
         serving.cancel()
+        cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await serving
         steps.append("cancelled")

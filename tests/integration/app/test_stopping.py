@@ -39,7 +39,7 @@ def started(kafka, tmp_path):
 
     def start(text, *arguments):
         (tmp_path / "geofence.py").write_text(
-            f"import asyncio, sys, time, weft\nBROKERS = {kafka.bootstrap!r}\n"
+            f"import asyncio, os, sys, time, weft\nBROKERS = {kafka.bootstrap!r}\n"
             + textwrap.dedent(text)
         )
         process = subprocess.Popen(
@@ -92,14 +92,20 @@ def test_a_second_signal_ends_a_process_whose_handler_hangs(kafka, started, kind
 
 
 @pytest.mark.broker
-def test_one_signal_drains_and_is_a_clean_end(kafka, started):
+def test_one_signal_drains_and_is_a_clean_end(kafka, started, tmp_path):
     """What runs is finished and committed; exit code 0."""
     source, group = kafka.topic(), kafka.name("g")
     kafka.fill(source, [b"x"])
-    handler = "async def handler(record): print('in', flush=True); await asyncio.sleep(0.5)"
-    process = started(app_with(handler, source, group))
+    handler = (
+        "async def handler(record):\n"
+        "    print('in', flush=True)\n"
+        "    while not os.path.exists('stopped'): await asyncio.sleep(0.01)"
+    )
+    process = started(app_with(handler, source, group, drain_timeout_s=60.0))
     wait_until_in(process)
     process.send_signal(signal.SIGINT)
+    wait_for(lambda: "stop asked" in process.stderr.readline())
+    (tmp_path / "stopped").touch()
     assert process.wait(60) == 0
     assert kafka.committed(group, source) == 1
 

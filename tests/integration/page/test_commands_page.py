@@ -92,7 +92,7 @@ def test_a_parked_record_is_released_by_a_button(browser, kafka, commanded):
     kafka.fill(topic, [{"value": b"bad", "key": "cust-17"}])
     browser.open(address)
     retried = f"weft record retry {topic}:0:0 --reason TEXT --url http://127.0.0.1:"
-    browser.sees(retried, selector=".why code")
+    browser.sees(retried, selector=".command code")
     browser.open(f"{address}/#/record/{topic}/0/0")
     browser.sees("parked", "Release", "Skip", "Hold key")
     kafka.fill(topic, [{"value": b"good", "key": "cust-18"}])

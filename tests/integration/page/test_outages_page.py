@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the test below
-from tests.unit.observe.test_outages import OUTAGES, plain, stage  # noqa: F401  # a fixture, too
+from tests.unit.observe.test_outages import (
+    OUTAGES,
+    broker_away,
+    login_refused,
+    plain,
+    stage,  # noqa: F401  # a fixture, too
+    stale_leader,
+)
 
 from weft.observe.feed import Feed
 
+#: what remains is not known while these last
+UNKNOWN = (broker_away, login_refused, stale_leader)
 #: name of a picture -> the window
 VIEWS = {
     "": {},
@@ -36,4 +45,5 @@ def test_the_headline_of_an_outage(browser, serve, stage, make_desk, monkeypatch
         assert plain(browser.text(".why .next")) == plain(f"Next: {told['next']}")
         width = browser.run("return document.documentElement.scrollWidth")
         assert width <= window.get("width", 1280)
+        assert (browser.text(".tile b") == "–") is (outage in UNKNOWN)
         browser.shoot(f"outage-{outage.__name__}{view}")

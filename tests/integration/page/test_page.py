@@ -111,7 +111,7 @@ def test_the_group_at_a_glance(browser, page, trouble):
     # One headline: how bad, which record in bold, and what to type.
     assert browser.text(".why .badge") in ("Hangs", "Stuck", "Parked")
     assert f"{topic}[" in browser.text(".why .said b")
-    browser.sees(f"weft why {topic}:", "--url http://127.0.0.1:", selector=".why code")
+    browser.sees(f"weft why {topic}:", "--url http://127.0.0.1:", selector=".command code")
     wait_for(lambda: browser.run(POINT) or "records/s" in browser.text("#tip"))
     browser.shoot("group")
 

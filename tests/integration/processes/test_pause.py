@@ -16,7 +16,7 @@ def stand_still(run: Chaos) -> tuple[Excuse, float]:
     first, second = run.start(), run.start()
     run.feed(600)
     run.until(lambda: min(map(run.starts_of, (first, second))) > 50, 30, "both work")
-    threading.Event().wait(2.0)  # a cooperative group's second round is over
+    run.until(lambda: divided(run, first.pid, second.pid), 30, "each has two partitions")
     since = run.suspend_at_work(first)
     run.until(lambda: taken_over(run, second.pid, since), 30, "the second takes all over")
     threading.Event().wait(0.5)
@@ -28,6 +28,14 @@ def stand_still(run: Chaos) -> tuple[Excuse, float]:
     for child in (first, second):
         run.terminate(child)
     return excuse, since
+
+
+def divided(run: Chaos, *pids: int) -> bool:
+    """Each of these works on two partitions of its own: a cooperative group's second round is over."""
+    run.look()
+    latest = [e for e in run.entries if e.kind == "S"][-200:]
+    held = [{e.partition for e in latest if e.pid == pid} for pid in pids]
+    return [len(one) for one in held] == [2, 2] and set.union(*held) == {0, 1, 2, 3}
 
 
 def taken_over(run: Chaos, pid: int, since: float) -> bool:

@@ -127,12 +127,13 @@ const nothing = (text) => h("p", { class: "quiet" }, text);
 
 export function group(look, history, view) {
   const sums = look.totals, about = sums.remaining_is_bound ? "≤ " : "";
+  const away = look.sentences.some((one) => one.about === "broker" || one.about === "refused");
   const letters = look.handlers.reduce((sum, one) => sum + one.dead_lettered, 0);
   return [
     look.sentences.length ? said(look.sentences) : null,
     tiles(["now", [
-      ["remaining", about + count(sums.remaining), "", "What is really left: end − frontier − done beyond"],
-      ["plain lag", count(sums.lag), "quiet", "As other tools count: end − frontier, what is done beyond it too"],
+      ["remaining", away ? none : about + count(sums.remaining), "", "What is really left: end − frontier − done beyond; unknown while no broker answers"],
+      ["plain lag", away ? none : count(sums.lag), "quiet", "As other tools count: end − frontier, what is done beyond it too"],
       ["records/s", rate(sums.rate_per_s)],
       ["oldest", duration(sums.oldest_age_s), "", "Age of the oldest record that is not done"],
       ["running", count(sums.in_flight)],
@@ -212,7 +213,7 @@ function handlers(look, history) {
     ["per second", (r) => rate(r.rate_per_s), "n", "now"],
     ["p50", (r) => ms(r.latency_ms.p50), "n", "now"],
     ["p99", (r) => ms(r.latency_ms.p99), "n", "now"],
-    ["calls", (r) => `${count(r.in_flight)} of ${count(r.concurrency)}`, "n", "now"],
+    ["calls", (r) => `${count(Math.min(r.in_flight, r.concurrency))} of ${count(r.concurrency)}`, "n", "now"],
     ["p99 over time", (r) => spark(history.map((one) => one.p99_ms[r.name])), "wide n", "now"],
     ["done", (r) => count(r.done), "n", ever],
     ["failed attempts", (r) => count(r.failures), "n", ever],
