@@ -30,13 +30,14 @@ CALLED = {
     "handler": "Handler", "offsets": "Offsets", "lanes": "Lanes", "commit": "CommitState",
     "reach": "Reach", "failure": "Failure", "charge": "LaneCharge", "state": "EngineState",
     "_state": "EngineState", "slots": "Slots", "gathering": "Gathering",
+    "shelf": "Shelf", "shelves": "Shelves", "decision": "Decision",
 }  # fmt: skip
 #: Files that are one idea: what one of them owns, the others may write.
 ROOMS = (
     # one epoch: its records, its commit, and whose turn it is
     {
         "work.py", "offsets.py", "reach.py", "lanes.py", "commits.py", "plans.py", "partition.py",
-        "handler.py", "memory.py",
+        "handler.py", "memory.py", "shelves.py",
     },
     # a call, and what becomes of its records
     {

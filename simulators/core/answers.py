@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulators.core import deciding
-from simulators.core.actions import ERROR, Shared
+from simulators.core.actions import ERROR, OVERHEAD_BYTES, Shared
 from simulators.core.dice import Dice
 from simulators.core.member import Member
 from simulators.core.stage import GROUP
@@ -12,7 +12,7 @@ from weft.core import effects as fx
 from weft.core.events import Answer, Verdict
 from weft.core.partition import Partition
 from weft.core.work import Work
-from weft.types import Sent
+from weft.types import Record, Sent
 
 VERDICTS: dict[str, Verdict] = {
     "": "stored",
@@ -27,6 +27,8 @@ VERDICTS: dict[str, Verdict] = {
 def settle(world: World, member: Member, dice: Dice, *, every: bool = False) -> None:
     """The broker answers for some of the produced outputs, in any order; so do functions."""
     deciding.answer(world, member, dice, every=every)
+    if member.refetches:
+        _refetched(world, member, dice, every=every)
     answers = []
     shared: dict[int, bool] = {}
     for pair in list(member.sends):
@@ -46,6 +48,31 @@ def settle(world: World, member: Member, dice: Dice, *, every: bool = False) -> 
         answers.append((work, sent, ERROR if refused else None))
     if answers:
         member.engine.outputs_answered(world.now, answers)
+        member.perform()
+
+
+def _refetched(world: World, member: Member, dice: Dice, *, every: bool) -> None:
+    """What was asked for is read from the log again, as far as that still has it."""
+    for effect in list(member.refetches):
+        if not every and dice.chance(0.5):
+            continue
+        member.refetches.remove(effect)
+        life = world.oracle.lives[effect.partition]
+        log, wanted = life.source.log, set(effect.offsets)
+        found, _ = log.read(max(log.start, effect.offsets[0]), len(log.records) + 1, committed=True)
+        records = [
+            Record(*life.source.tp, one.offset, 0, one.key, one.value)
+            for one in found
+            if one.offset in wanted
+        ]
+        sizes = [OVERHEAD_BYTES + len(record.value or b"") for record in records]
+        gone = wanted.difference([record.offset for record in records])
+        world.oracle.stats["gone while parked"] += len(gone)
+        world.oracle.forgotten(life, gone, world.now)
+        for offset in wanted - gone:
+            if offset in life.startable:
+                life.startable[offset] = max(life.startable[offset], world.now)
+        member.engine.refetched(world.now, effect.partition, effect.number, records, sizes)
         member.perform()
 
 

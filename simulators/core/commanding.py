@@ -63,6 +63,9 @@ def obey(world: World, member: Member, command: Command) -> None:
                 life.held_until.pop(rows[0].offset, None)
         elif command.action in ("release", "retry"):
             life.holds.pop(target.key, None)
+            if outcome in ("released", "retried"):  # with all of it that is held
+                for offset in [o for o in life.held_until if life.source.lane(o) == target.key]:
+                    del life.held_until[offset]
         if command.action != "skip":
             _hold_later(world, member, command)
         if outcome in ("released", "retried"):  # with all of the lane that is held

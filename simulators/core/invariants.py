@@ -15,7 +15,9 @@ from weft.core import states
 from weft.core.engine import Engine
 from weft.core.engine_state import EngineState
 from weft.core.handler import Handler
+from weft.core.lanes import follows
 from weft.core.partition import Partition
+from weft.core.shelves import SHELVED_BYTES
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import InternalError
 from weft.core.work import STORY_EVENTS_MAX, LaneKey, Work
@@ -31,6 +33,8 @@ def check(engine: Engine, calls: Sequence[int] | None = None) -> None:
     for where, partition in state.partitions.items():
         _need(where == (partition.topic, partition.number), partition, "stands under another name")
         check_partition(partition)
+        if state.limits.forget_parked:
+            _check_forgotten(state, partition)
     _check_retries(state)
     for handler in state.handlers:
         _check_rotation(state, handler)
@@ -55,6 +59,52 @@ def check_partition(partition: Partition) -> None:
     _check_counts(partition, works)
     _check_lanes(partition, works)
     _check_blocked(partition, works)
+    _check_shelves(partition, works)
+
+
+def _check_shelves(partition: Partition, works: list[Work]) -> None:
+    """Of a parked lane nothing is kept whole that can be fetched again, and all of it comes."""
+    lanes, bare = partition.lanes, partition.shelves.bare
+    for work in bare:
+        shed = work.record.value is None and not work.record.headers
+        _need(shed, work, "keeps the bytes that it gave back")
+        _need(work in works, work, "is done, and its bytes are waited for")
+        waits = work.state in (states.PARKED, states.RETRYING) or work in lanes.wanted
+        _need(waits, work, "goes on without its bytes")
+    for work in lanes.wanted:
+        _need(work.state == states.QUEUED and work in bare, work, "is wanted and is here")
+    tails: dict[LaneKey, int] = {}
+    for work in works:
+        key = lanes.key_of(work.record)
+        undone = partition.offsets.incomplete.get(work.record.offset) is work
+        if undone and not (work.failure is not None and work.failure.left_lane):
+            tails[key] = max(tails.get(key, -1), work.record.offset)
+    for key, shelf in lanes.shelves.items():
+        order = list(shelf.offsets)
+        _need(order == sorted(set(order)), partition, f"the shelf of {key!r} is not in order")
+        _need(
+            shelf.offsets or shelf.head.state == states.PARKED or key in tails,
+            partition,
+            f"the shelf of {key!r} is empty, and stands",
+        )
+        first = order[0] if order else tails.get(key, -1) + 1
+        if not partition.handler.exact:
+            _need(tails.get(key, -1) < first, partition, f"lane {key!r} goes past its shelf")
+        dry = bool(order) and key not in lanes.tails
+        _need(not dry or key in lanes.dry, partition, f"nothing fetches the shelf of {key!r}")
+
+
+def _check_forgotten(state: EngineState, partition: Partition) -> None:
+    """What is parked at the head of its lane keeps no bytes."""
+    shelves = partition.shelves
+    for work in partition.offsets.works():
+        if work.state != states.PARKED or work in partition.lanes.behind or follows(work):
+            continue
+        assert work.failure is not None
+        kept = work in shelves.bare or work in shelves.later or work.failure.left_lane
+        _need(kept, work, "is parked and keeps its bytes")
+    idle = not shelves or partition in state.shelving
+    _need(idle, partition, "keeps offsets, and nobody will fetch them")
 
 
 def _members(partition: Partition) -> list[Work]:
@@ -66,7 +116,10 @@ def _check_offsets(partition: Partition) -> None:
     held = list(offsets.incomplete)
     _need(held == sorted(held), partition, "its offsets are not in order")
     unseen = [offset for offset, work in offsets.incomplete.items() if work is None]
-    _need(unseen == list(offsets.expected), partition, "expected holes are not among its offsets")
+    away = [offset for shelf in partition.lanes.shelves.values() for offset in shelf.offsets]
+    told = sorted([*offsets.expected, *away])
+    _need(unseen == told, partition, "expected holes are not among its offsets")
+    _need(offsets.shelved == len(away), partition, "more or less is shelved than it says")
     for offset, work in offsets.incomplete.items():
         if work is not None:
             _need(work.record.offset == offset, work, "stands at another offset")
@@ -90,7 +143,7 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
         kept = getattr(partition, name)
         if kept != count[state]:
             raise InternalError(f"{partition!r}: {name} is {kept}, counted {count[state]}")
-    size = sum([work.size for work in works])
+    size = sum([work.size for work in works]) + partition.offsets.shelved * SHELVED_BYTES
     _need(partition.bytes == size, partition, f"bytes is {partition.bytes}, counted {size}")
     held = sum(partition.outputs.values())
     _need(partition.outputs_bytes == held, partition, "outputs_bytes is not what it holds")
@@ -128,6 +181,7 @@ def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -
     lanes: Counter[LaneKey] = Counter()
     waiting = {id(work) for work in (*partition.lanes.ready, *partition.lanes.far.values())}
     waiting |= {id(work) for work in partition.lanes.held.values()}
+    waiting |= {id(work) for work in partition.lanes.wanted}
     for work in works:
         if work.state == states.QUEUED:
             lane_goes_on = id(work) in waiting or id(work) in behind
@@ -148,7 +202,8 @@ def _check_blocked(partition: Partition, works: list[Work]) -> None:
     blocked = [charge for charge in charges.values() if charge.blocked]
     records = sum(charge.records for charge in blocked)
     size = sum(charge.bytes for charge in blocked)
-    kept = (partition.lanes.blocked_records, partition.lanes.blocked_bytes)
+    shelved = partition.offsets.shelved * SHELVED_BYTES
+    kept = (partition.lanes.blocked_records, partition.lanes.blocked_bytes - shelved)
     _need(kept == (records, size), partition, f"blocked is {kept}, counted {(records, size)}")
     for charge in charges.values():
         members = [work for work in works if work.charge is charge]

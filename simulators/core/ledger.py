@@ -141,7 +141,15 @@ class Life:
     def held(self) -> list[int]:
         """Sizes of the records that the member must have in memory."""
         there = self.polled - self.passed - self.given_up
-        return [self.sizes[o] for o in there if o not in self.known]
+        return [self.sizes[o] for o in there if o not in self.known and not self.away(o)]
+
+    def away(self, offset: int) -> bool:
+        """Parked, or behind a parked record: the engine keeps its offset (invariants.py looks)."""
+        undone = self.partition.offsets.incomplete
+        if offset not in undone:
+            return False
+        work = undone[offset]
+        return work is None or work in self.partition.shelves.bare
 
     def needs_handling(self, offset: int) -> bool:
         """The lane waits for this record in this epoch."""

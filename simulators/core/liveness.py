@@ -93,7 +93,7 @@ def _starts_in_time(world: World, member: Member, life: Life) -> None:
             continue
         if offset in life.passed or offset in life.parked or offset in life.known:
             continue
-        if offset in life.asked:
+        if offset in life.asked or life.away(offset):
             continue
         if offset in life.claimable or offset in life.dead_letters or offset in life.given_up:
             continue

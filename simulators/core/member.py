@@ -85,6 +85,8 @@ class Member:
         self.questions: list[fx.AskExhausted] = []
         #: of these, those that the broker answers for later -> when
         self.late: dict[Work, float] = {}
+        #: what is to be read from the log again
+        self.refetches: list[fx.Refetch] = []
         self.requests: list[Request] = []
         self.late_answers: list[list[Any]] = []
         #: commands without an answer
@@ -154,6 +156,8 @@ class Member:
         call = Call(handler, works, batch=batch)
         if self._waits.random() >= self.world.odds.waits:
             call.begun_at = self.world.now
+        bare = [work for work in works if work.record.value is None]
+        require(not bare, "S1", f"{bare} start without their values")
         self.oracle.starting(works, call, self.world.now, self.world.held)
         self.calls.append(call)
         open_calls = sum(call.handler == handler for call in self.calls)
@@ -228,6 +232,18 @@ class Member:
 
     def _resume(self, effect: fx.ResumeIntake) -> None:
         self.paused.difference_update(effect.partitions)
+
+    def _refetch(self, effect: fx.Refetch) -> None:
+        life = self.oracle.lives[effect.partition]
+        waiting = [one for one in self.refetches if one.partition is effect.partition]
+        require(not waiting, "S9", f"{effect.partition!r} asks for more while it waits")
+        known = life.polled.issuperset(effect.offsets)
+        require(known, "structure", f"{effect} asks for what was never here")
+        require(
+            not life.finished.intersection(effect.offsets), "S4", f"{effect} asks for what is done"
+        )
+        self.oracle.stats["fetched again"] += len(effect.offsets)
+        self.refetches.append(effect)
 
     def _finished(self, effect: fx.Finished) -> None:
         life = self.oracle.lives.get(effect.work.partition)
@@ -428,6 +444,7 @@ _DOES: dict[type[Any], str] = {
     fx.ReadCommitted: "_read",
     fx.PauseIntake: "_pause",
     fx.ResumeIntake: "_resume",
+    fx.Refetch: "_refetch",
     fx.Finished: "_finished",
     fx.CommitsStored: "_committed",
     fx.Answered: "_answered",

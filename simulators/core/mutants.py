@@ -10,6 +10,7 @@ from simulators.core import (
     member,
     mutants_logs,
     mutants_memory,
+    mutants_parked,
     mutants_redone,
     mutants_steered,
     profiles,
@@ -39,6 +40,7 @@ __all__ = [
     "Mutant",
     "mutants_logs",
     "mutants_memory",
+    "mutants_parked",
     "mutants_redone",
     "mutants_steered",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from simulators.core import redoing, remembering
@@ -114,6 +114,18 @@ class Oracle:
                 life.polled.add(offset)
                 waits = life.not_before.get(offset, 0.0)
                 life.startable[offset] = now if waits <= now else waits + 1.0
+
+    def forgotten(self, life: Life, offsets: Collection[int], now: float) -> None:
+        """The log has no more what was to be fetched again: nothing is left to handle."""
+        for offset in offsets:
+            life.polled.discard(offset)
+            life.parked.pop(offset, None)
+            life.startable.pop(offset, None)
+            life.held_until.pop(offset, None)
+            life.attempts.pop(offset, None)
+            life.own_attempts.pop(offset, None)
+            if life.uncovered_since is None:
+                life.uncovered_since = now
 
     # -- starts ------------------------------------------------------------------------------------
 

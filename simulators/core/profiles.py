@@ -46,6 +46,8 @@ WAITING = 20_000_000
 STEERED = 22_000_000
 #: a function as `on_exhausted`, which returns late and anything
 DECIDED = 23_000_000
+#: parked lanes of which only offsets are kept, released in any order
+PARKED = 27_000_000
 
 #: records that are done, handled again by command
 REDONE = 26_000_000
@@ -316,6 +318,25 @@ def _redone(setup: Setup, rng: random.Random) -> Setup:
     )
 
 
+def _parked(setup: Setup, rng: random.Random) -> Setup:
+    """What is parked is forgotten and fetched again, with long lanes and little room."""
+    specs = tuple(
+        replace(
+            spec,
+            delivery=AT_LEAST_ONCE if spec.delivery == AT_MOST_ONCE else spec.delivery,
+            retry=replace(spec.retry, attempts=rng.choice((1, 2)), remember=rng.random() < 0.9),
+            on_exhausted=Park(rng.choice((None, None, 0.0, 2.0))),
+            rate_limit_per_s=ALL_STARTS_PER_S,
+        )
+        for spec in setup.specs
+    )
+    setup = _failing(
+        setup, specs, rng.choice((0.2, 0.6)), command=rng.choice((2.0, 20.0)), meddle=0.0
+    )
+    limits = replace(setup.limits, forget_parked=True)
+    return replace(setup, limits=limits, keys=rng.choice((2, 4, 12)), produce_max=12)
+
+
 def _decided(setup: Setup, rng: random.Random) -> Setup:
     """Much fails, and for each record it is asked what becomes of it."""
     specs = tuple(
@@ -367,4 +388,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     COMMANDED: _commanded,
     DECIDED: _decided,
     REDONE: _redone,
+    PARKED: _parked,
 }

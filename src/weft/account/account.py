@@ -38,6 +38,7 @@ PLACES = (
     Place("gathering", "in a batch that is filling or lingering"),
     Place("behind", "queued behind an earlier record of its lane"),
     Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
+    Place("fetching", "released, and read from the log again: of what is parked no bytes are kept"),
     Place("held", "its lane waits for a call of an earlier epoch that still runs"),
     Place("marking", "at_most_once: its started-mark is being committed"),
     Place("not_begun", "its call has not begun: worker processes open, or prefetch runs"),
@@ -112,7 +113,8 @@ class Part(NamedTuple):
     #: how many are not done, and of these how many are not fetched yet
     not_done: int
     not_fetched: int
-    #: restored holes not fetched yet; of an account that counts only the first
+    #: restored holes not fetched yet, and what is kept as an offset behind parked records; of an
+    #: account that counts only the first
     unfetched: Sequence[int]
     #: what is not done, in offset order; None for an unfetched one. References to live objects;
     #: of an account that counts only the first
@@ -121,6 +123,8 @@ class Part(NamedTuple):
     marked: Sequence[Work]
     #: lanes in which a call of an earlier epoch runs
     held: Mapping[LaneKey, Work | None]
+    #: how many records of a parked lane are kept as offsets; of one that counts, none
+    shelved: Mapping[LaneKey, int]
 
 
 #: What is copied as it is, in the order of `Part`: in C, for it happens inside the door.
@@ -229,17 +233,21 @@ def copies(
             _counts(p),
             len(p.lanes.ready),
             len(p.lanes.far),
+            len(p.lanes.wanted),
             len(p.commit.claims),
             len(p.offsets.incomplete),
-            len(p.offsets.expected),
-            kept(p.offsets.expected) if p.offsets.expected else (),
+            len(p.offsets.expected) + p.offsets.shelved,
+            kept(p.offsets.unfetched()) if p.offsets.expected or p.offsets.shelved else (),
             kept(p.offsets.incomplete.values()),
             list(p.commit.marked.values()) if p.commit.marked else (),
-            dict(p.lanes.held) if p.lanes.held else {},
-            gathered[p] if gathered else 0,
-            not_begun[p] if not_begun else 0,
-            len(p.again),
-            _queued(p.lanes.held) if p.lanes.held else 0,
+            (
+                dict(p.lanes.held) if p.lanes.held else {},
+                {k: len(s.offsets) for k, s in p.lanes.shelves.items()} if records else {},
+                gathered[p] if gathered else 0,
+                not_begun[p] if not_begun else 0,
+                len(p.again),
+                _queued(p.lanes.held) if p.lanes.held else 0,
+            ),
         )
         for p in partitions
         if p.state != states.CLOSED
@@ -270,7 +278,8 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
-    plain, counts, ready, far, claims, *offsets, held, gathered, not_begun, again, heads = copy
+    plain, counts, ready, far, wanted, claims, *offsets, ends = copy
+    held, shelved, gathered, not_begun, again, heads = ends
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
@@ -281,8 +290,9 @@ def _part(copy: tuple[Any, ...]) -> Part:
     places = {
         "ready": ready,
         "gathering": gathered,
-        "behind": waiting - ready - gathered - far - heads,
+        "behind": waiting - ready - gathered - far - wanted - heads,
         "past_map": far,
+        "fetching": wanted,
         "held": heads,
         "marking": marks,
         "not_begun": not_begun,
@@ -294,7 +304,7 @@ def _part(copy: tuple[Any, ...]) -> Part:
         "on_hold": on_hold,
         "parked": parked,
     }
-    return Part._make((*plain, places, *offsets, held))
+    return Part._make((*plain, places, *offsets, held, shelved))
 
 
 def place_of(work: Work, gathered: set[Work]) -> str:
@@ -313,4 +323,6 @@ def place_of(work: Work, gathered: set[Work]) -> str:
         return "ready"
     if partition.lanes.far.get(work.record.offset) is work:
         return "past_map"
+    if work in partition.lanes.wanted:
+        return "fetching"
     return "held" if any(head is work for head in partition.lanes.held.values()) else "behind"

@@ -56,9 +56,8 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
         place = _place(part, work)
         if place is not None:  # else it is done by now
             offset = work.record.offset
-            yield Blocker(
-                part, offset, work, place, behind[work], _beyond(part, offset, at, to_top)
-            )
+            waiting = behind[work] + (_shelved(part, work) if part.shelved else 0)
+            yield Blocker(part, offset, work, place, waiting, _beyond(part, offset, at, to_top))
     for work in part.marked:
         if work.state == states.RUNNING:
             place = _place(part, work) or "running"
@@ -74,6 +73,11 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
         )
 
 
+def _shelved(part: Part, work: Work) -> int:
+    """How many records of its lane are kept as offsets: they are behind all others."""
+    return part.shelved.get(work.partition.lanes.key_of(work.record), 0)
+
+
 def _place(part: Part, work: Work) -> str | None:
     """Where a record is that has left its queue; None where it is done by now."""
     return "not_begun" if part.handler.slots.waits(work) else PLACE_OF_STATE.get(work.state)
@@ -86,6 +90,8 @@ def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:
 
 def _head_place(account: Account, part: Part, first: Work) -> str:
     """Where the frontier's record waits: nothing of its lane is before it."""
+    if first in first.partition.lanes.wanted:
+        return "fetching"
     if first in account.gathering:
         return "gathering"
     return "held" if any(head is first for head in part.held.values()) else "ready"

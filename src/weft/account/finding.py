@@ -6,6 +6,7 @@ All of it runs inside the door and walks the records of one partition (for a key
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from weft.account.account import gathering, place_of
@@ -13,6 +14,7 @@ from weft.account.blockers import record_row, waiting_behind
 from weft.core import states
 from weft.core.engine import Engine
 from weft.core.partition import Partition
+from weft.core.spec import KEY
 from weft.core.work import Work
 
 FOUND_MAX = 20
@@ -31,6 +33,10 @@ def find(
         return {**where, **_details(engine, work, now, epoch_s)}
     if offset in partition.offsets.incomplete:
         place = "unfetched"
+        head = partition.shelves.head_of(offset) if partition.offsets.shelved else None
+        if head is not None and head.state == states.PARKED:
+            row = _alone(engine, head, now, epoch_s)
+            return {**where, **row, "offset": offset, "place": "behind", "behind": row}
     elif offset < partition.offsets.position or offset <= partition.offsets.restored_top:
         place = "done"
     else:
@@ -57,6 +63,10 @@ def find_key(
             found.append({**row, **_details(engine, work, now, epoch_s)})
             if len(found) >= FOUND_MAX:
                 return found
+        shelf = partition.lanes.shelves.get(key) if partition.handler.spec.ordering == KEY else None
+        for offset in () if shelf is None else islice(shelf.offsets, FOUND_MAX - len(found)):
+            where = (partition.topic, partition.number, offset)
+            found.append(find(engine, now, epoch_s, *where))
     return found
 
 
@@ -77,9 +87,16 @@ def _alone(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, 
         "offset": work.record.offset,
         "handler": handler.name,
         "place": place_of(work, gathering(engine)),
-        "waiting_behind": waiting_behind(work),
+        "waiting_behind": waiting_behind(work) + _shelved(work),
         **record_row(work, handler.spec, now, epoch_s),
     }
+
+
+def _shelved(work: Work) -> int:
+    """How many records of its lane are kept as offsets."""
+    lanes = work.partition.lanes
+    shelf = lanes.shelves.get(lanes.key_of(work.record))
+    return 0 if shelf is None else len(shelf.offsets)
 
 
 def _head(work: Work) -> Work | None:

@@ -18,9 +18,10 @@ BODY_BYTES_MAX = 2**20
 #: except for a strictly regular pattern over millions of offsets.
 WRITTEN_BODY_BYTES_MAX = 256 * 2**10
 
-#: Most offsets a map may name as not done, read or written: as many as a member buffers by
-#: default. Twelve characters name as many as they like, and each costs its reader 40 bytes.
-NOT_DONE_MAX = 50_000
+#: Most offsets a map may name as not done, read or written: twice as many as a member buffers by
+#: default, for a parked lane takes no buffer. Twelve characters name as many as they like, and each
+#: costs its reader 40 bytes.
+NOT_DONE_MAX = 100_000
 
 #: Most offsets a map may span: the length is a signed 32-bit number on the wire.
 RANGE_MAX = 2**31 - 1

@@ -129,12 +129,16 @@ class Commands:
         until = self._until(command)
         if until <= self._state.now:
             return _row(partition, command, "unchanged", "the hold is over already")
+        before = partition.holds.get(key, 0.0)
         partition.set_hold(key, until)
         waiting = next(
             (w for w in self._of_lane(partition, key) if w.state in states.WAITING), None
         )
         if waiting is None:
             return _row(partition, command, "held", "nothing of it waits now")
+        failure = waiting.failure
+        if failure is not None and failure.held and failure.due > before:
+            until = max(until, failure.due)  # it is held by itself, and for longer
         return self._hold(partition, command, waiting, until)
 
     # -- one record ------------------------------------------------------------------------------
@@ -200,6 +204,10 @@ class Commands:
         if partition.position <= end <= offset:  # an end before the position is an old one
             what = f"there is no such record: its partition ended at offset {end} a moment ago"
             return _row(partition, command, "refused", what)
+        head = partition.shelves.head_of(offset)
+        if head is not None:
+            what = f"offset {head.record.offset} of its lane comes first"
+            return _row(partition, command, "refused", what, offset)
         return _row(partition, command, "refused", "it is not fetched yet: ask again in a moment")
 
     def _hold(self, partition: Partition, command: Command, work: Work, until: float) -> fx.Obeyed:
@@ -221,6 +229,8 @@ class Commands:
     def _take_out(self, work: Work) -> None:
         """A queued record leaves the place where it would start from, or waits in its chain."""
         lanes, offset = work.partition.lanes, work.record.offset
+        if work.partition.shelves.want(work, on=False):
+            return
         if lanes.far.get(offset) is work:
             del lanes.far[offset]
         elif not self._batching.take_out(work):
@@ -280,6 +290,7 @@ class Commands:
         if following is not None and following.state == states.QUEUED:
             hold_behind(state, following)
         failure = work.failure = work.failure or Failure(state.texts)
+        partition.shelves.let_go(work)
         failure.given_up = "skipped"
         failure.tell(state.now, f"skipped: {reason}")
         if failure.error is None:

@@ -99,6 +99,15 @@ class ResumeIntake(NamedTuple):
     partitions: list[Partition]
 
 
+class Refetch(NamedTuple):
+    """Read these offsets again; answer with `refetched` and this number."""
+
+    partition: Partition
+    number: int
+    #: ascending
+    offsets: list[int]
+
+
 class Finished(NamedTuple):
     """One record is finished with; sent only while someone listens."""
 
@@ -106,6 +115,8 @@ class Finished(NamedTuple):
     outcome: OutcomeName
     error: ErrorInfo | None
     outputs: Any
+    #: as it was then: what is parked is not kept
+    record: Record
 
 
 class Troubled(NamedTuple):
@@ -179,6 +190,7 @@ Effect = (
     | ReadCommitted
     | PauseIntake
     | ResumeIntake
+    | Refetch
     | Finished
     | Troubled
     | CommitsStored

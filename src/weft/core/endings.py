@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weft.codec import Remembered
 from weft.core import again, states
 from weft.core import effects as fx
+from weft.core.delivery import complete
 from weft.core.events import Failed, Returned
 from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
@@ -292,6 +293,8 @@ class Endings:
         partition = work.partition
         if hold_back(self._state, work):
             return
+        if partition.shelves.want(work):
+            return
         if failure.left_lane:
             failure.left_lane = False
             partition.lanes.rejoin(work)
@@ -401,6 +404,31 @@ class Endings:
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
         work.shed()
+        self._put_away(work)
+
+    def _put_away(self, work: Work) -> None:
+        """Of what is parked only offsets are kept, where it can be fetched again."""
+        if self._state.limits.forget_parked:
+            work.partition.shelves.put_away(work)
+            self._state.watch_shelves(work.partition, on=True)
+
+    def resume(self, work: Work) -> None:
+        """A released record has its bytes again."""
+        assert work.failure is not None
+        self._continue(work, work.failure)
+
+    def lost(self, work: Work) -> None:
+        """A record that was released is in the log no more: it counts as skipped."""
+        partition, failure = work.partition, work.failure
+        assert failure is not None
+        if work.state == states.RETRYING:
+            partition.retried(work)
+            work.move(states.QUEUED)
+        partition.shelves.let_go(work)
+        failure.given_up = "skipped"
+        failure.tell(self._state.now, "it is not in the log any more")
+        partition.record_done(work)
+        complete(self._state, work)
 
     def _set_release(self, work: Work, failure: Failure, due: float | None = None) -> None:
         """When the policy releases the record, if it does; `due`: as it was set before."""
@@ -427,11 +455,16 @@ class Endings:
             work = partition.admit_one(record, size)
             if work is None:
                 continue
-            known = partition.memory.fetched(record[2])
-            if known is None:
-                self._join(work)
-            else:
-                self._restore(work, known)
+            if not (partition.lanes.shelves and partition.shelves.keep_off(work)):
+                self.take_in(work)
+
+    def take_in(self, work: Work) -> None:
+        """A record came in, and the commit may remember it."""
+        known = work.partition.memory.fetched(work.record[2])
+        if known is None:
+            self._join(work)
+        else:
+            self._restore(work, known)
 
     def _join(self, work: Work) -> None:
         """The record comes into its lane, where it waits if that is held."""
@@ -469,6 +502,7 @@ class Endings:
         if known.parked:
             self._set_release(work, failure, due)
             partition.park(work)
+            self._put_away(work)
         else:
             # What is used up is given up at once, unless it is held.
             held = known.held and due is not None and due > now

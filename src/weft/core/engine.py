@@ -21,6 +21,7 @@ from weft.core.endings import Endings
 from weft.core.engine_state import EngineState
 from weft.core.epochs import Epochs
 from weft.core.plans import Plans
+from weft.core.shelves import Returns
 from weft.core.spec import Limits
 from weft.types import ErrorInfo, Record, Sent, StopMode
 
@@ -52,6 +53,7 @@ class Engine:
         self._commits = Commits(self.state, self._plans)
         self._commands = Commands(self.state, self._endings, self._batching)
         self._epochs = Epochs(self.state, self._commits, self._batching)
+        self._returns = Returns(self.state, self._endings)
         self._since_resume = 0
 
     # -- partitions ------------------------------------------------------------------------------
@@ -123,6 +125,21 @@ class Engine:
         for partition, position in ends:
             if partition.state != states.CLOSED:
                 partition.offsets.advance(position)
+        self._turn()
+
+    def refetched(
+        self,
+        now: float,
+        partition: Partition,
+        number: int,
+        records: Sequence[Record],
+        sizes: Sequence[int],
+    ) -> None:
+        """What was asked for again is here, as far as the log still has it."""
+        self.state.now = now
+        self._returns.came(partition, number, records, sizes)
+        if partition.handler.batched:
+            self._batching.grew(partition.handler)
         self._turn()
 
     def log_ends(self, ends: Sequence[tuple[Partition, int]]) -> None:
@@ -340,6 +357,8 @@ class Engine:
                     partition.reopen()
             if handler.slots.free > 0 and (handler.rotation or handler.batched):
                 self._fill(handler)
+        if state.shelving:
+            self._returns.ask()
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:
             self._since_resume = 0
             if resume := state.flow.to_resume():

@@ -72,6 +72,8 @@ class EngineState:
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
         self.claiming: dict[Partition, None] = {}
+        #: partitions with records that are kept as offsets
+        self.shelving: dict[Partition, None] = {}
         #: why nothing may start, besides the causes of each partition
         self.halts: set[str] = set()
         self.pauses = Pauses()
@@ -110,7 +112,7 @@ class EngineState:
     ) -> None:
         """Report what became of the record, where someone reads results."""
         if self.reporting:
-            self.emit(fx.Finished(work, outcome, error, outputs))
+            self.emit(fx.Finished(work, outcome, error, outputs, work.record))
 
     def trouble(self, work: Work, outcome: fx.Trouble, error: ErrorInfo | None = None) -> None:
         """An attempt failed, or the record is given up: something for the log.
@@ -152,6 +154,13 @@ class EngineState:
         # Held lanes of still older epochs stay held by the attempt that runs there.
         if running:
             self.orphans.setdefault(where, {}).update(running)
+
+    def watch_shelves(self, partition: Partition, *, on: bool) -> None:
+        """It has records that are kept as offsets, or none any more."""
+        if on:
+            self.shelving[partition] = None
+        else:
+            self.shelving.pop(partition, None)
 
     def let_go(self, work: Work) -> bool:
         """Such an attempt has ended; False where its lane waits for another one, or for none."""

@@ -109,6 +109,7 @@ class Epochs:
             self._drop(partition)
             state.flow.forget(partition)
             state.unclaim(partition)
+            state.watch_shelves(partition, on=False)
             state.count("partitions_lost" if lost else "partitions_revoked")
 
     def _drop(self, partition: Partition) -> None:

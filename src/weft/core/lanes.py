@@ -36,6 +36,7 @@ from weft.core.work import LaneCharge
 from weft.types import Ordering, Record
 
 if TYPE_CHECKING:
+    from weft.core.shelves import Shelf
     from weft.core.work import LaneKey, Work
 
 ONE_LANE = "*"  # the one lane of ordering="partition"
@@ -61,6 +62,11 @@ class Lanes:
     #: some may stand that wait no longer
     far: dict[int, Work] = field(default_factory=dict)
     _far_order: list[int] = field(default_factory=list)
+    #: lanes that are parked, or were, with records that are kept as offsets (shelves.py)
+    shelves: dict[LaneKey, Shelf] = field(default_factory=dict)
+    #: of these: released heads without their bytes, and lanes whose chain has come to its end
+    wanted: dict[Work, None] = field(default_factory=dict)
+    dry: dict[LaneKey, None] = field(default_factory=dict)
     #: what lanes with a failing record hold
     blocked_records: int = 0
     blocked_bytes: int = 0
@@ -224,7 +230,41 @@ class Lanes:
             # A null key has no lane to remove; with charge gone the lane is forgotten whole.
             if key is not None and tails.get(key) is work:
                 del tails[key]
+                if self.shelves:
+                    self.look(key)
         return False
+
+    def look(self, key: LaneKey) -> None:
+        """Whether a lane has come to the end of its chain, or also of its shelf."""
+        shelf = self.shelves.get(key)
+        if shelf is None:
+            return
+        if not shelf.offsets and shelf.head.state != states.PARKED:
+            del self.shelves[key]
+        elif shelf.offsets and key not in self.tails:
+            self.dry[key] = None
+
+    def cut_behind(self, head: Work, key: LaneKey) -> list[Work]:
+        """The end of a lane's chain, as far as nothing is known of these records: they leave it."""
+        last, following = head, head.next
+        while following is not None:
+            if not self._is_plain(following):
+                last = following
+            following = following.next
+        cut: list[Work] = []
+        following, last.next = last.next, None
+        while following is not None:
+            cut.append(following)
+            self._uncharge_one(following)
+            following = following.next
+        self.tails[key] = last
+        return cut
+
+    def _is_plain(self, work: Work) -> bool:
+        """It waits in its chain, and has never been anywhere else."""
+        fresh = work.state == states.QUEUED and work.failure is None
+        elsewhere = follows(work) or work in self.behind or work in work.partition.again
+        return fresh and not elsewhere
 
     def let_go(self, key: LaneKey) -> bool:
         """The old attempt that held this lane has ended; True when its head is ready by that."""
@@ -258,6 +298,9 @@ class Lanes:
         self._far_order.clear()
         self.held.clear()
         self.behind.clear()
+        self.shelves.clear()
+        self.wanted.clear()
+        self.dry.clear()
 
     # -- waiting elsewhere, and back ---------------------------------------------------------------
 
@@ -348,6 +391,18 @@ class Lanes:
         if charge.blocked:
             self.blocked_records += 1
             self.blocked_bytes += work.size
+
+    def _uncharge_one(self, work: Work) -> None:
+        """A record behind the head leaves such a lane."""
+        charge = work.charge
+        if charge is None:
+            return
+        work.charge = None
+        charge.records -= 1
+        charge.bytes -= work.size
+        if charge.blocked:
+            self.blocked_records -= 1
+            self.blocked_bytes -= work.size
 
     def _uncharge(self, work: Work, charge: LaneCharge) -> None:
         """A record leaves the head of such a lane."""

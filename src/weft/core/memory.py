@@ -14,7 +14,7 @@ An epoch has no such entry mostly, and then costs nothing. Nothing is removed wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -91,11 +91,16 @@ class Memory:
         return found
 
     def entries(
-        self, position: int, claimed: Collection[int], now: float, wall_s: float
+        self,
+        position: int,
+        claimed: Collection[int],
+        now: float,
+        wall_s: float,
+        away: Container[int] = (),
     ) -> list[Remembered]:
         """The entries of a commit, ascending; what is `claimed` is done in it.
 
-        `position`: what is before it and was not fetched the log has no more.
+        `position`: what is before it and was not fetched the log has no more, but what is `away`.
         """
         if not self._sorted:
             self._order = sorted(self._known)
@@ -105,7 +110,7 @@ class Memory:
         for offset in self._order:
             entry = self._known[offset]
             if isinstance(entry, Remembered):
-                if offset >= position:
+                if offset >= position or offset in away:
                     found.append(entry)
                 else:
                     gone += 1
@@ -116,15 +121,15 @@ class Memory:
             if len(found) == ENTRIES_MAX:
                 break
         if gone > len(found):
-            self._purge(position)
+            self._purge(position, away)
         return found
 
-    def _purge(self, position: int) -> None:
+    def _purge(self, position: int, away: Container[int]) -> None:
         live = {}
         for offset in self._order:
             entry = self._known[offset]
             if isinstance(entry, Remembered):
-                if offset < position:
+                if offset < position and offset not in away:
                     self.waiting -= 1
                     continue
             elif entry.state in GONE:

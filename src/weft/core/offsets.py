@@ -30,13 +30,15 @@ class Snapshot(NamedTuple):
 class Offsets:
     """The offsets of one epoch."""
 
-    __slots__ = ("changed", "expected", "incomplete", "position", "restored_top", "top")
+    __slots__ = (
+        "changed", "expected", "incomplete", "position", "restored_top", "shelved", "top",
+    )  # fmt: skip
 
     def __init__(
         self, start: int, restored_top: int | None = None, not_done: Sequence[int] = ()
     ) -> None:
         #: received and not done: offset -> Work; None for one that is not done in the restored map
-        #: and that has not been fetched again yet
+        #: and that has not been fetched again yet, and for one on a shelf
         self.incomplete: dict[int, Work | None] = dict.fromkeys(not_done)
         #: those None entries, ascending; pruned as the polls pass them
         self.expected: deque[int] = deque(not_done)
@@ -48,6 +50,8 @@ class Offsets:
             self.top -= 1
         #: the offset after the last one polled (or known to be a gap)
         self.position = start
+        #: so many were received and are kept as offsets only (shelves.py)
+        self.shelved = 0
         #: a commit would contain something that the last one did not
         self.changed = False
 
@@ -102,6 +106,28 @@ class Offsets:
             del self.incomplete[self.expected.popleft()]
             self.changed = True
 
+    # -- kept as offsets ---------------------------------------------------------------------------
+
+    def put_on_shelf(self, offset: int) -> None:
+        """The record is not kept any more."""
+        self.incomplete[offset] = None
+
+    def unfetched(self) -> Iterator[int]:
+        """What is not here, ascending: it is in the restored map, or on a shelf."""
+        if not self.shelved:
+            return iter(self.expected)
+        return (offset for offset, work in self.incomplete.items() if work is None)
+
+    def back(self, record: Record, size: int, epoch: Any) -> Work:
+        """It was fetched again."""
+        work = self.incomplete[record[2]] = Work(record, epoch, size)
+        return work
+
+    def gone(self, offset: int) -> None:
+        """The log has it no more."""
+        del self.incomplete[offset]
+        self.changed = True
+
     # -- done ------------------------------------------------------------------------------------
 
     def done(self, offset: int) -> None:
@@ -137,7 +163,7 @@ class Offsets:
     @property
     def buffered(self) -> int:
         """Records held in memory that are not done."""
-        return len(self.incomplete) - len(self.expected)
+        return len(self.incomplete) - len(self.expected) - self.shelved
 
     @property
     def frontier(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.core import states
 from weft.core.lanes import Lanes
 from weft.core.reach import Reach
+from weft.core.shelves import Shelves
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, RUNNING, InternalError
 from weft.types import Record
@@ -40,6 +41,7 @@ class Partition:
     lanes: Lanes = field(init=False)
     reach: Reach = field(init=False)
     memory: Memory = field(init=False)
+    shelves: Shelves = field(init=False)
     state: int = states.OPEN
     #: the user wants nothing of it to start
     user_paused: bool = False
@@ -72,6 +74,7 @@ class Partition:
         self.lanes = Lanes(self.handler.spec.ordering, dict.fromkeys(held))
         self.memory = self.commit.memory
         self.reach = Reach(self.offsets, self.commit, self.lanes.far)
+        self.shelves = Shelves(self)
 
     # -- the epoch -------------------------------------------------------------------------------
 
@@ -101,6 +104,8 @@ class Partition:
         works = self.offsets.receive(records, sizes, self)
         new = len(works) == len(sizes)
         self.bytes += sum(sizes if new else [work.size for work in works])
+        if self.lanes.shelves:
+            works = [work for work in works if not self.shelves.keep_off(work)]
         self.lanes.join(works)
 
     def admit_one(self, record: Record, size: int) -> Work | None:
@@ -279,7 +284,10 @@ class Partition:
 
     def charge_failure(self, work: Work, failure: Failure) -> None:
         """What is kept of its failures takes room in the buffers, as the record does."""
-        more = failure.uncharged()
+        self.resize(work, failure.uncharged())
+
+    def resize(self, work: Work, more: int) -> None:
+        """So many bytes more are kept of it, or fewer."""
         work.size += more
         self.bytes += more
         self.lanes.grow(work, more)
@@ -311,6 +319,7 @@ class Partition:
     def close(self) -> None:
         """The epoch has ended: forget what waits."""
         self.offsets.incomplete.clear()
+        self.offsets.shelved = 0
         self.lanes.clear()
         self.again.clear()
         self.commit.close()
@@ -368,12 +377,17 @@ class Partition:
         return not self.commit.dirty and not self.committing
 
     def unfinished(self, end: int) -> Iterator[Work | None]:
-        """Records before this offset that are not finished with; None for one not fetched yet."""
+        """Records before this offset that are not finished with; None for one not fetched yet.
+
+        Of a parked lane only those that are kept whole.
+        """
         yield from (work for offset, work in self.commit.marked.items() if offset < end)
+        stuck = self.shelves.stuck() if self.offsets.shelved else ()
         for offset, work in self.offsets.incomplete.items():
             if offset >= end:
                 return
-            yield work
+            if offset not in stuck:  # it is what its parked record is
+                yield work
 
     def works(self) -> list[Work]:
         """Every record of the epoch that is not finished with."""

@@ -49,7 +49,8 @@ class Plans:
         partition, state = item.partition, self._state
         memory, commit = partition.memory, partition.commit
         claimed = {work.record[2] for work in item.claims}
-        entries = memory.entries(partition.position, claimed, state.now, state.wall_s)
+        away = partition.offsets.incomplete if partition.offsets.shelved else ()
+        entries = memory.entries(partition.position, claimed, state.now, state.wall_s, away)
         limit_chars = 0 if memory.barred else commit.map_limit
         text, count = with_rider(item.frontier, item.metadata, entries, limit_chars)
         left_out = len(entries) - count

@@ -55,5 +55,7 @@ class Limits:
     commit_retry_s: float = 0.2
     #: outputs that go into one transaction at most; less while transactions run out of time
     transaction_bytes: int = 8 * 2**20
+    #: parked lanes keep offsets, not bytes: the runtime answers `effects.Refetch`
+    forget_parked: bool = False
     #: what the broker stores of commit metadata, in characters (offset.metadata.max.bytes)
     map_chars: int = 4096

@@ -306,6 +306,11 @@ class Failure:
         trace, self._bytes[2] = self._texts.same(error.traceback)
         return error._replace(traceback=trace)
 
+    @property
+    def charged(self) -> int:
+        """Bytes of it that the record's size contains."""
+        return self._charged
+
     def uncharged(self) -> int:
         """Bytes it keeps that were not charged to the buffers yet; now they are."""
         more = FAILURE_OVERHEAD_BYTES + sum(self._bytes) - self._charged

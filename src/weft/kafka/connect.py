@@ -99,8 +99,11 @@ class Connection(Protocol):
     def transactions(self, transactional_id: str) -> TransactionsPort:
         """Transactions under this id."""
 
-    def log_reader(self) -> LogReader:
-        """Reads stretches of logs, and what the group has committed, without joining it."""
+    def log_reader(self, *, as_consumer: bool = False) -> LogReader:
+        """Reads stretches of logs, and what the group has committed, without joining it.
+
+        `as_consumer`: in the consumer's isolation level, else as read_committed.
+        """
 
     def last_words(
         self,
@@ -175,11 +178,11 @@ class RealConnection(Connection):
         config = with_client_log(self.settings.producer)
         return KafkaTransactions(config, transactional_id, own_id=self._own_id)
 
-    def log_reader(self) -> LogReader:
+    def log_reader(self, *, as_consumer: bool = False) -> LogReader:
         """Reads stretches of logs, and what the group has committed, without joining it."""
         from weft.kafka.log_reader import KafkaLogReader
 
-        return KafkaLogReader(self.settings.consumer)
+        return KafkaLogReader(self.settings.consumer, as_consumer=as_consumer)
 
     def last_words(
         self,

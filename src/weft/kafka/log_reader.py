@@ -29,13 +29,15 @@ ASKED_S = 5.0
 SILENT_S = 30.0
 #: offsets that are read for nothing between two wanted ones, rather than sought over
 GAP_MAX = 1_000
+#: what librdkafka fetches ahead for a member's second client
+QUEUED_KB, QUEUED_MIN = 4_096, 1_000
 #: topic, partition, offset
 Place = tuple[str, int, int]
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001  # a public constant
 
 
 class LogReader(Protocol):
-    """Reads as read_committed; of one thread."""
+    """Reads as read_committed, or as the group's consumer does; of one thread."""
 
     def read(self, ranges: Mapping[Where, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
         """The records at these offsets, from the first up to, without, the second.
@@ -59,12 +61,16 @@ class LogReader(Protocol):
 class KafkaLogReader:
     """A LogReader on a real broker."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, as_consumer: bool = False) -> None:
         """`config`: librdkafka consumer properties, complete (see `settings`)."""
         quiet = {"log_level": 2, **config}
         # A member's own id would be one that the group does not know.
         quiet.pop("group.instance.id", None)
-        quiet |= {"enable.partition.eof": True, "isolation.level": "read_committed"}
+        quiet["enable.partition.eof"] = True
+        if as_consumer:  # beside the consumer, which has the budget
+            quiet |= {"queued.max.messages.kbytes": QUEUED_KB, "queued.min.messages": QUEUED_MIN}
+        else:
+            quiet["isolation.level"] = "read_committed"
         # What retention has taken meanwhile is passed over.
         self._consumer = Consumer(with_client_log({**quiet, "auto.offset.reset": "earliest"}))
         self._group = str(config["group.id"])

@@ -48,7 +48,8 @@ FIELDS: dict[str, str] = {
     "partitions[].parked": "of these, given up and parked",
     "partitions[].places": "number of records in each place, see below; the sum is all held "
     "records",
-    "partitions[].unfetched": "not done in the restored offset map and not fetched again yet",
+    "partitions[].unfetched": "not done and not in memory: restored from the offset map, or behind "
+    "a parked record of their key",
     "partitions[].lag": "end of the log minus the frontier, as other tools report it",
     "partitions[].map_chars": "size of the offset map; near `map_limit`, records further out wait",
     "partitions[].map_used": "how full the map is, 0 to 1, relative to 75 % of `map_limit`, beyond "
@@ -114,7 +115,8 @@ FIELDS: dict[str, str] = {
     "timed out), `records_of_closed_epochs`, `commits_refused`, `commits_in_doubt`, "
     "`on_exhausted_failed` (records parked since that function raised or returned no outcome), "
     "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
-    "their log grew); only non-zero ones",
+    "their log grew), `parked_records_gone` (released, and deleted from the log meanwhile), "
+    "`late_refetches`; only non-zero ones",
     "failures[]": "failures by handler and error type, the latest first; at most 50 types",
     "failures[].handler": "name of the handler",
     "failures[].type": "type of the error; `(other types)` beyond 50",

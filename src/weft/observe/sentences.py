@@ -179,6 +179,10 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "is beyond the reach of the offset map: it starts when the gap before it closes",
         "find the record at the frontier: weft why TOPIC:PARTITION",
     ),
+    "fetching": lambda row, member: (
+        "is released, and is being read from the log again",
+        "it starts when it is here: see `broker` in weft status if it is not soon",
+    ),
     "held": lambda row, member: (
         "waits for a call of an earlier assignment that still runs in its lane",
         "wait for that call; a restart of this member ends it",

@@ -56,15 +56,17 @@ class MemoryWords:
 class MemoryLogReader:
     """A LogReader."""
 
-    def __init__(self, kafka: MemoryCluster, group: str) -> None:
-        self._kafka, self._group = kafka, group
+    def __init__(self, kafka: MemoryCluster, group: str, *, committed: bool = True) -> None:
+        self._kafka, self._group, self._reads_committed = kafka, group, committed
 
     def read(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
         """The records at these offsets."""
         for where, (start, end) in ranges.items():
             with self._kafka.changed:
                 log = self._kafka.broker.logs[where]
-                found, _ = log.read(start, len(log.records) + 1, committed=True)
+                found, _ = log.read(
+                    max(start, log.start), len(log.records) + 1, committed=self._reads_committed
+                )
                 records = [record_of(where, one) for one in found if one.offset < end]
             if records:
                 yield records
@@ -141,9 +143,13 @@ class MemoryConnection(Connection):
         group = str(self.settings.consumer["group.id"])
         return MemoryTransactions(self._kafka, self, group, transactional_id)
 
-    def log_reader(self) -> MemoryLogReader:
+    def log_reader(self, *, as_consumer: bool = False) -> MemoryLogReader:
         """Reads stretches of logs, and what the group has committed, without joining it."""
-        return MemoryLogReader(self._kafka, str(self.settings.consumer["group.id"]))
+        level = self.settings.consumer.get("isolation.level", "read_committed")
+        committed = not as_consumer or level == "read_committed"
+        return MemoryLogReader(
+            self._kafka, str(self.settings.consumer["group.id"]), committed=committed
+        )
 
     def last_words(
         self,

@@ -130,7 +130,7 @@ def test_the_cap_of_not_done_offsets(family: str, surplus: int):
         body = (count + 1).to_bytes(4, "big") + bits[: (count + 8) // 8] + b"\x00"
         text = text_of(b"s", zstd.compress(body))
     if surplus > 0:
-        with pytest.raises(UnreadableMap, match="offsets as not done, over 50000"):
+        with pytest.raises(UnreadableMap, match="offsets as not done, over 100000"):
             decode(0, text)
     else:
         assert len(decode(0, text).not_done) == count
@@ -191,14 +191,14 @@ def test_twelve_characters_cannot_name_millions(runs: tuple[int, int]):
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_what_few_characters_may_cost(dense: bool):
-    """The largest map that 12 characters name takes less than 2 MiB, 4,096 of them less than 5."""
+    """The largest map that 12 characters name takes less than 5 MiB, 4,096 of them less than 7."""
     count = limits.NOT_DONE_MAX
     body = runs_body(1, 1) * count if dense else runs_body(count, 1)
     text = text_of(b"p", zstd.compress(body)) if dense else text_of(b"e", body)
     peak, found = peak_bytes(text)
     assert isinstance(found, OffsetMap)
     assert len(found.not_done) == count
-    assert peak < (5 if dense else 2) * 2**20
+    assert peak < (7 if dense else 5) * 2**20
 
 
 def peak_bytes(text: str) -> tuple[int, OffsetMap | UnreadableMap]:

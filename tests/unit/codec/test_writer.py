@@ -88,7 +88,7 @@ def test_the_cap_of_the_range(surplus: int):
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
 def test_the_cap_of_not_done_offsets(surplus: int):
-    """A map names up to 50,000 offsets, as many as are read; more are written in part."""
+    """A map names up to 100,000 offsets, as many as are read; more are written in part."""
     count = limits.NOT_DONE_MAX + surplus
     not_done = range(1, count + 1)
     if surplus > 0:

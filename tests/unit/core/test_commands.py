@@ -290,3 +290,17 @@ def test_past_the_end_of_the_log_there_is_no_record(desk, action, offset, log_en
     assert (row.outcome, row.offset) == ("refused", offset)
     assert ("ask again" in row.detail) == there
     assert ("no such record" in row.detail) != there
+
+
+def test_a_record_that_is_held_for_longer_than_its_lane(desk):
+    """It waits for the end of its own hold; the lane's may be shortened."""
+    desk.poll(desk.part, 0, 1)
+    (first,) = desk.started()
+    order(desk, "hold", record(1), for_s=20.0)
+    desk.do("calls_ended", [first])
+    order(desk, "hold", for_s=10.0)
+    order(desk, "hold", for_s=5.0)
+    desk.pass_time(11.0)
+    assert started(desk) == []
+    desk.pass_time(10.0)
+    assert started(desk) == [1]

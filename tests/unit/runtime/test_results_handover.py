@@ -131,7 +131,7 @@ def done(offset):
     """A record that was handled, as the engine tells it."""
     place = SimpleNamespace(handler=SimpleNamespace(index=0))
     work = SimpleNamespace(record=Record("t", 0, offset, 0, None, b""), partition=place, attempts=0)
-    return Finished(work, "done", None, None)
+    return Finished(work, "done", None, None, work.record)
 
 
 def as_offset(result):

@@ -7,7 +7,7 @@ export const PAGE = 50;
 const PLACES = {
   ready: "may start", gathering: "in a batch that fills up", behind: "behind another of its lane",
   not_begun: "granted, not begun",
-  past_map: "past the offset map", held: "held by an earlier call", marking: "being marked",
+  past_map: "past the offset map", fetching: "read again", held: "held by an earlier call", marking: "being marked",
   running: "running", sending: "outputs on the way", committing: "commit on the way",
   pending: "waits for its transaction", retrying: "waits for a retry", parked: "parked",
   on_hold: "held by a command",

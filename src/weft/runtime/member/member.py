@@ -24,6 +24,7 @@ from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.outputs import Outputs
 from weft.runtime.member.perform import Performer
 from weft.runtime.member.rebalance import Rebalance, Rejoining
+from weft.runtime.member.refetching import Refetcher
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactor import Transactor
@@ -80,9 +81,11 @@ class Member:
         #: of the polling thread
         self.lease = Lease(self.seat, self.committer.plan)
         self.committer.on_answered = self.lease.answered
+        #: asked inside the door
+        self._refetcher = Refetcher(self.seat, config.make_reader)
         #: used inside the door only
         self._performer = Performer(
-            self.seat, config, self.outputs, self.committer, self.telling,
+            self.seat, config, self.outputs, self.committer, self.telling, self._refetcher,
             served=self.outputs_served, drained=self._drained,
         )  # fmt: skip
         #: any thread
@@ -434,6 +437,7 @@ class Member:
         for executor in self.executors:
             executor.close()
         self.seat.quit()
+        self._refetcher.close(1.0)
         self.outputs.close(2.0)
         if self.transactor is not None:
             self.transactor.close(2.0)

@@ -11,6 +11,7 @@ from weft.core import effects as fx
 from weft.core.epochs import Found
 from weft.core.events import Decided
 from weft.core.spec import Limits
+from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import ConsumerPort, ProducerPort
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
@@ -34,6 +35,8 @@ class MemberConfig:
     #: called when there is something to serve, and with the reason when producing fails for good
     make_producer: Callable[[Callable[[], None], Callable[[str], None]], ProducerPort]
     make_executors: Callable[[Door, Fail], list[Executor]]
+    #: with `limits.forget_parked`: reads what was released again
+    make_reader: Callable[[], LogReader] | None = None
     #: with exactly_once: the transactions of this member and the id they go under
     make_transactor: Callable[[Seat], Transactor] | None = None
     drain_timeout_s: float = 20.0

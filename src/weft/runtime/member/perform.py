@@ -12,6 +12,7 @@ from weft.runtime.logs import event
 from weft.runtime.member.committing import Committer
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.outputs import Outputs
+from weft.runtime.member.refetching import Refetcher
 from weft.runtime.member.seat import Seat
 from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactor import Transactor
@@ -31,6 +32,7 @@ class Performer:
         outputs: Outputs,
         committer: Committer,
         telling: Telling,
+        refetcher: Refetcher,
         *,
         served: Callable[[], None],
         drained: Callable[[], None],
@@ -63,6 +65,7 @@ class Performer:
             fx.ResumeIntake: lambda one: seat.on_poll_thread(
                 lambda: seat.consumer.resume(_names(one.partitions))
             ),
+            fx.Refetch: refetcher.ask,
             fx.Finished: self._finished.append,
             fx.CommitsStored: lambda one: seat.callbacks.call(config.on_commit, one.committed),
             fx.Answered: self._answered,

@@ -234,7 +234,7 @@ class Results:
         call = None if calls is None else calls.pop(work, None)
         now = time.time()
         return Result(
-            work.record,
+            one.record,
             one.outcome,
             work.attempts + (one.outcome == "done"),
             one.error,

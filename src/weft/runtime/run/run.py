@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
@@ -201,8 +202,10 @@ class Run:
                 buffer_records=options.buffer_records,
                 buffer_bytes=options.buffer_bytes,
                 commit=commit_of(self._handlers),
+                forget_parked=True,
             ),
             make_consumer=self._connection.consumer,
+            make_reader=partial(self._connection.log_reader, as_consumer=True),
             make_producer=self._connection.producer,
             make_executors=self._make_executors,
             make_transactor=self._make_transactor if self._transactional else None,

@@ -1,0 +1,58 @@
+"""Mutants of parked lanes, of which only offsets are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulators.core import profiles
+from simulators.core.mutant import mutant
+from weft.core.endings import Endings
+from weft.core.shelves import Returns, Shelves
+from weft.core.work import Work
+from weft.types import Record
+
+
+@mutant(Shelves, "put_away", "structure", first_seed=profiles.PARKED)
+def _parked_with_its_bytes(original: Any) -> Any:
+    return lambda _self, _work: None
+
+
+@mutant(Shelves, "_charge", "structure", first_seed=profiles.PARKED)
+def _offsets_take_no_room(original: Any) -> Any:
+    def charge(self: Shelves, count: int) -> None:
+        self._partition.offsets.shelved += count
+
+    return charge
+
+
+@mutant(Shelves, "keep_off", "structure", "S3", first_seed=profiles.PARKED)
+def _what_comes_goes_past_the_shelf(original: Any) -> Any:
+    return lambda _self, _work: False
+
+
+@mutant(Shelves, "take_back", "S1", "structure", first_seed=profiles.PARKED)
+def _starts_without_its_value(original: Any) -> Any:
+    return lambda self, work, record: original(self, work, record._replace(value=None))
+
+
+@mutant(Endings, "take_in", "S3", "S12", "structure", first_seed=profiles.PARKED)
+def _what_comes_back_is_not_remembered(original: Any) -> Any:
+    def take_in(self: Endings, work: Work) -> None:
+        work.partition.lanes.join([work])
+
+    return take_in
+
+
+@mutant(Returns, "came", "L1", "L2", "S1", first_seed=profiles.PARKED)
+def _what_comes_back_is_dropped(original: Any) -> Any:
+    return lambda _self, _partition, _number, _records, _sizes: None
+
+
+@mutant(Returns, "came", "S1", "S2", "S3", "S5", first_seed=profiles.PARKED)
+def _the_last_one_counts_as_gone(original: Any) -> Any:
+    def came(
+        self: Returns, partition: Any, number: int, records: list[Record], sizes: list[int]
+    ) -> None:
+        original(self, partition, number, records[:-1], sizes[:-1])
+
+    return came

@@ -1,0 +1,311 @@
+"""Parked lanes keep offsets, not bytes; what is released is fetched again.
+
+Theory of operation. A lane whose head is parked is a chain and a shelf::
+
+    head ──next──► work ──► …          shelf: 17, 23, 40, …   offsets only, behind the whole chain
+      │
+      └ bare: its value and headers are not kept either
+
+- `put_away`: a record was parked. Its bytes go, and all behind it of which nothing is known goes to
+  the shelf, as does all that comes for this lane later (`keep_off`).
+- *Wanted* is a bare head that was released, *dry* a lane whose chain is done and whose shelf is not
+  empty. Both are asked for from the log (`effects.Refetch`), the lowest offsets first, one request
+  of a partition at a time, and no more than there is room for. The frontier's record is always
+  asked for: all that waits for room in the map waits for it.
+- What comes joins its lane as records of a poll do. An empty shelf is taken down with the lane.
+
+So the order of a lane is that of its offsets all the time, and a record is handled once: on the
+shelf it is as good as not fetched yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.lanes import follows
+
+if TYPE_CHECKING:
+    from weft.core.endings import Endings
+    from weft.core.engine_state import EngineState
+    from weft.core.lanes import Lanes
+    from weft.core.partition import Partition
+    from weft.core.work import LaneKey, Work
+    from weft.types import Record
+
+#: What one offset on a shelf takes, in the tables of its partition too: measured.
+SHELVED_BYTES = 128
+#: So much of a member's budgets one request asks for at most.
+SHARE = 1 / 16
+RECORDS_MAX = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """The records of one lane that are kept as offsets."""
+
+    #: parked when they were put there
+    head: Work
+    offsets: deque[int] = field(default_factory=deque)
+    #: what they weighed
+    bytes: int = 0
+
+
+class Asked(NamedTuple):
+    """What one request asks for of one lane."""
+
+    key: LaneKey
+    #: the bare head, if that is what is missing
+    head: Work | None
+    #: the first of its shelf
+    offsets: list[int]
+    #: about so many
+    bytes: float
+
+    @property
+    def every(self) -> list[int]:
+        """With the head."""
+        return self.offsets if self.head is None else [self.head.record[2], *self.offsets]
+
+
+class Shelves:
+    """What of one partition epoch is kept as offsets, and what of it is on its way back."""
+
+    __slots__ = ("_lanes", "_partition", "asked", "bare", "later", "number")
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._lanes: Lanes = partition.lanes
+        #: heads whose bytes are not kept -> how many that were
+        self.bare: dict[Work, int] = {}
+        #: parked, and another one of their lane goes first: they are put away when their turn comes
+        self.later: set[Work] = set()
+        #: the request on the way, and the number of the last one
+        self.asked: list[Asked] = []
+        self.number = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes.shelves or self.bare or self.later)
+
+    # -- putting away ------------------------------------------------------------------------------
+
+    def put_away(self, work: Work) -> None:
+        """The record was parked: if it is the head of its lane, the lane keeps offsets."""
+        lanes, failure = self._lanes, work.failure
+        assert failure is not None
+        if failure.left_lane or work in self.bare:
+            return  # its lane has gone on
+        if work in lanes.behind or follows(work):
+            self.later.add(work)
+            return
+        record, key = work.record, lanes.key_of(work.record)
+        freed = max(0, work.size - failure.charged - len(record.key or b""))
+        work.record = record._replace(value=None, headers=(), prefetched=None)
+        self.bare[work] = freed
+        self._partition.resize(work, -freed)
+        if isinstance(key, int):
+            return  # it orders with nothing
+        shelf = lanes.shelves.get(key)
+        if shelf is None:
+            shelf = lanes.shelves[key] = Shelf(work)
+        shelf.head = work
+        for one in reversed(lanes.cut_behind(work, key)):  # in front of what came later
+            self._put(shelf, one)
+            shelf.offsets.appendleft(one.record[2])
+
+    def look_again(self) -> None:
+        """At those whose turn had not come when they were parked."""
+        later, self.later = self.later, set()
+        for work in later:
+            if work.state == states.PARKED:
+                self.put_away(work)
+
+    def keep_off(self, work: Work) -> bool:
+        """The record that came in goes to its lane's shelf, if that has one."""
+        key = self._lanes.key_of(work.record)
+        shelf = None if isinstance(key, int) else self._lanes.shelves.get(key)
+        if shelf is None:
+            return False
+        self._put(shelf, work)
+        shelf.offsets.append(work.record[2])
+        return True
+
+    def _put(self, shelf: Shelf, work: Work) -> None:
+        shelf.bytes += work.size
+        self._partition.bytes -= work.size
+        self._partition.offsets.put_on_shelf(work.record[2])
+        self._charge(1)
+
+    def _charge(self, count: int) -> None:
+        self._partition.offsets.shelved += count
+        self._partition.bytes += count * SHELVED_BYTES
+        self._lanes.blocked_bytes += count * SHELVED_BYTES
+
+    # -- taking back -------------------------------------------------------------------------------
+
+    def ask(self, records_max: int, bytes_max: float) -> list[int]:
+        """The offsets to read now; none while others are on their way."""
+        lanes = self._lanes
+        if self.asked or not (lanes.wanted or lanes.dry):
+            return []
+        wanted: Iterable[Work] = lanes.wanted
+        dry: Iterable[LaneKey] = lanes.dry
+        if records_max <= 0:  # no room: what all others may wait for
+            first = self._partition.frontier
+            wanted = [work for work in wanted if work.record[2] == first]
+            dry = [key for key in dry if lanes.shelves[key].offsets[0] == first]
+        ordered = sorted(
+            [
+                *((work.record[2], lanes.key_of(work.record), work) for work in wanted),
+                *((lanes.shelves[key].offsets[0], key, None) for key in dry),
+            ],
+            key=lambda one: one[0],
+        )
+        if not ordered:
+            return []
+        for _, key, head in ordered:
+            asked = self._of_lane(key, head, max(1, records_max), max(1.0, bytes_max))
+            self.asked.append(asked)
+            records_max -= len(asked.offsets) + (head is not None)
+            bytes_max -= asked.bytes
+            if records_max <= 0 or bytes_max <= 0:
+                break
+        self.number += 1
+        return sorted(offset for one in self.asked for offset in one.every)
+
+    def _of_lane(
+        self, key: LaneKey, head: Work | None, records_max: int, bytes_max: float
+    ) -> Asked:
+        """As much of a lane as there is room for, one record at least."""
+        shelf = None if isinstance(key, int) else self._lanes.shelves.get(key)
+        size = 0.0 if head is None else self.bare[head]
+        if shelf is None or not shelf.offsets:
+            return Asked(key, head, [], size)
+        each = max(1.0, shelf.bytes / len(shelf.offsets))
+        least, most = int(head is None), records_max - (head is not None)
+        count = min(most, int((bytes_max - size) / each), len(shelf.offsets))
+        count = max(least, count)
+        return Asked(key, head, [shelf.offsets[at] for at in range(count)], size + count * each)
+
+    def take_back(self, work: Work, record: Record) -> None:
+        """The bytes of a bare head are here again; it is as it was."""
+        work.record = work.record._replace(value=record.value, headers=record.headers)
+        self._partition.resize(work, self.bare.pop(work))
+
+    def want(self, work: Work, *, on: bool = True) -> bool:
+        """A bare head was released, or is to wait again; False where it has its bytes."""
+        if work not in self.bare:
+            return False
+        if on:
+            self._lanes.wanted[work] = None
+        else:
+            self._lanes.wanted.pop(work, None)
+        return True
+
+    def let_go(self, work: Work) -> None:
+        """It is done without them."""
+        self.bare.pop(work, None)
+        self._lanes.wanted.pop(work, None)
+
+    def take_off(self, key: LaneKey, offset: int) -> bool:
+        """The first of a lane's shelf leaves it; False where that is another one by now."""
+        shelf = self._lanes.shelves.get(key)
+        if shelf is None or not shelf.offsets or shelf.offsets[0] != offset:
+            return False
+        shelf.bytes -= shelf.bytes // len(shelf.offsets)
+        shelf.offsets.popleft()
+        self._charge(-1)
+        return True
+
+    # -- the view ----------------------------------------------------------------------------------
+
+    def head_of(self, offset: int) -> Work | None:
+        """The record that was parked in front of this one; None where it is on no shelf."""
+        shelves = self._lanes.shelves.values()
+        return next((shelf.head for shelf in shelves if offset in shelf.offsets), None)
+
+    def stuck(self) -> set[int]:
+        """What is on a shelf behind a parked record."""
+        parked = [s for s in self._lanes.shelves.values() if s.head.state == states.PARKED]
+        return {offset for shelf in parked for offset in shelf.offsets}
+
+
+class Returns:
+    """Asks for what is to come back, and takes it in."""
+
+    def __init__(self, state: EngineState, endings: Endings) -> None:
+        self._state = state
+        self._endings = endings
+
+    def ask(self) -> None:
+        """Of each partition with something away: what is to come back now, if there is room."""
+        state, limits = self._state, self._state.limits
+        for partition in list(state.shelving):
+            lanes, shelves = partition.lanes, partition.shelves
+            if shelves.later:
+                shelves.look_again()
+            if not shelves:
+                state.watch_shelves(partition, on=False)
+            elif (lanes.wanted or lanes.dry) and not shelves.asked and partition.startable:
+                room = state.flow.room(state.partitions.values())
+                most = min(RECORDS_MAX, int(limits.buffer_records * SHARE), room.records)
+                most = max(1, most) if room.share > 0 else 0
+                offsets = shelves.ask(most, limits.buffer_bytes * SHARE)
+                if offsets:
+                    state.emit(fx.Refetch(partition, shelves.number, offsets))
+
+    def came(
+        self, partition: Partition, number: int, records: Sequence[Record], sizes: Sequence[int]
+    ) -> None:
+        """A request is answered: these are there, the others are in the log no more."""
+        shelves, lanes = partition.shelves, partition.lanes
+        if partition.state == states.CLOSED or number != shelves.number or not shelves.asked:
+            self._state.count("late_refetches")
+            return
+        found = {record[2]: (record, size) for record, size in zip(records, sizes, strict=True)}
+        asked, shelves.asked = shelves.asked, []
+        gone = 0
+        for key, head, offsets, _ in asked:
+            if head is not None and head in shelves.bare:
+                gone += self._head(partition, head, found.get(head.record[2]))
+            for offset in offsets:
+                if not shelves.take_off(key, offset):
+                    break  # it was parked again meanwhile: something is in front of it
+                known = found.get(offset)
+                gone += known is None
+                if known is None:
+                    partition.offsets.gone(offset)
+                else:
+                    work = partition.offsets.back(*known, partition)
+                    partition.bytes += work.size
+                    self._endings.take_in(work)
+            lanes.dry.pop(key, None)
+            lanes.look(key)
+        partition.handler.enlist(partition)
+        if gone:
+            self._state.count("parked_records_gone", gone)
+            self._state.note(
+                "warning",
+                "parked records are not in the log any more: retention or compaction took them",
+                topic=partition.topic,
+                partition=partition.number,
+                records=gone,
+            )
+
+    def _head(self, partition: Partition, head: Work, known: tuple[Record, int] | None) -> bool:
+        """A released head has its bytes again; True where the log has it no more."""
+        wanted = head in partition.lanes.wanted
+        if known is not None:
+            partition.shelves.take_back(head, known[0])
+            if wanted:
+                del partition.lanes.wanted[head]
+                self._endings.resume(head)
+            return False
+        if head.state == states.PARKED:
+            return False  # it was parked again: asked for when it is released
+        self._endings.lost(head)
+        return True

@@ -1,0 +1,121 @@
+"""What of a parked lane is not kept is read from the log again, when it is released.
+
+By another client on another thread, made when the first record is released: new records are fetched
+meanwhile, and no lookup waits. The client is closed when nothing is asked for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from weft import guard
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.engine import Engine
+from weft.kafka.log_reader import LogReader, fetch
+from weft.runtime.logs import event
+from weft.runtime.member.seat import Seat
+from weft.types import Record
+
+_log = logging.getLogger("weft")
+
+#: so long the client is kept with nothing to read
+IDLE_S = 10.0
+#: after a failure it is tried again
+AGAIN_S = 1.0
+
+
+class Refetcher:
+    """Answers `effects.Refetch`."""
+
+    def __init__(self, seat: Seat, make_reader: Callable[[], LogReader] | None) -> None:
+        """`make_reader`: None where parked lanes keep their bytes."""
+        self._seat = seat
+        self._make_reader = make_reader
+        #: inside the door they are added, the thread takes them
+        self._queue: SimpleQueue[fx.Refetch | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        #: of that thread
+        self._reader: LogReader | None = None
+
+    def ask(self, effect: fx.Refetch) -> None:
+        """Have this read soon. Inside the door."""
+        if self._thread is None:
+            self._thread = guard.thread("weft-refetch", self._run, self._seat.died)
+            self._thread.start()
+        self._queue.put(effect)
+
+    def close(self, timeout_s: float) -> None:
+        """Read no more; of what was asked for nothing is answered."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while (effect := self._next()) is not None:
+                self._answer(effect)
+        finally:
+            self._close_reader()
+
+    def _next(self) -> fx.Refetch | None:
+        if self._reader is not None:
+            try:
+                return self._queue.get(timeout=IDLE_S)
+            except Empty:
+                self._close_reader()
+        return self._queue.get()
+
+    def _answer(self, effect: fx.Refetch) -> None:
+        partition = effect.partition
+        while partition.state != states.CLOSED and not self._seat.ended.is_set():
+            records = self._read(effect)
+            if records is not None:
+                sizes = [_size_of(record) for record in records]
+                found = partial(_found, effect, records, sizes)
+                self._seat.door.post(found)
+                return
+            self._seat.pause(AGAIN_S)
+
+    def _read(self, effect: fx.Refetch) -> list[Record] | None:
+        """What the log has of it; None where that cannot be known now."""
+        partition = effect.partition
+        places = {(partition.topic, partition.number, offset) for offset in effect.offsets}
+        try:
+            if self._reader is None:
+                assert self._make_reader is not None
+                self._reader = self._make_reader()
+            return sorted(fetch(self._reader, places), key=lambda one: one.offset)
+        except Exception as error:
+            self._close_reader()
+            event(
+                _log,
+                "warning",
+                "released records cannot be read again now",
+                topic=partition.topic,
+                partition=partition.number,
+                records=len(places),
+                error=f"{type(error).__name__}: {error}",
+            )
+            return None
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def _found(
+    effect: fx.Refetch, records: list[Record], sizes: list[int], engine: Engine, now: float
+) -> None:
+    engine.refetched(now, effect.partition, effect.number, records, sizes)
+
+
+def _size_of(record: Record) -> int:
+    """As it was counted when it came the first time."""
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + headers
