@@ -29,7 +29,7 @@ CALLED = {
     "head": "Work",
     "handler": "Handler", "offsets": "Offsets", "lanes": "Lanes", "commit": "CommitState",
     "reach": "Reach", "failure": "Failure", "charge": "LaneCharge", "state": "EngineState",
-    "_state": "EngineState", "slots": "Slots", "gathering": "Gathering",
+    "outage": "Outage", "_state": "EngineState", "slots": "Slots", "gathering": "Gathering",
     "shelf": "Shelf", "shelves": "Shelves", "decision": "Decision",
 }  # fmt: skip
 #: Files that are one idea: what one of them owns, the others may write.
@@ -42,7 +42,7 @@ ROOMS = (
     # a call, and what becomes of its records
     {
         "work.py", "lanes.py", "handler.py", "batching.py", "endings.py", "retries.py", "holds.py",
-        "commands.py", "delivery/__init__.py", "delivery/exactly_once.py",
+        "commands.py", "outages.py", "delivery/__init__.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it
     {

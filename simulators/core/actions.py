@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulators.core import redoing
+from simulators.core import away, redoing
 from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
@@ -54,12 +54,18 @@ def poll(world: World, member: Member, dice: Dice) -> None:
         if after == log.stable_end():
             ends.append((partition, after))
     if batches:
-        member.engine.polled(world.now, batches)
+        tags = {part: away.tags_of(records) for part, records, _ in batches if _by(part)}
+        member.engine.polled(world.now, batches, tags)
         member.perform()
         _check_memory(world, member)
     if ends:
         member.engine.reached(world.now, ends)
         member.perform()
+
+
+def _by(partition: Partition) -> bool:
+    hold = partition.handler.spec.hold
+    return hold is not None and hold.by is not None
 
 
 def _check_memory(world: World, member: Member) -> None:
@@ -107,6 +113,7 @@ def end_calls(world: World, member: Member, dice: Dice, *, every: bool = False) 
         member.calls.remove(call)
         _end_single(world, member, call, dice, done, ended)
     if done or ended:
+        _tell(world, member, done, ended)
         member.engine.calls_ended(world.now, done, ended)
         member.perform()
     for call in batches:
@@ -154,12 +161,22 @@ def _end_single(
         return
     if isinstance(ending, GivenBack):
         world.oracle.given_back(life, work)
-    elif isinstance(ending, Failed):
-        world.oracle.failed(
-            life, work, world.now, final=ending.final, delay_s=ending.delay_s, alone=True
-        )
-    else:
+    elif isinstance(ending, Returned):
         world.oracle.returned(life, work, world.now)
+
+
+def _tell(world: World, member: Member, done: list[Work], ended: list[Ended]) -> None:
+    """Of calls that end in one event those that returned are known first."""
+    for work, ending in [(work, None) for work in done] + [(one.work, one) for one in ended]:
+        life = world.oracle.lives[work.partition]
+        if life.state == "closed":
+            continue
+        away.ended(member, work, ending)
+        if isinstance(ending, Failed):
+            world.oracle.failed(
+                life, work, world.now, final=ending.final, delay_s=ending.delay_s, alone=True,
+                absent=ending.away,
+            )  # fmt: skip
 
 
 def outcome(
@@ -170,6 +187,8 @@ def outcome(
     fate, kind = dice.roll(), dice.roll()
     if cancelled or world.poisoned(work):
         return Failed(work, ERROR)
+    if away.is_away(world, work):
+        return Failed(work, ERROR, away=True)
     if fate < odds.fail:
         if kind < odds.final:
             return Failed(work, ERROR, final=True)
@@ -199,6 +218,8 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
         _give_back(world, member, call)
         return
     failed = call.cancelled or dice.chance(world.odds.fail) or any(map(world.poisoned, call.works))
+    absent = not failed and any(away.is_away(world, work) for work in call.works)
+    failed = failed or absent
     delay_s = 3.0 * dice.roll() if dice.chance(world.odds.retry_after) else None
     outputs = Shared(call.works) if dice.chance(world.odds.outputs) else None
     done: list[Work] = []
@@ -207,12 +228,16 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
     count = len(call.works)
     for work in call.works:
         life = lives[id(work)]
+        if life is not None:
+            away.ended(member, work, Failed(work, ERROR) if failed else None)
         if failed:
             asked = None if world.once(call.handler) else delay_s
-            ended.append(Failed(work, ERROR, delay_s=asked))
+            ended.append(Failed(work, ERROR, delay_s=asked, away=absent))
             if life is not None:
                 alone = count == 1 or world.once(call.handler)
-                world.oracle.failed(life, work, world.now, final=False, delay_s=asked, alone=alone)
+                world.oracle.failed(
+                    life, work, world.now, final=False, delay_s=asked, alone=alone, absent=absent
+                )
         elif outputs is not None:
             ended.append(Returned(work, outputs))
             if life is not None:
@@ -228,6 +253,7 @@ def _give_back(world: World, member: Member, call: Call) -> None:
     for work in call.works:
         life = world.oracle.left(work)
         if life is not None:
+            away.ended(member, work, GivenBack(work))
             world.oracle.given_back(life, work)
     ended = [GivenBack(work) for work in call.works]
     member.engine.batch_ended(world.now, call.handler, (), ended)
@@ -242,6 +268,8 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
     acked = call.works[:count]
     for work in acked:
         life = world.oracle.left(work)
+        if life is not None:
+            away.ended(member, work, None)
         if dice.chance(world.odds.outputs):
             ended.append(Returned(work, ["output"]))
             if life is not None:
@@ -257,15 +285,19 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
             member.engine.batch_progressed(world.now, done, ended)
         return
     member.calls.remove(call)
-    _nack(world, call, ended)
+    _nack(world, member, call, ended)
     member.engine.batch_ended(world.now, call.handler, done, ended)
 
 
-def _nack(world: World, call: Call, ended: list[Ended]) -> None:
+def _nack(world: World, member: Member, call: Call, ended: list[Ended]) -> None:
     for work in call.works:
         life = world.oracle.left(work)
-        ended.append(Failed(work, ERROR))
+        absent = away.is_away(world, work)
+        ended.append(Failed(work, ERROR, away=absent))
         if life is not None:
+            away.ended(member, work, ended[-1])
             offset = work.record.offset
             first = life.next_of(life.source.lane(offset)) == offset
-            world.oracle.failed(life, work, world.now, final=False, delay_s=None, alone=first)
+            world.oracle.failed(
+                life, work, world.now, final=False, delay_s=None, alone=first, absent=absent
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulators.core import deciding
+from simulators.core import away, deciding
 from simulators.core.actions import ERROR, OVERHEAD_BYTES, Shared
 from simulators.core.dice import Dice
 from simulators.core.member import Member
@@ -72,7 +72,9 @@ def _refetched(world: World, member: Member, dice: Dice, *, every: bool) -> None
         for offset in wanted - gone:
             if offset in life.startable:
                 life.startable[offset] = max(life.startable[offset], world.now)
-        member.engine.refetched(world.now, effect.partition, effect.number, records, sizes)
+        member.engine.refetched(
+            world.now, effect.partition, effect.number, records, sizes, away.tags_of(records)
+        )
         member.perform()
 
 

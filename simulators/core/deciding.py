@@ -45,6 +45,7 @@ def _decided(
     if isinstance(outcome, Retry) and life.retries[offset] <= DECIDED_RETRIES_MAX:
         life.policies[offset] = outcome
         life.came_spent.discard(offset)
+        life.waits_since.pop(offset, None)
         life.attempts[offset] = life.own_attempts[offset] = 0
         assert not callable(outcome.delay_s)
         life.not_before[offset] = now + outcome.delay_s * (1 - outcome.jitter)

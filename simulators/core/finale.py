@@ -48,6 +48,7 @@ def _heal(world: World) -> None:
     outputs = setup.poison_outputs or setup.poison_aborts
     slow = setup.transaction_bytes < UNBOUNDED_BYTES or outputs
     world.odds = Odds(outputs=world.odds.outputs if slow else 0.0)
+    world.away.clear()
     for member in world.members.values():
         member.user_paused = member.held = False
         member.freed_at = world.now

@@ -157,7 +157,8 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
 
 def _check_lanes(partition: Partition, works: list[Work]) -> None:
     """Each lane is one chain, and only its head may be anywhere but in the chain."""
-    heads = list(partition.lanes.ready) + list(partition.lanes.far.values())
+    lanes = partition.lanes
+    heads = [*lanes.ready, *lanes.far.values(), *lanes.aside.values()]
     heads += [work for work in partition.lanes.held.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
@@ -179,9 +180,10 @@ def _check_lanes(partition: Partition, works: list[Work]) -> None:
 def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -> None:
     exact = partition.handler.exact
     lanes: Counter[LaneKey] = Counter()
-    waiting = {id(work) for work in (*partition.lanes.ready, *partition.lanes.far.values())}
-    waiting |= {id(work) for work in partition.lanes.held.values()}
-    waiting |= {id(work) for work in partition.lanes.wanted}
+    kept = partition.lanes
+    waiting = {id(w) for w in (*kept.ready, *kept.far.values(), *kept.aside.values())}
+    waiting |= {id(work) for work in kept.held.values()}
+    waiting |= {id(work) for work in kept.wanted}
     for work in works:
         if work.state == states.QUEUED:
             lane_goes_on = id(work) in waiting or id(work) in behind

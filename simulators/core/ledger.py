@@ -120,6 +120,8 @@ class Life:
         self.retries: Counter[int] = Counter()
         #: came with all attempts used up
         self.came_spent: set[int] = set()
+        #: since when they fail with what `Hold.on` names
+        self.waits_since: dict[int, float] = {}
         #: records, and lanes, that are held until then
         self.held_until: dict[int, float] = {}
         self.holds: dict[Hashable, float] = {}

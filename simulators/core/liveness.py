@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulators.core import away
 from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.steered import calls_max, may_start
@@ -94,6 +95,8 @@ def _starts_in_time(world: World, member: Member, life: Life) -> None:
         if offset in life.passed or offset in life.parked or offset in life.known:
             continue
         if offset in life.asked or life.away(offset):
+            continue
+        if away.waits(world.oracle, life, offset, world.now):
             continue
         if offset in life.claimable or offset in life.dead_letters or offset in life.given_up:
             continue

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulators.core import redoing
+from simulators.core import away, redoing
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
@@ -163,6 +163,7 @@ class Member:
         open_calls = sum(call.handler == handler for call in self.calls)
         require(open_calls <= calls_max(self, handler), "S9", f"{open_calls} calls at once")
         check_not_paused(self, works)
+        away.begins(self, works)
 
     def _cancel(self, effect: fx.Cancel) -> None:
         call = next((call for call in self.calls if effect.work in call.works), None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from simulators.core import (
     member,
+    mutants_away,
     mutants_logs,
     mutants_memory,
     mutants_parked,
@@ -38,6 +39,7 @@ from weft.core.spec import AT_MOST_ONCE
 __all__ = [
     "MUTANTS",
     "Mutant",
+    "mutants_away",
     "mutants_logs",
     "mutants_memory",
     "mutants_parked",

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
-from simulators.core import redoing, remembering
+from simulators.core import away, redoing, remembering
 from simulators.core.ledger import Claimed, Life, Source
 from simulators.core.violation import Violation, require
 from weft.codec import measure
@@ -40,6 +40,8 @@ class Oracle:
         self.refused_ever: defaultdict[TopicPartition, set[int]] = defaultdict(set)
         #: held lanes: (member, partition, lane) -> until when
         self.holds: dict[tuple[str, TopicPartition, Hashable], float] = {}
+        #: what handlers call and is away
+        self.outages: dict[away.Place, away.Outage] = {}
         self.stats: Counter[str] = Counter()
 
     # -- epochs ------------------------------------------------------------------------------------
@@ -64,6 +66,7 @@ class Oracle:
 
     def closed(self, partitions: Sequence[Partition], *, clean: bool) -> None:
         """These epochs are over; `clean`: the broker stored their last commit."""
+        away.closed(self, partitions)
         for partition in partitions:
             life = self.lives[partition]
             life.state = "closed"
@@ -93,6 +96,7 @@ class Oracle:
             clean=False,
         )
         self.lives = {p: life for p, life in self.lives.items() if life.member != member}
+        self.outages = {place: one for place, one in self.outages.items() if place[0] != member}
         self.lanes_running = {
             lane: call for lane, call in self.lanes_running.items() if lane[0] != member
         }
@@ -253,12 +257,23 @@ class Oracle:
         life.started.discard(work.record.offset)
 
     def failed(
-        self, life: Life, work: Work, now: float, *, final: bool, delay_s: float | None, alone: bool
+        self,
+        life: Life,
+        work: Work,
+        now: float,
+        *,
+        final: bool,
+        delay_s: float | None,
+        alone: bool,
+        absent: bool = False,
     ) -> None:
         """One failed call; `alone`: it was about this record and no other.
 
         Only such a call is an attempt: of a batch that fails as one nobody knows whose fault it is.
+        `absent`: `Hold.on` names the error.
         """
+        if absent and away.is_free(self, life, work, now):
+            return
         offset = work.record.offset
         retry = life.policies.get(offset, life.spec.retry)
         alone = alone or life.spec.delivery == AT_MOST_ONCE  # there nothing is tried again

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from simulators.core.away import by_key
 from simulators.core.setup import ACTIONS, Setup, decides, draw_any
 from weft.core.spec import (
     ALL_STARTS_PER_S,
@@ -19,7 +20,7 @@ from weft.core.spec import (
     UNORDERED,
     HandlerSpec,
 )
-from weft.policies import Batch, DeadLetter, Park, Retry, Skip
+from weft.policies import Batch, DeadLetter, Hold, Park, Retry, Skip
 
 WIDTH = 1_000_000
 #: batches of exactly_once whose partitions come and go one by one
@@ -49,6 +50,8 @@ DECIDED = 23_000_000
 #: parked lanes of which only offsets are kept, released in any order
 PARKED = 27_000_000
 
+#: what handlers call is away for a while, all of it or for one key
+AWAY = 24_000_000
 #: records that are done, handled again by command
 REDONE = 26_000_000
 
@@ -351,6 +354,20 @@ def _decided(setup: Setup, rng: random.Random) -> Setup:
     return _failing(setup, specs, rng.choice((0.2, 0.6)), churn=rng.choice((1.0, 6.0)), control=0.0)
 
 
+def _away(setup: Setup, rng: random.Random) -> Setup:
+    """Little fails besides."""
+    specs = []
+    for spec in setup.specs:
+        by = by_key if spec.batch is None and rng.random() < 0.5 else None
+        hold = Hold(OSError, rng.choice((0.2, 1.0)), by, rng.choice((2.0, 30.0)))  # type: ignore[arg-type]  # one is enough
+        delivery = AT_LEAST_ONCE if spec.delivery == AT_MOST_ONCE else spec.delivery
+        specs.append(
+            replace(spec, delivery=delivery, retry=Retry(rng.choice((1, 2, 5))), hold=hold)
+        )
+    fail = rng.choice((0.0, 0.0, 0.1))
+    return _failing(setup, tuple(specs), fail, away=rng.choice((2.0, 8.0)), churn=1.0)
+
+
 def _failing(setup: Setup, specs: tuple[HandlerSpec, ...], fail: float, **weights: float) -> Setup:
     """Such a share of the calls fails, and commits have room for all that is remembered."""
     return replace(
@@ -387,6 +404,7 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     STEERED: _steered,
     COMMANDED: _commanded,
     DECIDED: _decided,
+    AWAY: _away,
     REDONE: _redone,
     PARKED: _parked,
 }

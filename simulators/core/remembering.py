@@ -103,6 +103,7 @@ def release(life: Life, offset: int, now: float) -> None:
     if offset in life.polled:
         life.startable[offset] = now + 1.0
     life.came_spent.discard(offset)
+    life.waits_since.pop(offset, None)
     life.policies.pop(offset, None)
     life.retries.pop(offset, None)
 

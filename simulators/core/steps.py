@@ -7,6 +7,7 @@ import zlib
 from simulators.core import (
     actions,
     answers,
+    away,
     commanding,
     exchanges,
     finale,
@@ -54,6 +55,7 @@ _WORLD_ACTIONS = {
     "churn": happenings.churn,
     "control": happenings.control,
     "steer": steered.steer,
+    "away": away.come_and_go,
     "log": happenings.change_log,
     "retention": happenings.retention,
     "foreign": happenings.foreign,

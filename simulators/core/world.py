@@ -19,6 +19,8 @@ class World(Stage):
     def __init__(self, seed: int, steps: int = 300, *, trace: list[str] | None = None) -> None:
         super().__init__(seed, steps, trace=trace)
         self.runs: Counter[int] = Counter()
+        #: handlers whose calls fail, of this key or (None) all
+        self.away: dict[int, bytes | None] = {}
         self.members: dict[int, Member] = {}
         #: slots whose process died, since when; the broker still counts their member
         self.dead: dict[int, tuple[float, str]] = {}

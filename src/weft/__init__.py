@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from weft.kafka.schema import Schema
     from weft.ledger.policy import SqlLedger
-    from weft.policies import Batch, Commit, DeadLetter, Park, Retry, Skip, Stop
+    from weft.policies import Batch, Commit, DeadLetter, Hold, Park, Retry, Skip, Stop
     from weft.runtime.calls.record_batch import RecordBatch
     from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
 
@@ -34,6 +34,7 @@ __all__ = [
     "DeadLetter",
     "ErrorInfo",
     "FatalError",
+    "Hold",
     "NotStarted",
     "OutOfOrder",
     "Park",
@@ -69,7 +70,7 @@ _HOMES = {
     ),
     "weft.kafka.schema": ("Schema",),
     "weft.ledger.policy": ("SqlLedger",),
-    "weft.policies": ("Batch", "Commit", "DeadLetter", "Park", "Retry", "Skip", "Stop"),
+    "weft.policies": ("Batch", "Commit", "DeadLetter", "Hold", "Park", "Retry", "Skip", "Stop"),
     "weft.runtime.calls.record_batch": ("RecordBatch",),
     "weft.types": ("Committed", "ErrorInfo", "Produce", "Record", "Result", "RunReport", "Sent"),
 }

@@ -19,6 +19,7 @@ from weft.policies import (
     Commit,
     DeadLetter,
     GivenUp,
+    Hold,
     OnExhausted,
     Park,
     Retry,
@@ -59,6 +60,7 @@ class HandlerOptions:
     retry: Retry = RETRY
     timeout_s: float | None = None
     on_exhausted: OnExhausted = PARK
+    hold: Hold | None = None
     output: str | None = None
     key: Any = "bytes"
     value: Any = "bytes"
@@ -121,6 +123,7 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     check_kind(where, "value", options.value)
     _check_output(where, options)
     _check_batch(where, options)
+    _check_hold(where, options)
     _check_ledger(where, options)
     return options
 
@@ -303,6 +306,33 @@ def _check_batch(where: str, options: HandlerOptions) -> None:
             f"{where}: prefetch={options.prefetch!r} is not callable: give a function that takes a "
             "list of records"
         )
+
+
+def _check_hold(where: str, options: HandlerOptions) -> None:
+    hold = options.hold
+    if hold is None:
+        return
+    if not isinstance(hold, Hold):
+        raise ConfigError(f"{where}: hold={hold!r:.80}: give weft.Hold(on=...), or None")
+    if options.delivery == "at_most_once":
+        raise ConfigError(
+            f'{where}: hold= tries records again, which delivery="at_most_once" excludes: omit it'
+        )
+    if hold.by is None:
+        return
+    check_quick(f"{where}: Hold(by=...)", hold.by)
+    if options.batch is not None:
+        raise ConfigError(
+            f"{where}: Hold(by=...) cannot be combined with batch=: a batch fails as one, and its "
+            "records may have several values; omit by="
+        )
+
+
+def check_quick(what: str, function: Any) -> None:
+    """A function of one record that is called for each that comes in."""
+    if is_async(function):
+        raise ConfigError(f"{what} is an async function: make it a plain `def` that does no I/O")
+    check_call(what, "by", function, ("record",))
 
 
 def _check_ledger(where: str, options: HandlerOptions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,6 +85,44 @@ class Retry:
         if not all(map(_is_exception_type, kinds)):
             raise ConfigError(f"Retry(final={self.final!r}): give a tuple of exception types")
         object.__setattr__(self, "final", kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait while what the handler calls is away: attempts that fail with `on` cost nothing.
+
+    All records of the handler wait; one at a time probes, and at the first success all continue.
+
+    `on`: exception types that mean so; one type or a tuple.
+    `probe_s`: seconds between two probes.
+    `by`: a quick function that gets the record as it was fetched, key and value as bytes, and
+    returns what is away for it, such as a tenant or a host: only records of that value wait.
+    `max_s`: after so many seconds the retry policy takes over.
+    """
+
+    on: tuple[type[BaseException], ...]
+    probe_s: float = 5.0
+    by: Callable[[Any], Hashable] | None = None
+    max_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        given: object = self.on
+        kinds = given if isinstance(given, tuple) else (given,)
+        if not kinds or not all(map(_is_exception_type, kinds)):
+            raise ConfigError(f"Hold(on={self.on!r:.80}): give exception types, one or a tuple")
+        object.__setattr__(self, "on", kinds)
+        for name in ("probe_s", "max_s"):
+            _seconds("Hold", name, getattr(self, name), zero=False)
+        if self.max_s < self.probe_s:
+            raise ConfigError(
+                f"Hold(max_s={self.max_s!r}): give at least probe_s={self.probe_s!r}, or nothing "
+                "ever probes"
+            )
+        by: object = self.by
+        if by is not None and not callable(by):
+            raise ConfigError(
+                f"Hold(by={by!r:.80}): give a function of a record, such as lambda r: r.key[:4]"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ against a walk over every record by `simulators/core/invariants.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,9 +20,11 @@ from weft.core import states
 from weft.core.engine import Engine
 from weft.core.events import Pause
 from weft.core.handler import Handler
+from weft.core.outages import WHOLE, Outage
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import LaneKey, Work
+from weft.types import ErrorInfo
 
 
 class Place(NamedTuple):
@@ -39,6 +41,7 @@ PLACES = (
     Place("behind", "queued behind an earlier record of its lane"),
     Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
     Place("fetching", "released, and read from the log again: of what is parked no bytes are kept"),
+    Place("outage", "`hold=`: what its handler calls is away, and a probe must succeed first"),
     Place("held", "its lane waits for a call of an earlier epoch that still runs"),
     Place("marking", "at_most_once: its started-mark is being committed"),
     Place("not_begun", "its call has not begun: worker processes open, or prefetch runs"),
@@ -65,6 +68,7 @@ HALTS = (
     Place("refused", "the broker refuses the login"),
     Place("not_begun", "no call of the handler begins: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
+    Place("outage", "`hold=`: what the handler calls is away; one record at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),
     Place("map", "the offset map is full: records further out start when the frontier moves"),
     Place("buffers", "the partition is not fetched: its buffers are full"),
@@ -137,6 +141,8 @@ _plain = attrgetter(
 _counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
 #: how much is copied at a time: the door is open to others between two slices
 SLICE_PARTITIONS = 250
+#: so many values of one handler are listed
+AWAY_MAX = 10
 SLICE_RECORDS = 20_000
 
 
@@ -151,6 +157,21 @@ class Unread(NamedTuple):
     #: on the engine's clock
     since: float
     reason: str
+
+
+class Away(NamedTuple):
+    """What a handler calls is away: as it was at the time of the account."""
+
+    handler: str
+    #: all of it waits, else records of the value
+    whole: bool
+    value: Hashable
+    since: float
+    error: ErrorInfo
+    #: records that were put aside, and attempts that failed with it
+    aside: int
+    failed: int
+    probe_s: float
 
 
 class Account(NamedTuple):
@@ -169,6 +190,8 @@ class Account(NamedTuple):
     counts: dict[str, int]
     #: records in open batches
     gathering: set[Work]
+    #: of each handler, the first that hold its records
+    outages: list[Away]
 
     def parts(self) -> list[Part]:
         """The partitions. Outside the door."""
@@ -196,8 +219,20 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         state.stop_mode,
         dict(state.counts),
         gathering(engine),
+        [_away(handler, one) for handler in state.handlers for one in _first(handler.outages)],
     )
     return account, list(state.partitions.values())
+
+
+def _first(outages: Mapping[Hashable, Outage]) -> list[Outage]:
+    return list(islice((one for one in outages.values() if not one.over), AWAY_MAX))
+
+
+def _away(handler: Handler, one: Outage) -> Away:
+    return Away(
+        handler.name, one.value is WHOLE, one.value, one.since, one.error, len(one.waiting),
+        one.failed, one.probe_s,
+    )  # fmt: skip
 
 
 def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator[list[Partition]]:
@@ -234,6 +269,7 @@ def copies(
             len(p.lanes.ready),
             len(p.lanes.far),
             len(p.lanes.wanted),
+            len(p.lanes.aside),
             len(p.commit.claims),
             len(p.offsets.incomplete),
             len(p.offsets.expected) + p.offsets.shelved,
@@ -278,7 +314,7 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
-    plain, counts, ready, far, wanted, claims, *offsets, ends = copy
+    plain, counts, ready, far, wanted, aside, claims, *offsets, ends = copy
     held, shelved, gathered, not_begun, again, heads = ends
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
@@ -290,9 +326,10 @@ def _part(copy: tuple[Any, ...]) -> Part:
     places = {
         "ready": ready,
         "gathering": gathered,
-        "behind": waiting - ready - gathered - far - wanted - heads,
+        "behind": waiting - ready - gathered - far - wanted - aside - heads,
         "past_map": far,
         "fetching": wanted,
+        "outage": aside,
         "held": heads,
         "marking": marks,
         "not_begun": not_begun,
@@ -325,4 +362,6 @@ def place_of(work: Work, gathered: set[Work]) -> str:
         return "past_map"
     if work in partition.lanes.wanted:
         return "fetching"
+    if partition.lanes.is_aside(work):
+        return "outage"
     return "held" if any(head is work for head in partition.lanes.held.values()) else "behind"

@@ -94,6 +94,8 @@ def _head_place(account: Account, part: Part, first: Work) -> str:
         return "fetching"
     if first in account.gathering:
         return "gathering"
+    if first.partition.lanes.is_aside(first):
+        return "outage"
     return "held" if any(head is first for head in part.held.values()) else "ready"
 
 
@@ -147,7 +149,7 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         "since": None if since is None else round(since + epoch_s, 3),
         "for_s": None if since is None else round(max(0.0, at - since), 3),
         "attempts": 0 if work is None else work.attempts,
-        "attempts_max": (spec if work is None else work).retry.attempts,
+        "attempts_max": _attempts_max(work, spec),
         "timeout_s": spec.timeout_s,
         "due_in_s": None
         if failure is None or work is None or work.state != states.RETRYING or failure.asked
@@ -155,6 +157,13 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         "last_error": None if failure is None else error_row(failure.error),
         "story": _story(failure, epoch_s),
     }
+
+
+def _attempts_max(work: Work | None, spec: HandlerSpec) -> int | None:
+    """Attempts that the policy allows, with those that cost nothing."""
+    allowed = (spec if work is None else work).retry.attempts
+    free = 0 if work is None or work.failure is None else work.failure.shared
+    return None if allowed is None else allowed + free
 
 
 def _story(failure: Failure | None, epoch_s: float) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from weft.account.account import PLACES, Account, Part, Unread
+from weft.account.account import PLACES, Account, Away, Part, Unread
 from weft.account.blockers import blocker_row, blockers, record_row
+from weft.account.shown import error_row, shown_key
 from weft.core import states
 from weft.core.handler import Handler
 from weft.core.reach import PRESSURE
@@ -211,6 +212,7 @@ def halts(
             found.append({"cause": "slots", "handler": handler.name, **hung})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
             found.append({"cause": "rate_limit", "handler": handler.name})
+    found += [_outage(one, parts, account.at, epoch_s) for one in account.outages]
     for part in parts:
         where = {"topic": part.topic, "partition": part.number}
         if part.state == states.REVOKING:
@@ -220,6 +222,23 @@ def halts(
         if part.intake_paused:
             found.append({"cause": "buffers", **where})
     return found
+
+
+def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict[str, Any]:
+    """What a handler calls is away: since when, with which error, and how much waits for it."""
+    ready = sum(part.places["ready"] for part in parts if part.handler.name == one.handler)
+    value = one.value if isinstance(one.value, bytes) else str(one.value).encode()
+    return {
+        "cause": "outage",
+        "handler": one.handler,
+        **({} if one.whole else {"value": shown_key(value)}),
+        "error": error_row(one.error),
+        "since": round(one.since + epoch_s, 3),
+        "for_s": round(max(0.0, at - one.since), 3),
+        "waiting": ready if one.whole else one.aside,
+        "failed": one.failed,
+        "probe_s": one.probe_s,
+    }
 
 
 def _calls_of(parts: Sequence[Part]) -> dict[str, list[Work]]:

@@ -207,6 +207,8 @@ class Batching:
         call = Call(_order(works))
         for work in works:
             work.call = call
+        if handler.outages:
+            self._state.outages.began(handler, works[0])
         self._state.deliveries[handler.index].start_together(handler, works)
 
     def _still_startable(self, chosen: list[Work]) -> tuple[list[Work], set[Lane]]:

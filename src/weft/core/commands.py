@@ -233,6 +233,8 @@ class Commands:
             return
         if lanes.far.get(offset) is work:
             del lanes.far[offset]
+        elif lanes.is_aside(work):
+            lanes.drop_aside(work)
         elif not self._batching.take_out(work):
             try:
                 lanes.ready.remove(work)

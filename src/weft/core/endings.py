@@ -111,16 +111,24 @@ class Endings:
             self._ended(ending)
             return
         behind = unfollow(work)
+        if ending.away and not self._state.outages.is_charged(work):
+            self._batch_left(work)
+            self._waits(work, ending, behind=behind)
+            return
         if not behind and batch_failed <= 1:
             self._ended(ending)
             if work.failure is not None:
                 work.failure.batch_max = 1 if batch_failed else 0
             return
+        self._batch_left(work)
+        self._split(work, ending, batch_failed, behind=behind)
+
+    def _batch_left(self, work: Work) -> None:
+        """Its part of the call is over."""
         handler = work.partition.handler
         if handler.timed:
             handler.slots.ended(work)
         work.partition.call_ended()
-        self._split(work, ending, batch_failed, behind=behind)
 
     def _split(self, work: Work, failed: Failed, count: int, *, behind: bool) -> None:
         """Of a batch of `count` that failed as one: its next batch is half as large.
@@ -238,12 +246,38 @@ class Endings:
         work.partition.charge_failure(work, failure)
         return failure
 
+    def _waits(self, work: Work, failed: Failed, *, behind: bool = False) -> None:
+        """What its handler calls is away: the attempt costs nothing, and the record waits.
+
+        `behind`: another record of its lane and batch goes first.
+        """
+        outages = self._state.outages
+        work.partition.handler.failures += 1
+        failure = self._count(work, failed.error)
+        failure.shared += 1
+        self._state.trouble(work, "failed", failed.error)
+        alone_s = outages.failed(work, failed.error)
+        if behind:
+            self._requeue(work, failure)
+            hold_behind(self._state, work)
+        elif alone_s is not None:
+            self._retry(work, failure, alone_s)
+        else:
+            failure.tell(self._state.now, "it waits, and this attempt costs nothing")
+            work.shed()
+            self._requeue(work, failure)
+            self._continue(work, failure)
+
     def _failed(self, work: Work, failed: Failed) -> None:
+        redone = work in work.partition.again
+        if failed.away and not redone and not self._state.outages.is_charged(work):
+            self._waits(work, failed)
+            return
         handler = work.partition.handler
         handler.failures += 1
         failure = self._count(work, failed.error)
         self._state.trouble(work, "failed", failed.error)
-        if work in work.partition.again:
+        if redone:
             again.failed(self._state, work, failed.error)
             return
         retry = work.retry
@@ -313,7 +347,7 @@ class Endings:
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
         """Its attempts are counted from the first one again."""
         failure.attempts = failure.shared = failure.rounds = 0
-        failure.exhausted_by, failure.decision = "", None
+        failure.exhausted_by, failure.decision, failure.waits_since = "", None, None
         failure.tell(self._state.now, f"released: {why}")
         work.try_again(failure)
         work.partition.charge_failure(work, failure)

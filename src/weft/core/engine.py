@@ -9,7 +9,7 @@ What it holds is `EngineState` (engine_state.py). All others see what stands und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from weft.core.handler import Handler
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
-    from weft.core.work import Work
+    from weft.core.work import Tags, Work
 
+NO_TAGS: Mapping[Partition, Sequence[Tags]] = {}
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
 
 
@@ -97,9 +98,15 @@ class Engine:
     # -- records ---------------------------------------------------------------------------------
 
     def polled(
-        self, now: float, batches: Sequence[tuple[Partition, Sequence[Record], Sequence[int]]]
+        self,
+        now: float,
+        batches: Sequence[tuple[Partition, Sequence[Record], Sequence[int]]],
+        tags: Mapping[Partition, Sequence[Tags]] = NO_TAGS,
     ) -> None:
-        """Records of one poll, by partition, each ascending, with their sizes in bytes."""
+        """Records of one poll, by partition, each ascending, with their sizes in bytes.
+
+        `tags`: of partitions whose handler has functions for that, what they return for each.
+        """
         state = self.state
         state.now = now
         touched = []
@@ -111,6 +118,8 @@ class Engine:
                 self._endings.admit(partition, records, sizes)
             else:
                 partition.admit(records, sizes)
+            if partition in tags:
+                partition.tag(records, tags[partition])
             partition.handler.enlist(partition)
             if partition.handler.batched:
                 self._batching.grew(partition.handler)
@@ -134,10 +143,13 @@ class Engine:
         number: int,
         records: Sequence[Record],
         sizes: Sequence[int],
+        tags: Sequence[Tags] = (),
     ) -> None:
-        """What was asked for again is here, as far as the log still has it."""
+        """What was asked for again is here, as far as the log still has it; `tags` as in `polled`."""
         self.state.now = now
         self._returns.came(partition, number, records, sizes)
+        if tags:
+            partition.tag(records, tags)
         if partition.handler.batched:
             self._batching.grew(partition.handler)
         self._turn()
@@ -288,10 +300,11 @@ class Engine:
 
     def next_deadline(self) -> float:
         """When `tick` has something to do next, as far as is known now."""
-        due = [self._commits.next_due(), self.state.retries.next_due()]
+        outages = self.state.outages
+        due = [self._commits.next_due(), self.state.retries.next_due(), outages.next_due()]
         for handler in self.state.handlers:
             due.append(handler.slots.next_due())
-            if self._may_start(handler):
+            if self._may_start(handler) and not (handler.outages and outages.blocks(handler)):
                 due += [handler.tokens_due(), self._batching.next_due(handler)]
         return min(time for time in due if time is not None)
 
@@ -348,6 +361,8 @@ class Engine:
 
     def _turn(self) -> None:
         state = self.state
+        if state.outages.active:
+            state.outages.look()
         for handler in state.handlers:
             if not self._may_start(handler):
                 continue
@@ -377,12 +392,22 @@ class Engine:
         return not (handler.exact and state.portions.full(state.partitions.values()))
 
     def _fill(self, handler: Handler) -> None:
-        state = self.state
+        state, slots = self.state, handler.slots
         if handler.batched:
-            self._batching.fill(handler)
+            if handler.outages:
+                spare = slots.free - state.outages.most(handler)
+                slots.take(spare)
+                self._batching.fill(handler)
+                slots.give(spare)
+            else:
+                self._batching.fill(handler)
             return
-        if works := handler.take(state.now, handler.slots.free):
-            handler.slots.take(len(works))
+        if handler.outages:
+            works = state.outages.take(handler)
+        else:
+            works = handler.take(state.now, slots.free)
+        if works:
+            slots.take(len(works))
             state.deliveries[handler.index].start(handler, works)
 
     def _expire(self) -> None:
@@ -415,7 +440,7 @@ class Engine:
         if self.state.stop_mode != "buffered":
             return False
         return self._batching.waiting() or any(
-            partition.lanes.ready or partition.retrying
+            partition.lanes.ready or partition.lanes.aside or partition.retrying
             for partition in self.state.partitions.values()
             if partition.startable
         )

@@ -15,6 +15,7 @@ from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
 from weft.core.flow import Flow
 from weft.core.handler import Handler
+from weft.core.outages import Outages
 from weft.core.pauses import Pauses
 from weft.core.retries import RetrySchedule
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Limits
@@ -62,6 +63,7 @@ class EngineState:
         self.epochs = 0
         self.retries = RetrySchedule()
         self.flow = Flow(limits)
+        self.outages = Outages(self)
         #: asked for so far and not taken by the runtime yet
         self.effects: list[fx.Effect] = []
         #: ask the runtime for something; the list's own, for it is called in every turn

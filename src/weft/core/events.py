@@ -95,6 +95,8 @@ class Failed(NamedTuple):
     error: ErrorInfo
     final: bool = False
     delay_s: float | None = None
+    #: `Hold.on` names the error
+    away: bool = False
 
 
 class GivenBack(NamedTuple):

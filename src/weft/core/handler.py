@@ -10,7 +10,7 @@ A slot is room for one call. It changes hands in `Slots.take` and `Slots.give` a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.events import Tuning
+    from weft.core.outages import Outage
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
     from weft.core.work import Work
@@ -33,9 +34,9 @@ class Handler:
 
     __slots__ = (
         "again", "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index",
-        "limited", "name", "parked", "plain", "rate_per_s", "remembers", "retries", "rotation",
-        "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed", "tokens",
-        "tokens_at",
+        "limited", "name", "outages", "parked", "plain", "rate_per_s", "remembers", "retries",
+        "rotation", "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed",
+        "tokens", "tokens_at",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -64,6 +65,8 @@ class Handler:
         self.short_of_room: dict[Partition, None] = {}
         self.tokens = 1.0
         self.tokens_at: float | None = None
+        #: what its calls need and is away: by the value of `Hold.by`, or of the whole handler
+        self.outages: dict[Hashable, Outage] = {}
         #: batch calls that handled something
         self.good_calls = 0
         # counts since the start
@@ -182,6 +185,11 @@ class Handler:
         self.tokens_at = now
         self.tokens = min(self.tokens, max(1.0, rate * RATE_BURST_S))
         return min(allowed, int(self.tokens))
+
+    def untake(self, count: int) -> None:
+        """So many of those taken do not start after all."""
+        if self.limited:
+            self.tokens += count
 
     def tokens_due(self) -> float | None:
         """When the bucket will pay for the next start, if a record waits for it."""

@@ -6,13 +6,14 @@ in `tails`. Only the head may be anywhere but in the chain::
     head ──next──► work ──next──► work        tails[key] = the last one
       │
       ├ ready    may start, oldest first              ├ held     an old epoch's attempt still runs
-      ├ far      the offset map has no room for it    └ or it has begun: where its state says
+      ├ far      the offset map has no room for it    │
+      └ aside    what its handler calls is away       └ or it has begun: where its state says
 
 Invariants (`simulators/core/invariants.py` recounts them):
 
-1. A queued head is in exactly one of `ready`, `far`, `held` or an open batch (batching.py), and no
-   other record of its lane is in any: that is the key order.
-2. `ready` and `far` hold queued records only; in `held` a lane may wait without a head.
+1. A queued head is in exactly one of `ready`, `far`, `aside`, `held` or an open batch
+   (batching.py), and no other record of its lane is in any: that is the key order.
+2. `ready`, `far` and `aside` hold queued records only; in `held` a lane may wait without a head.
 3. A record without a key, or with ordering="unordered", is a lane of its own and in no `tails`.
 4. In a batch call several records of a lane are under way; `Call.order` says which one each
    follows, and the lane goes on past the last of them (`_skip_finished`).
@@ -67,6 +68,8 @@ class Lanes:
     #: of these: released heads without their bytes, and lanes whose chain has come to its end
     wanted: dict[Work, None] = field(default_factory=dict)
     dry: dict[LaneKey, None] = field(default_factory=dict)
+    #: ready, but what the handler calls for them is away (outages.py), by offset
+    aside: dict[int, Work] = field(default_factory=dict)
     #: what lanes with a failing record hold
     blocked_records: int = 0
     blocked_bytes: int = 0
@@ -295,6 +298,7 @@ class Lanes:
         self.tails.clear()
         self.ready.clear()
         self.far.clear()
+        self.aside.clear()
         self._far_order.clear()
         self.held.clear()
         self.behind.clear()
@@ -326,6 +330,24 @@ class Lanes:
         work = self.far.pop(offset, None)
         if work is not None:
             self.ready.append(work)
+
+    def put_aside(self, work: Work) -> None:
+        """Its turn has come, and what its handler calls is away: its lane waits."""
+        self.aside[work.record[2]] = work
+        self.block(work)
+
+    def is_aside(self, work: Work) -> bool:
+        """It was put aside, and waits there still."""
+        return self.aside.get(work.record[2]) is work
+
+    def drop_aside(self, work: Work) -> None:
+        """It leaves for somewhere else."""
+        del self.aside[work.record[2]]
+
+    def readmit(self, work: Work) -> None:
+        """It is ready again."""
+        del self.aside[work.record[2]]
+        self.ready.append(work)
 
     # -- several of a lane in one batch ------------------------------------------------------------
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weft.core.handler import Handler
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
-    from weft.core.work import Failure, LaneKey, Work
+    from weft.core.work import Failure, LaneKey, Tags, Work
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -107,6 +107,13 @@ class Partition:
         if self.lanes.shelves:
             works = [work for work in works if not self.shelves.keep_off(work)]
         self.lanes.join(works)
+
+    def tag(self, records: Sequence[Record], values: Sequence[Tags]) -> None:
+        """What functions of the user return for records that came in just now."""
+        for record, value in zip(records, values, strict=True):
+            work = self.offsets.incomplete.get(record[2])
+            if work is not None:
+                work.tags = value
 
     def admit_one(self, record: Record, size: int) -> Work | None:
         """Take in one record that is remembered; it joins no lane yet. None: it is done."""

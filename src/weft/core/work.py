@@ -7,7 +7,7 @@ A work is made when its record is received and dropped when it is done. Where it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,16 +28,25 @@ TEXTS_MAX = 512
 TEXT_OVERHEAD_BYTES = 56
 
 
+class Tags(NamedTuple):
+    """What functions of the user return for a record; the core cannot call them."""
+
+    #: `Hold.by`
+    hold: Hashable = None
+
+
 class Work:
     """A record that was received and is not done yet."""
 
     __slots__ = (
-        "call", "charge", "failure", "next", "outputs", "partition", "record", "since", "size",
-        "state",
+        "call", "charge", "failure", "next", "outputs", "partition", "record", "since",
+        "size", "state", "tags",
     )  # fmt: skip
 
     #: when its latest attempt was passed on, on the engine's clock; not set before the first
     since: float
+    #: what functions of the user return for it; set only where there are such
+    tags: Tags
 
     def __init__(self, record: Record, partition: Partition, size: int) -> None:
         self.record = record
@@ -227,7 +236,7 @@ class Failure:
     _charged: int = 0
     #: calls of the handler with this record that failed
     attempts: int = 0
-    #: of these, calls of a batch that failed as one: they are no attempt of any of its records
+    #: of these, those that cost no attempt: calls of a batch that failed as one, and `Hold.on`
     shared: int = 0
     #: of these, those in a row without a batch of the handler that succeeded in between
     rounds: int = 0
@@ -246,6 +255,8 @@ class Failure:
     ticket: int = -1
     #: it waits for the end of a hold
     held: bool = False
+    #: when it failed first with an error that `Hold.on` names, and that cost no attempt
+    waits_since: float | None = None
     #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), as long as they are
     exhausted_by: str = ""
     #: of the last error before it came here

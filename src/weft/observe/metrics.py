@@ -89,6 +89,7 @@ ENGINE = {
         "Records parked since the function on_exhausted= raised or returned no outcome",
         "on_exhausted_failed",
     ),
+    "weft_outages": ("Times that hold= made records wait for a probe", "outages"),
     "weft_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "weft_partitions_refetched": (

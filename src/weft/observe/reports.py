@@ -264,6 +264,9 @@ _HALT = {
     "since": Field(_number, _ABSENT), "oldest": Field(_row(_BLOCKER), _ABSENT),
     "frontier": Field(_whole, _ABSENT), "waiting": Field(_whole, _ABSENT),
     "behind": Field(_whole, _ABSENT), "until": Field(_number, _ABSENT),
+    "value": Field(_text, _ABSENT), "failed": Field(_whole, _ABSENT),
+    "probe_s": Field(_number, _ABSENT),
+    "error": Field(_maybe(_row({"type": _TEXT, "message": _TEXT})), _ABSENT),
 }  # fmt: skip
 _FAILURE = {
     "handler": _TEXT, "type": _TEXT, "attempts": _COUNT, "parked": _COUNT, "dead_lettered": _COUNT,

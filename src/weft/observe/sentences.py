@@ -47,6 +47,7 @@ RANKS = {
     "outputs": HANGING,
     "results": HANGING,
     "not_begun": HANGING,
+    "outage": HANGING,
     "stopping": INTENT,
     "command": INTENT,
     "revoking": INTENT,
@@ -69,8 +70,8 @@ def _for(row: Row) -> str:
     return "" if row.get("for_s") is None else f" for {seconds(row['for_s'])}"
 
 
-def _error(row: Row) -> str:
-    error = row.get("last_error")
+def _error(row: Row, field: str = "last_error") -> str:
+    error = row.get(field)
     return "" if not error else f": {ErrorInfo(error['type'], error['message']).line}"
 
 
@@ -182,6 +183,10 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "fetching": lambda row, member: (
         "is released, and is being read from the log again",
         "it starts when it is here: see `broker` in weft status if it is not soon",
+    ),
+    "outage": lambda row, member: (
+        "waits since what its handler calls for it is away",
+        "restore that: weft why names the error; all continue when a probe succeeds",
     ),
     "held": lambda row, member: (
         "waits for a call of an earlier assignment that still runs in its lane",
@@ -370,6 +375,16 @@ def _none_begins(halt: Row) -> tuple[str, str]:
     return text, "its prefetch has not returned: give what it calls a time-out (see the stack)"
 
 
+def _outage(halt: Row) -> tuple[str, str]:
+    value = "" if halt.get("value") is None else f" of {halt['value']}"
+    text = (
+        f"What {halt.get('handler')} calls is away{_for(halt)}{_error(halt, 'error')}. "
+        f"Records{value} wait ({halt.get('waiting', 0):,} could start); one probes every "
+        f"{seconds(halt.get('probe_s', 0.0))}, and attempts cost nothing."
+    )
+    return text, "restore what it calls: all continue at the first success"
+
+
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -413,6 +428,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         REFUSED_NEXT,
     ),
     "not_begun": _none_begins,
+    "outage": _outage,
     "rate_limit": lambda halt: (
         f"Calls{_of(halt)} wait for its rate_limit_per_s.",
         "expected; to go faster, raise rate_limit_per_s on @app.consume",

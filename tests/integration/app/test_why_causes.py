@@ -344,6 +344,26 @@ def rate_limit(stage):
     stage.start([b"x"] * 50, lambda record: None, rate_limit_per_s=0.5)
 
 
+def outage(stage):
+    """What it calls is away; asked as a whole."""
+
+    def handler(record):
+        raise OSError("503")
+
+    stage.start([b"x"] * 3, handler, hold=weft.Hold(OSError, probe_s=60))
+
+
+def outage_of_a_value(stage):
+    """The same for one value; asked for a record that waits."""
+
+    def handler(record):
+        raise OSError("503")
+
+    hold = weft.Hold(OSError, probe_s=60, by=lambda record: record.topic)
+    stage.start([b"x"] * 3, handler, hold=hold)
+    return f"{stage.topic}:0:2"
+
+
 def slots(stage):
     stage.start([b"x"] * 3, concurrency=1)
 
@@ -421,6 +441,10 @@ ROWS = (
     Row(results, "results", r"Nothing starts: the reader of app\.results\(\) is slower", "read faster"),
     Row(membership, "membership", r"Nothing starts: the polling thread was blocked", "a commit"),
     Row(rate_limit, "rate_limit", r"Calls of \S+ wait for its rate_limit_per_s", "raise rate_limit"),
+    Row(outage, "outage", r"What handler calls is away for [\d.]+ s: OSError: 503\. Records wait",
+        "restore what it calls"),
+    Row(outage_of_a_value, "outage", r"record 2 waits since what its handler calls for it is away",
+        "restore that"),
     Row(slots, "slots", r"All concurrency slots of wait_here are taken", "normal"),
     Row(open_transaction, "open_transaction", r"\[0\]: records from offset 1 on wait behind an open "
         r"transaction of another producer \(last stable offset 1, end 3\)", "kafka-transactions.sh"),

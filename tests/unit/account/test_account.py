@@ -11,8 +11,9 @@ from weft.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_t
 from weft.account.snapshot import snapshot
 from weft.core.events import Failed, Returned
 from weft.core.spec import HandlerSpec, Limits
-from weft.policies import Batch, Retry
-from weft.types import ErrorInfo
+from weft.core.work import Tags
+from weft.policies import Batch, Hold, Retry
+from weft.types import ErrorInfo, Record
 
 ERROR = ErrorInfo("ValueError", "bad \x1b[31m" + "x" * 1000)
 
@@ -396,3 +397,29 @@ def test_an_account_is_taken_in_slices(make_desk):
     assert list(slices([])) == []
     desk.engine.closed(0.0, partitions[1:2], lost=True)
     assert len(copies(desk.engine, partitions[1:3])) == 1
+
+
+def test_an_outage_is_a_cause_and_of_one_value_a_place(make_desk):
+    """Who waits since when, with which error, and how often a record probes."""
+    by = Hold(on=(OSError,), by=lambda record: record.key)
+    desk = make_desk(HandlerSpec("whole", hold=Hold(on=(OSError,))), HandlerSpec("by", hold=by))
+    (first,), (second,) = desk.assign(0, topic="a"), desk.assign(0, topic="b", handler=1)
+    said = {second: [Tags(b"acme")] * 3}
+    for part, more in ((first, {}), (second, said)):
+        records = [Record(part.topic, 0, offset, 0, b"%d" % offset, b"") for offset in range(3)]
+        desk.do("polled", [(part, records, [1] * 3)], more)
+        away = [Failed(work, ErrorInfo("Away", "503"), away=True) for work in desk.started()]
+        desk.do("calls_ended", (), away)
+    desk.pass_time(2.0)
+    shot = shot_of(desk)
+    told = {
+        "cause": "outage", "error": {"type": "Away", "message": "503"}, "since": 1000.0, "for_s": 2.0,
+        "waiting": 3, "failed": 3, "probe_s": 5.0,
+    }  # fmt: skip
+    assert shot["halts"] == [
+        {**told, "handler": "whole"},
+        {**told, "handler": "by", "value": "acme"},
+    ]
+    assert [part["places"]["outage"] for part in shot["partitions"]] == [0, 3]
+    assert shot["blockers"][0]["place"] == "ready"
+    assert shot["blockers"][1]["place"] == "outage"

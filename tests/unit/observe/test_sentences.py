@@ -78,6 +78,7 @@ IN = {
         {"attempts": 1, "last_error": ERROR, "due_in_s": 4.0},
         "failed once: ValueError: no such customer; attempt 2 of 5 starts in 4.0 s",
     ),
+    "outage": ({}, "waits since what its handler calls for it is away"),
     "on_hold": ({"due_in_s": 4.0}, "is held by a command for 4.0 s more"),
     "parked": (
         {"attempts": 5, "last_error": ERROR},
@@ -133,6 +134,17 @@ BY = {
         "No call of check has begun for 14 s: 4 wait.",
     ),
     "rate_limit": ({"handler": "check"}, "Calls of check wait"),
+    "outage": (
+        {
+            "handler": "check",
+            "for_s": 34.0,
+            "waiting": 1203,
+            "probe_s": 5.0,
+            "value": "acme",
+            "error": {"type": "Unavailable", "message": "503"},
+        },
+        "What check calls is away for 34 s: Unavailable: 503. Records of acme wait (1,203 could",
+    ),
     "slots": ({"handler": "check"}, "All concurrency slots of check"),
     "buffers": ({"topic": "orders", "partition": 3}, "Fetching of orders[3] is paused"),
     "open_transaction": (

@@ -80,5 +80,6 @@ class Executors:
             group=self.group,
             ledger=handler.ledger,
             log_level=logging.getLogger().getEffectiveLevel(),
+            away=() if handler.hold is None else handler.hold.on,
         )
         return ProcessExecutor(plan, self.door, spec, self.fail)

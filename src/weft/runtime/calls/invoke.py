@@ -72,7 +72,8 @@ def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
     delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
     info = Raised(*error_info(error))
     info.raised = error
-    return Failed(work, info, final, delay_s)
+    hold = work.partition.handler.spec.hold
+    return Failed(work, info, final, delay_s, hold is not None and isinstance(error, hold.on))
 
 
 def is_final(error: BaseException, retry: Retry) -> bool:

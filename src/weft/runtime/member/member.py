@@ -30,6 +30,7 @@ from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactor import Transactor
 from weft.runtime.member.unread import OutOfRange, Watchdog, unread
 from weft.runtime.shared import size_of
+from weft.runtime.tagging import asks, tags_of
 from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
@@ -348,7 +349,12 @@ class Member:
             for partition, records, _ in batches:
                 arrivals = plans[partition.handler.index].arrivals
                 arrivals.came(partition.topic, partition.number, records[0].offset, now)
-            self.door.call(lambda engine, now: engine.polled(now, batches))
+            tags = {
+                partition: tags_of(partition.handler.spec, records)
+                for partition, records, _ in batches
+                if asks(partition.handler.spec)
+            }
+            self.door.call(lambda engine, now: engine.polled(now, batches, tags))
         if polled.ends:
             ends = [
                 (self.partitions[topic, number], position)

@@ -16,9 +16,11 @@ from weft import guard
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.engine import Engine
+from weft.core.work import Tags
 from weft.kafka.log_reader import LogReader, fetch
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
+from weft.runtime.tagging import asks, tags_of
 from weft.types import Record
 
 _log = logging.getLogger("weft")
@@ -76,7 +78,9 @@ class Refetcher:
             records = self._read(effect)
             if records is not None:
                 sizes = [_size_of(record) for record in records]
-                found = partial(_found, effect, records, sizes)
+                spec = partition.handler.spec
+                tags = tags_of(spec, records) if asks(spec) else []
+                found = partial(_found, effect, records, sizes, tags)
                 self._seat.door.post(found)
                 return
             self._seat.pause(AGAIN_S)
@@ -110,9 +114,14 @@ class Refetcher:
 
 
 def _found(
-    effect: fx.Refetch, records: list[Record], sizes: list[int], engine: Engine, now: float
+    effect: fx.Refetch,
+    records: list[Record],
+    sizes: list[int],
+    tags: list[Tags],
+    engine: Engine,
+    now: float,
 ) -> None:
-    engine.refetched(now, effect.partition, effect.number, records, sizes)
+    engine.refetched(now, effect.partition, effect.number, records, sizes, tags)
 
 
 def _size_of(record: Record) -> int:

@@ -58,6 +58,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
             ahead=ahead_of(handler),
             retry=handler.retry,
             on_exhausted=handler.on_exhausted,
+            hold=handler.hold,
             timeout_s=handler.timeout_s,
             delivery=handler.delivery,
             commit_each=handler.commit.each,

@@ -42,6 +42,8 @@ class WorkerSpec:
     ledger: SqlLedger | None
     #: what of its log lines the parent shows
     log_level: int = logging.INFO
+    #: `Hold.on`
+    away: tuple[type[BaseException], ...] = ()
 
 
 def by_value(dumps: Callable[[Any], bytes]) -> None:
@@ -134,6 +136,7 @@ class Reply(NamedTuple):
     error: ErrorInfo | None = None
     final: bool = False
     delay_s: float | None = None
+    away: bool = False
     returned: Any = None
     began: float = 0.0
     ended: float = 0.0

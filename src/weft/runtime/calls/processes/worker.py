@@ -303,7 +303,8 @@ class Worker:
         final = is_final(error, retry)
         delay_s = None if final else asked_delay(record.attempt, error, retry)
         span = None if self._tracing is None else self._tracing.seen(record)
-        return Reply(number, "failed", None, error_info(error), final, delay_s, span=span)
+        away = isinstance(error, self.spec.away)
+        return Reply(number, "failed", None, error_info(error), final, delay_s, away, span=span)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

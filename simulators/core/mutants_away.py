@@ -1,0 +1,34 @@
+"""Broken engines for outages: what waits while what a handler calls is away (S15)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulators.core import profiles
+from simulators.core.mutant import mutant
+from weft.core.outages import Outages
+
+
+@mutant(Outages, "most", "S15", first_seed=profiles.AWAY)
+def _outage_holds_nothing(original: Any) -> Any:
+    return lambda _self, handler: handler.slots.free
+
+
+@mutant(Outages, "put_aside", "S15", first_seed=profiles.AWAY)
+def _value_is_not_put_aside(original: Any) -> Any:
+    return lambda _self, _work: False
+
+
+@mutant(Outages, "is_charged", "S12", "S15", "S3", "S1", "L1", first_seed=profiles.AWAY)
+def _outage_costs_attempts(original: Any) -> Any:
+    return lambda _self, _work: True
+
+
+@mutant(Outages, "_let_go", "S1", "L1", "L2", "L4", first_seed=profiles.AWAY)
+def _end_of_an_outage_forgets_what_waits(original: Any) -> Any:
+    return lambda _self, _outage: None
+
+
+@mutant(Outages, "_take_over", "L1", "L2", "S15", "S12", first_seed=profiles.AWAY)
+def _outage_lasts_for_ever(original: Any) -> Any:
+    return lambda _self, _handler, _outage: None

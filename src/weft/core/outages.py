@@ -1,0 +1,289 @@
+"""Outages: what a handler calls does not answer, so its records wait while one of them probes.
+
+Theory of operation. A failure that `Hold.on` names opens an outage, of the whole handler or of one
+value of `Hold.by`::
+
+    first failure ──► open ──every probe_s: one record may start──► it succeeds: all continue
+                       │                                       └──► it fails: another, next time
+                       └── max_s later: `over`: all continue; failures cost, until one succeeds
+
+- While a whole handler waits nothing is moved: its records stay ready, and `take` gives out none,
+  or the one that probes. Of one value each record is put aside when its turn comes
+  (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still fetched.
+- Whether the probe has succeeded is read from its state, in the next turn: however its call ended,
+  by a command or with its epoch, there is no way past it.
+- A record that has failed in an outage, which another record has ended, does not open the next one:
+  perhaps it is its own fault. It alone waits for `probe_s`, and after `max_s` its attempts cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from weft.core import states
+from weft.core.work import Tags
+from weft.types import ErrorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from weft.core.engine_state import EngineState
+    from weft.core.handler import Handler
+    from weft.core.work import Work
+
+#: the value of an outage that holds the whole handler; no value of the user's is this object
+WHOLE: Final = object()
+UNTAGGED: Final = Tags()
+_UNDER_WAY = (states.MARKING, states.RUNNING)
+_HANDLED = (states.DONE, states.SENDING, states.COMMITTING, states.PENDING)
+_OFFERS = 100  # so many are looked at for one that may start now
+
+
+class Outage:
+    """One, from its first failure to the first success."""
+
+    __slots__ = (
+        "due", "error", "failed", "max_s", "over", "probe", "probe_at", "probe_s", "since", "value",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, value: Hashable, now: float, probe_s: float, max_s: float) -> None:
+        self.value = value
+        self.since = now
+        self.probe_s, self.max_s = probe_s, max_s
+        #: the next record may probe then
+        self.probe_at = now + probe_s
+        #: the latest that was reported
+        self.error = ErrorInfo("", "")
+        #: attempts that failed with it and cost nothing
+        self.failed = 0
+        #: the record that probes; of one that is `over` some record that runs
+        self.probe: Work | None = None
+        #: the next record that starts is the probe
+        self.due = False
+        #: it has lasted for `max_s`: it holds nothing any more
+        self.over = False
+        #: records that were put aside, in this order; some may be gone
+        self.waiting: deque[Work] = deque()
+
+    @property
+    def holds(self) -> bool:
+        """Records wait for its end."""
+        return not self.over
+
+
+class Outages:
+    """Opens outages, lets one record at a time probe, and ends them."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        #: when an outage is looked at again; those that have ended since stand there as well
+        self._timers: list[tuple[float, int, Handler, Outage]] = []
+        self._order = count()
+        #: outages with a record that probes
+        self._probing: dict[Outage, Handler] = {}
+
+    @property
+    def active(self) -> bool:
+        """There is something to look at."""
+        return bool(self._timers or self._probing)
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def is_charged(self, work: Work) -> bool:
+        """Whether an attempt that failed with such an error costs: its time to wait is over."""
+        hold = work.partition.handler.spec.hold
+        assert hold is not None
+        self._look_at_probes()  # one that has succeeded in the same event
+        outage = work.partition.handler.outages.get(self._value_of(work))
+        now, failure = self._state.now, work.failure
+        if outage is not None and now >= outage.since + outage.max_s:
+            return True
+        since = None if failure is None else failure.waits_since
+        return since is not None and now - since >= hold.max_s
+
+    def failed(self, work: Work, error: ErrorInfo) -> float | None:
+        """Such an attempt failed and costs nothing; seconds that this record waits for itself.
+
+        None: it waits for the end of an outage.
+        """
+        handler, value = work.partition.handler, self._value_of(work)
+        hold, failure, now = handler.spec.hold, work.failure, self._state.now
+        assert hold is not None
+        assert failure is not None
+        outage = handler.outages.get(value)
+        again = failure.waits_since is not None
+        if failure.waits_since is None:
+            failure.waits_since = now
+        if outage is None:
+            if again:
+                return hold.probe_s
+            outage = handler.outages[value] = Outage(value, now, hold.probe_s, hold.max_s)
+            self._look_again(handler, outage)
+            self._state.count("outages")
+            self._state.note(
+                "warning", "records wait: what the handler calls fails", handler=handler.name,
+                error=error.line, probe_s=hold.probe_s, max_s=hold.max_s,
+                next="one record at a time probes; all continue at the first success",
+            )  # fmt: skip
+        outage.error, outage.failed = error, outage.failed + 1
+        if outage.probe is work:
+            self._probed(outage)
+        return None
+
+    def put_aside(self, work: Work) -> bool:
+        """A queued record that stands nowhere waits for the end of its value's outage, if any."""
+        handler = work.partition.handler
+        value = self._value_of(work)
+        outage = None if value is WHOLE else handler.outages.get(value)
+        if outage is None or outage.over:
+            return False
+        work.partition.lanes.put_aside(work)
+        outage.waiting.append(work)
+        return True
+
+    def _value_of(self, work: Work) -> Hashable:
+        hold = work.partition.handler.spec.hold
+        return WHOLE if hold is None or hold.by is None else getattr(work, "tags", UNTAGGED).hold
+
+    # -- what may start ----------------------------------------------------------------------------
+
+    def blocks(self, handler: Handler) -> bool:
+        """Nothing of the handler may start now."""
+        outage = handler.outages.get(WHOLE)
+        return outage is not None and not outage.over and not outage.due
+
+    def most(self, handler: Handler) -> int:
+        """How many calls may start now."""
+        outage = handler.outages.get(WHOLE)
+        if outage is None or outage.over:
+            return handler.slots.free
+        return min(handler.slots.free, int(outage.due))
+
+    def take(self, handler: Handler) -> list[Work]:
+        """Records that may start now."""
+        works: list[Work] = []
+        most = self.most(handler)
+        while len(works) < most:
+            taken = handler.take(self._state.now, most - len(works))
+            if not taken:
+                break
+            goes = [work for work in taken if self._goes(handler, work)]
+            handler.untake(len(taken) - len(goes))
+            works += goes
+        for work in works:
+            if work not in work.partition.again:  # that is called because a person wants it
+                self.began(handler, work)
+                break
+        return works
+
+    def _goes(self, handler: Handler, work: Work) -> bool:
+        if work in work.partition.again:
+            return True
+        value = self._value_of(work)
+        outage = None if value is WHOLE else handler.outages.get(value)
+        if outage is None:
+            return True
+        if outage.over or outage.due:
+            self._probes(handler, outage, work)
+            return True
+        return not self.put_aside(work)
+
+    def began(self, handler: Handler, work: Work) -> None:
+        """The first record of those that start now; of a batch its first."""
+        outage = handler.outages.get(WHOLE)
+        if outage is not None:
+            self._probes(handler, outage, work)
+
+    def _probes(self, handler: Handler, outage: Outage, work: Work) -> None:
+        if outage.probe is None:
+            outage.probe, outage.due = work, False
+            self._probing[outage] = handler
+
+    # -- time and ends -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """What has become of the probes, and what is due: before anything starts."""
+        self._look_at_probes()
+        timers, now = self._timers, self._state.now
+        while timers and timers[0][0] <= now:
+            _, _, handler, outage = heapq.heappop(timers)
+            if handler.outages.get(outage.value) is not outage or outage.over:
+                continue
+            if now >= outage.since + outage.max_s:
+                self._take_over(handler, outage)
+                continue
+            if outage.probe is None:
+                self._offer(outage)
+            self._look_again(handler, outage)
+
+    def _look_at_probes(self) -> None:
+        for outage, handler in list(self._probing.items()):
+            probe = outage.probe
+            if probe is None or probe.state in _UNDER_WAY:
+                continue
+            if probe.state in _HANDLED and (probe.failure is None or not probe.failure.given_up):
+                self._end(handler, outage)
+                continue
+            lost = probe.state in (states.QUEUED, states.SUPERSEDED)
+            self._probed(outage)
+            if lost and not outage.over:  # it was not called, or no one will know
+                self._offer(outage)
+
+    def _look_again(self, handler: Handler, outage: Outage) -> None:
+        outage.probe_at = self._state.now + outage.probe_s
+        at = min(outage.probe_at, outage.since + outage.max_s)
+        heapq.heappush(self._timers, (at, next(self._order), handler, outage))
+
+    def next_due(self) -> float | None:
+        """When an outage is looked at next."""
+        return self._timers[0][0] if self._timers else None
+
+    def _probed(self, outage: Outage) -> None:
+        outage.probe = None
+        del self._probing[outage]
+
+    def _offer(self, outage: Outage) -> None:
+        """The next record that starts probes: of those put aside one that may."""
+        outage.due = True
+        for _ in range(min(_OFFERS, len(outage.waiting))):
+            work = outage.waiting.popleft()
+            if not work.partition.lanes.is_aside(work):
+                continue
+            if work.partition.startable:
+                self._back(work)
+                return
+            outage.waiting.append(work)
+
+    def _back(self, work: Work) -> None:
+        partition = work.partition
+        partition.lanes.readmit(work)
+        partition.handler.enlist(partition)
+
+    def _take_over(self, handler: Handler, outage: Outage) -> None:
+        """It has lasted too long: the policy decides about each record."""
+        outage.over, outage.due = True, False
+        self._state.note(
+            "warning", "waited for max_s: failures cost attempts again", handler=handler.name,
+            error=outage.error.line, max_s=outage.max_s,
+        )  # fmt: skip
+        self._let_go(outage)
+
+    def _end(self, handler: Handler, outage: Outage) -> None:
+        now = self._state.now
+        self._probing.pop(outage, None)
+        del handler.outages[outage.value]
+        self._state.note(
+            "info", "records continue: what the handler calls answers again", handler=handler.name,
+            after_s=round(now - outage.since, 1),
+        )  # fmt: skip
+        self._let_go(outage)
+
+    def _let_go(self, outage: Outage) -> None:
+        waiting, outage.waiting = outage.waiting, deque()
+        for work in waiting:
+            if work.partition.lanes.is_aside(work):
+                self._back(work)

@@ -1,0 +1,80 @@
+"""`weft.Hold` from end to end: the service is away, and comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+from tests.integration.app.conftest import wait_for
+
+import weft
+
+pytestmark = pytest.mark.push
+
+
+class Away(Exception):
+    """The service does not answer."""
+
+
+class Service:
+    """Something that handlers call; it may be away for some."""
+
+    def __init__(self) -> None:
+        self.away: set[bytes] = set()
+        self.calls: list[bytes] = []
+        self.lock = threading.Lock()
+
+    def call(self, key: bytes) -> None:
+        """One call, counted."""
+        with self.lock:
+            self.calls.append(key)
+        if key[:1] in self.away:
+            raise Away(f"{key!r}")
+
+
+def test_no_record_is_given_up_while_the_service_is_away(kafka):
+    """One attempt each, nothing parked or dead-lettered, and few calls until it answers."""
+    topic, service = kafka.topic(2), Service()
+    kafka.fill(topic, [{"value": b"v", "key": f"a{n}"} for n in range(200)])
+    service.away = {b"a"}
+    app, letters = kafka.app(), kafka.topic()
+    hold = weft.Hold(on=Away, probe_s=0.2)
+    once = weft.Retry(attempts=1)
+
+    @app.consume(topic, concurrency=5, retry=once, on_exhausted=weft.DeadLetter(letters), hold=hold)
+    def handler(record):
+        service.call(record.key)
+
+    run = kafka.start(app)
+    wait_for(lambda: len(service.calls) >= 8)  # the first five, and probes
+    (halt,) = [one for one in run.snapshot()["halts"] if one["cause"] == "outage"]
+    assert halt["error"]["type"] == "Away"
+    tried = len(service.calls)
+    service.away = set()
+    wait_for(lambda: run.snapshot()["handlers"]["handler"]["done"] == 200)
+    assert tried < 100
+    row = run.snapshot()["handlers"]["handler"]
+    assert (row["dead_lettered"], row["parked"]) == (0, 0)
+    assert not [one for one in run.snapshot()["halts"] if one["cause"] == "outage"]
+
+
+def test_others_continue_while_one_value_waits(kafka):
+    """Records of keys with `a` wait, all others are done meanwhile."""
+    topic, service = kafka.topic(1), Service()
+    kafka.fill(topic, [{"value": b"v", "key": f"{'ab'[n % 2]}{n}"} for n in range(100)])
+    service.away = {b"a"}
+    app = kafka.app()
+
+    @app.consume(topic, hold=weft.Hold(on=Away, probe_s=0.2, by=lambda record: record.key[:1]))
+    async def handler(record):
+        service.call(record.key)
+
+    run = kafka.start(app)
+    wait_for(lambda: run.snapshot()["handlers"]["handler"]["done"] == 50)
+    part = run.snapshot()["partitions"][0]
+    wait_for(lambda: run.snapshot()["partitions"][0]["places"]["outage"] > 0)
+    assert part["parked"] == part["retrying"] == 0
+    service.away = set()
+    wait_for(lambda: run.snapshot()["handlers"]["handler"]["done"] == 100)
+    assert Counter(key for key in service.calls if key[:1] == b"b").most_common(1)[0][1] == 1
