@@ -167,16 +167,19 @@ def _end_single(
 
 def _tell(world: World, member: Member, done: list[Work], ended: list[Ended]) -> None:
     """Of calls that end in one event those that returned are known first."""
+    for work in done:
+        if world.oracle.lives[work.partition].state != "closed":
+            away.done(member, work)
     for work, ending in [(work, None) for work in done] + [(one.work, one) for one in ended]:
         life = world.oracle.lives[work.partition]
         if life.state == "closed":
             continue
-        away.ended(member, work, ending)
         if isinstance(ending, Failed):
             world.oracle.failed(
                 life, work, world.now, final=ending.final, delay_s=ending.delay_s, alone=True,
                 absent=ending.away,
             )  # fmt: skip
+        away.ended(member, work, ending)
 
 
 def outcome(

@@ -1,4 +1,4 @@
-"""What handlers call is away for a while: `Hold`, and whether a member keeps it (S15)."""
+"""What handlers call is away, or their brake holds them, and whether a member keeps that (S15)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulators.core.world import World
 
 SLACK = 1e-6
-WHOLE = "whole"
+WHOLE, BRAKE = "whole", "brake"
 #: (member, handler, value of `Hold.by`)
 Place = tuple[str, int, Hashable]
 
@@ -48,6 +48,13 @@ class Outage:
         return now >= self.since + self.hold.max_s
 
 
+class Flood:
+    """Records of a handler that ended since its member began, or since its brake was released."""
+
+    def __init__(self) -> None:
+        self.done = self.exhausted = 0
+
+
 def come_and_go(world: World, dice: Dice) -> None:
     """What a handler calls goes away, all of it or for one key; or it answers again."""
     handler = dice.below(len(world.setup.specs))
@@ -72,12 +79,20 @@ def _place(member: str, work: Work) -> Place:
     return member, handler.index, WHOLE if whole else work.record.key
 
 
+def _places(member: str, work: Work) -> tuple[Place, Place]:
+    return _place(member, work), (member, work.partition.handler.index, BRAKE)
+
+
 def begins(member: Member, works: Sequence[Work]) -> None:
     """A call is made: while it is away that is the probe, alone and not too early."""
+    for place in _places(member.name, works[0]):
+        outage = member.oracle.outages.get(place)
+        if outage is not None:
+            _begins(member, works, outage)
+
+
+def _begins(member: Member, works: Sequence[Work], outage: Outage) -> None:
     oracle, now = member.oracle, member.world.now
-    outage = oracle.outages.get(_place(member.name, works[0]))
-    if outage is None:
-        return
     if not outage.over(now):
         other = outage.probe is not None
         require(not other, "S15", f"{works[0]!r} starts while {outage.probe!r} probes")
@@ -92,14 +107,20 @@ def begins(member: Member, works: Sequence[Work]) -> None:
 
 def ended(member: Member, work: Work, ending: Ended | None) -> None:
     """A call has ended, in this way; None: it returned."""
-    oracle, place = member.oracle, _place(member.name, work)
-    outage = oracle.outages.get(place)
-    if outage is None or outage.probe is not work:
-        return
+    for place in _places(member.name, work):
+        outage = member.oracle.outages.get(place)
+        if outage is not None and outage.probe is work:
+            _ended(member, place, outage, ending)
+
+
+def _ended(member: Member, place: Place, outage: Outage, ending: Ended | None) -> None:
+    oracle = member.oracle
     outage.probe = None
     if ending is None or isinstance(ending, Returned):
         oracle.stats["outages ended"] += 1
         del oracle.outages[place]
+        if place[2] == BRAKE:
+            oracle.floods[place[:2]] = Flood()
         member.freed_at = member.world.now
     elif isinstance(ending, GivenBack):
         outage.probes -= 1
@@ -136,11 +157,35 @@ def is_free(oracle: Oracle, life: Life, work: Work, now: float) -> bool:
     return True
 
 
+def done(member: Member, work: Work) -> None:
+    """A record is done."""
+    if work.partition.handler.spec.brake is not None:
+        member.oracle.flood(member.name, work).done += 1
+
+
+def is_spared(oracle: Oracle, life: Life, work: Work, now: float) -> bool:
+    """A record's attempts are used up; True: its handler's brake holds, and it waits instead."""
+    brake, offset = life.spec.brake, work.record.offset
+    place = (life.member, work.partition.handler.index, BRAKE)
+    outage = oracle.outages.get(place)
+    if outage is not None and outage.probe is not work:
+        life.own_attempts[offset] -= 1
+        life.not_before[offset], life.startable[offset] = now, now + 1.0
+        oracle.stats["attempts spared"] += 1
+        return True
+    flood = oracle.flood(life.member, work)
+    flood.exhausted += 1
+    ended = flood.done + flood.exhausted
+    assert brake is not None
+    if outage is None and ended >= brake.at_least and flood.exhausted >= brake.share * ended:
+        oracle.outages[place] = Outage(Hold((OSError,), brake.probe_s, max_s=1e9), now)
+        oracle.stats["brakes"] += 1
+    return False
+
+
 def waits(oracle: Oracle, life: Life, offset: int, now: float) -> bool:
     """It waits for the end of an outage."""
-    hold = life.spec.hold
-    if hold is None:
-        return False
-    value = WHOLE if hold.by is None else life.source.keys[offset]
-    outage = oracle.outages.get((life.member, life.partition.handler.index, value))
-    return outage is not None and not outage.over(now)
+    hold, index = life.spec.hold, life.partition.handler.index
+    value = WHOLE if hold is None or hold.by is None else life.source.keys[offset]
+    found = [oracle.outages.get((life.member, index, name)) for name in (value, BRAKE)]
+    return any(one is not None and not one.over(now) for one in found)

@@ -24,6 +24,20 @@ def _outage_costs_attempts(original: Any) -> Any:
     return lambda _self, _work: True
 
 
+@mutant(Outages, "is_spared", "S15", first_seed=profiles.BRAKED)
+def _brake_never_holds(original: Any) -> Any:
+    return lambda _self, _work, _error: False
+
+
+@mutant(Outages, "_brake", "S1", "S12", "S15", first_seed=profiles.BRAKED)
+def _brake_spares_nothing(original: Any) -> Any:
+    def brake(self: Outages, handler: Any, flood: Any, error: Any) -> None:
+        original(self, handler, flood, error)
+        self.is_spared = lambda _work, _error: False  # type: ignore[method-assign,assignment]  # on purpose
+
+    return brake
+
+
 @mutant(Outages, "_let_go", "S1", "L1", "L2", "L4", first_seed=profiles.AWAY)
 def _end_of_an_outage_forgets_what_waits(original: Any) -> Any:
     return lambda _self, _outage: None

@@ -42,6 +42,8 @@ class Oracle:
         self.holds: dict[tuple[str, TopicPartition, Hashable], float] = {}
         #: what handlers call and is away
         self.outages: dict[away.Place, away.Outage] = {}
+        #: (member, handler) -> what its brake counts
+        self.floods: dict[tuple[str, int], away.Flood] = {}
         self.stats: Counter[str] = Counter()
 
     # -- epochs ------------------------------------------------------------------------------------
@@ -282,6 +284,8 @@ class Oracle:
         count = life.own_attempts[offset]
         spent = retry.attempts is not None and count >= retry.attempts
         if (final or spent) and alone:
+            if life.spec.brake is not None and away.is_spared(self, life, work, now):
+                return
             self._exhausted(life, offset, now)
             return
         lowest, highest = 0.0, retry.delay_max_s
@@ -293,6 +297,10 @@ class Oracle:
                 lowest = highest = delay_s
         life.not_before[offset] = now + lowest
         life.startable[offset] = now + max(highest, delay_s or 0.0, 1.0)
+
+    def flood(self, member: str, work: Work) -> away.Flood:
+        """What the brake of the record's handler counts."""
+        return self.floods.setdefault((member, work.partition.handler.index), away.Flood())
 
     def _exhausted(self, life: Life, offset: int, now: float) -> None:
         policy = life.spec.on_exhausted

@@ -20,7 +20,7 @@ from weft.core.spec import (
     UNORDERED,
     HandlerSpec,
 )
-from weft.policies import Batch, DeadLetter, Hold, Park, Retry, Skip
+from weft.policies import Batch, Brake, DeadLetter, Hold, Park, Retry, Skip
 
 WIDTH = 1_000_000
 #: batches of exactly_once whose partitions come and go one by one
@@ -52,6 +52,8 @@ PARKED = 27_000_000
 
 #: what handlers call is away for a while, all of it or for one key
 AWAY = 24_000_000
+#: so much fails that brakes hold handlers
+BRAKED = 25_000_000
 #: records that are done, handled again by command
 REDONE = 26_000_000
 
@@ -368,6 +370,26 @@ def _away(setup: Setup, rng: random.Random) -> Setup:
     return _failing(setup, tuple(specs), fail, away=rng.choice((2.0, 8.0)), churn=1.0)
 
 
+def _braked(setup: Setup, rng: random.Random) -> Setup:
+    """What ends is counted in one place: no outputs, no batches, at least once."""
+    brake = Brake(rng.choice((0.2, 0.5)), 1e6, rng.choice((2, 5)), rng.choice((0.2, 1.0)))
+    specs = tuple(
+        replace(
+            spec,
+            delivery=AT_LEAST_ONCE,
+            commit_each=False,
+            batch=None,
+            retry=Retry(rng.choice((1, 2))),
+            on_exhausted=rng.choice((Park(), Skip(), DeadLetter("dead"))),
+            brake=brake,
+        )
+        for spec in setup.specs
+    )
+    fail = rng.choice((0.1, 0.3, 0.6))
+    braked = _failing(setup, specs, fail, churn=rng.choice((0.5, 2.0)))
+    return replace(braked, odds=replace(braked.odds, outputs=0.0), poison=frozenset())
+
+
 def _failing(setup: Setup, specs: tuple[HandlerSpec, ...], fail: float, **weights: float) -> Setup:
     """Such a share of the calls fails, and commits have room for all that is remembered."""
     return replace(
@@ -405,6 +427,7 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     COMMANDED: _commanded,
     DECIDED: _decided,
     AWAY: _away,
+    BRAKED: _braked,
     REDONE: _redone,
     PARKED: _parked,
 }

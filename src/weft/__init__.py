@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     )
     from weft.kafka.schema import Schema
     from weft.ledger.policy import SqlLedger
-    from weft.policies import Batch, Commit, DeadLetter, Hold, Park, Retry, Skip, Stop
+    from weft.policies import Batch, Brake, Commit, DeadLetter, Hold, Park, Retry, Skip, Stop
     from weft.runtime.calls.record_batch import RecordBatch
     from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
 
 __all__ = [
     "App",
     "Batch",
+    "Brake",
     "Commit",
     "Committed",
     "ConfigError",
@@ -70,7 +71,17 @@ _HOMES = {
     ),
     "weft.kafka.schema": ("Schema",),
     "weft.ledger.policy": ("SqlLedger",),
-    "weft.policies": ("Batch", "Commit", "DeadLetter", "Hold", "Park", "Retry", "Skip", "Stop"),
+    "weft.policies": (
+        "Batch",
+        "Brake",
+        "Commit",
+        "DeadLetter",
+        "Hold",
+        "Park",
+        "Retry",
+        "Skip",
+        "Stop",
+    ),
     "weft.runtime.calls.record_batch": ("RecordBatch",),
     "weft.types": ("Committed", "ErrorInfo", "Produce", "Record", "Result", "RunReport", "Sent"),
 }

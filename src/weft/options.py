@@ -16,6 +16,7 @@ from weft.ledger.policy import SqlLedger
 from weft.numeric import is_positive, is_whole
 from weft.policies import (
     Batch,
+    Brake,
     Commit,
     DeadLetter,
     GivenUp,
@@ -61,6 +62,7 @@ class HandlerOptions:
     timeout_s: float | None = None
     on_exhausted: OnExhausted = PARK
     hold: Hold | None = None
+    brake: Brake | None = None
     output: str | None = None
     key: Any = "bytes"
     value: Any = "bytes"
@@ -309,7 +311,9 @@ def _check_batch(where: str, options: HandlerOptions) -> None:
 
 
 def _check_hold(where: str, options: HandlerOptions) -> None:
-    hold = options.hold
+    hold, brake = options.hold, options.brake
+    if brake is not None and not isinstance(brake, Brake):
+        raise ConfigError(f"{where}: brake={brake!r:.80}: give weft.Brake(...), or None")
     if hold is None:
         return
     if not isinstance(hold, Hold):

@@ -126,6 +126,32 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Brake:
+    """Hold the handler when so many of its records use up their attempts.
+
+    So a bad release does not empty the topic into the dead-letter topic. One record at a time
+    probes; all continue at the first success, or by `weft resume --handler`.
+
+    `share`: of the records that ended in the last `over_s` seconds, above 0 to 1.
+    `at_least`: so many must have ended in that time.
+    `probe_s`: seconds between two probes.
+    """
+
+    share: float = 0.2
+    over_s: float = 60.0
+    at_least: int = 50
+    probe_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not is_positive(self.share) or self.share > 1:
+            raise ConfigError(f"Brake(share={self.share!r}): give a share above 0, at most 1")
+        if not is_whole(self.at_least, 1):
+            raise ConfigError(f"Brake(at_least={self.at_least!r}): give a whole number from 1")
+        for name in ("over_s", "probe_s"):
+            _seconds("Brake", name, getattr(self, name), zero=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Park:
     """Keep the exhausted record not-done and its lane waiting, at no cost in workers.
 

@@ -52,6 +52,7 @@ WORDS = {
     profiles.WAITING: {"not begun": 1_000, "begun late": 5, "cancelled": 100},
     profiles.STEERED: {"steered": 2_000, "starts": 10_000},
     profiles.AWAY: {"probes": 200, "outages ended": 100, "attempts charged after max_s": 100},
+    profiles.BRAKED: {"brakes": 100, "probes": 200, "attempts spared": 50},
     profiles.REDONE: {"redo begun": 500, "outcome redone": 200},
     profiles.REFUSED_MAPS: {"maps refused in a transaction": 1_000},
     profiles.ABORTED: {"transactions aborted for their content": 3_000, "culprits found": 300},

@@ -1,4 +1,4 @@
-"""`weft.Hold`: every wrong argument is one line with its cure, at the limits as well."""
+"""`weft.Hold` and `weft.Brake`: every wrong argument is one line with its cure, at the limits as well."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def test_a_wrong_argument_is_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"share": 0}, "share=0.: give a share above 0"),
+        ({"share": 1.01}, "at most 1"),
+        ({"at_least": 0}, "at_least=0.: give a whole number from 1"),
+        ({"at_least": 2.5}, "at_least=2.5"),
+        ({"over_s": 0}, "over_s=0"),
+        ({"probe_s": -1}, "probe_s=-1"),
+    ],
+)
+def test_a_wrong_argument_of_a_brake_is_one_line(given, words):
+    """And the limits themselves are right."""
+    weft.Brake(share=1, at_least=1)
+    with pytest.raises(weft.ConfigError, match=words) as caught:
+        weft.Brake(**given)
+    assert "\n" not in str(caught.value)
+
+
 def test_one_type_is_a_tuple_of_one():
     """And `max_s` may be as short as `probe_s`."""
     assert weft.Hold(on=OSError, probe_s=5, max_s=5).on == (OSError,)
@@ -48,6 +67,7 @@ def test_one_type_is_a_tuple_of_one():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"brake": 0.2}, r"give weft.Brake\(...\)"),
         ({"hold": OSError}, r"give weft.Hold\(on=...\)"),
         ({"hold": AWAY, "delivery": "at_most_once"}, "excludes: omit it"),
         ({"hold": weft.Hold(OSError, by=by), "batch": weft.Batch()}, "omit by="),

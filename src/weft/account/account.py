@@ -20,7 +20,7 @@ from weft.core import states
 from weft.core.engine import Engine
 from weft.core.events import Pause
 from weft.core.handler import Handler
-from weft.core.outages import WHOLE, Outage
+from weft.core.outages import BRAKE, WHOLE, Outage
 from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import LaneKey, Work
@@ -69,6 +69,7 @@ HALTS = (
     Place("not_begun", "no call of the handler begins: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
     Place("outage", "`hold=`: what the handler calls is away; one record at a time probes"),
+    Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),
     Place("map", "the offset map is full: records further out start when the frontier moves"),
     Place("buffers", "the partition is not fetched: its buffers are full"),
@@ -163,6 +164,8 @@ class Away(NamedTuple):
     """What a handler calls is away: as it was at the time of the account."""
 
     handler: str
+    #: "outage" or "brake"
+    cause: str
     #: all of it waits, else records of the value
     whole: bool
     value: Hashable
@@ -172,6 +175,8 @@ class Away(NamedTuple):
     aside: int
     failed: int
     probe_s: float
+    #: of a brake: records that used up their attempts, of so many
+    counts: tuple[int, int]
 
 
 class Account(NamedTuple):
@@ -230,8 +235,8 @@ def _first(outages: Mapping[Hashable, Outage]) -> list[Outage]:
 
 def _away(handler: Handler, one: Outage) -> Away:
     return Away(
-        handler.name, one.value is WHOLE, one.value, one.since, one.error, len(one.waiting),
-        one.failed, one.probe_s,
+        handler.name, "brake" if one.value is BRAKE else "outage", one.value in (WHOLE, BRAKE),
+        one.value, one.since, one.error, len(one.waiting), one.failed, one.probe_s, one.counts,
     )  # fmt: skip
 
 

@@ -229,7 +229,7 @@ def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict
     ready = sum(part.places["ready"] for part in parts if part.handler.name == one.handler)
     value = one.value if isinstance(one.value, bytes) else str(one.value).encode()
     return {
-        "cause": "outage",
+        "cause": one.cause,
         "handler": one.handler,
         **({} if one.whole else {"value": shown_key(value)}),
         "error": error_row(one.error),
@@ -238,6 +238,7 @@ def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict
         "waiting": ready if one.whole else one.aside,
         "failed": one.failed,
         "probe_s": one.probe_s,
+        **({"exhausted": one.counts[0], "ended": one.counts[1]} if one.cause == "brake" else {}),
     }
 
 

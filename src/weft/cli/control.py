@@ -100,6 +100,8 @@ def resume(
 ) -> int:
     """End pauses by command: of a topic, of a handler, or all. What the app itself paused stays.
 
+    Of a handler, or all: records that wait by hold= or brake= continue, too.
+
     Example: weft resume --topic orders --reason "payment service is back"
     """
     order = {"action": "resume", "topic": topic, "handler": handler}

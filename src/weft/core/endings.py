@@ -254,19 +254,24 @@ class Endings:
         outages = self._state.outages
         work.partition.handler.failures += 1
         failure = self._count(work, failed.error)
-        failure.shared += 1
         self._state.trouble(work, "failed", failed.error)
         alone_s = outages.failed(work, failed.error)
         if behind:
+            failure.shared += 1
             self._requeue(work, failure)
             hold_behind(self._state, work)
         elif alone_s is not None:
+            failure.shared += 1
             self._retry(work, failure, alone_s)
         else:
-            failure.tell(self._state.now, "it waits, and this attempt costs nothing")
-            work.shed()
-            self._requeue(work, failure)
-            self._continue(work, failure)
+            self._again(work, failure)
+
+    def _again(self, work: Work, failure: Failure) -> None:
+        """The attempt costs nothing; the next one begins when the handler may start something."""
+        failure.shared += 1
+        work.shed()
+        self._requeue(work, failure)
+        self._continue(work, failure)
 
     def _failed(self, work: Work, failed: Failed) -> None:
         redone = work in work.partition.again
@@ -284,6 +289,9 @@ class Endings:
         own = failure.attempts - failure.shared
         spent = retry.attempts is not None and own >= retry.attempts
         if failed.final or spent:
+            if handler.flood is not None and self._state.outages.is_spared(work, failed.error):
+                self._again(work, failure)
+                return
             failure.exhausted_by = "attempts" if spent else "rejected"
             self._exhausted(work, failure, failed.error)
         else:

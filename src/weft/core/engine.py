@@ -145,7 +145,7 @@ class Engine:
         sizes: Sequence[int],
         tags: Sequence[Tags] = (),
     ) -> None:
-        """What was asked for again is here, as far as the log still has it; `tags` as in `polled`."""
+        """What was asked for again is here, as far as the log has it; `tags`: see `polled`."""
         self.state.now = now
         self._returns.came(partition, number, records, sizes)
         if tags:
@@ -286,6 +286,7 @@ class Engine:
         self._endings.retry_due()
         self._commits.in_doubt()
         self._expire()
+        self.state.outages.look_at_floods()
         for handler in self.state.handlers:
             for partition in list(handler.short_of_room):
                 partition.reopen()
@@ -329,6 +330,14 @@ class Engine:
         self.state.pauses.by_command(steering, self.state.handlers)
         for partition in self.state.partitions.values():
             self.state.pauses.apply(partition)
+        self._turn()
+
+    def let_go(self, now: float, handler: int | None) -> None:
+        """Records of this handler, or of all, wait no longer for a probe (`Hold`, `Brake`)."""
+        self.state.now = now
+        for one in self.state.handlers:
+            if handler in (None, one.index):
+                self.state.outages.let_all_go(one)
         self._turn()
 
     def obey(self, now: float, commands: Sequence[Command], unix_s: float) -> None:

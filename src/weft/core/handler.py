@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
     from weft.core.work import Work
+    from weft.policies import Brake
 
+LOOKS = 12  # so often in `Brake.over_s` the records that are done are counted
 RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
 
 
@@ -33,10 +35,10 @@ class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "again", "batched", "dead_lettered", "done", "exact", "failures", "good_calls", "index",
-        "limited", "name", "outages", "parked", "plain", "rate_per_s", "remembers", "retries",
-        "rotation", "short_of_room", "skipped", "slots", "spec", "standing", "superseded", "timed",
-        "tokens", "tokens_at",
+        "again", "batched", "dead_lettered", "done", "exact", "failures", "flood", "good_calls",
+        "index", "limited", "name", "outages", "parked", "plain", "rate_per_s", "remembers",
+        "retries", "rotation", "short_of_room", "skipped", "slots", "spec", "standing",
+        "superseded", "timed", "tokens", "tokens_at",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -65,6 +67,8 @@ class Handler:
         self.short_of_room: dict[Partition, None] = {}
         self.tokens = 1.0
         self.tokens_at: float | None = None
+        #: how many of its last records used up their attempts; only with a brake
+        self.flood = None if spec.brake is None else Flood(spec.brake)
         #: what its calls need and is away: by the value of `Hold.by`, or of the whole handler
         self.outages: dict[Hashable, Outage] = {}
         #: batch calls that handled something
@@ -198,6 +202,49 @@ class Handler:
         if not self.rotation or self.slots.free <= 0 or self.tokens >= 1:
             return None
         return self.tokens_at + (1.0 - self.tokens) / self.rate_per_s
+
+
+class Flood:
+    """How many of the last records used up their attempts, and whether they are too many.
+
+    Records that are done are not counted one by one: `Handler.done` is looked at a few times in
+    `Brake.over_s`, so what counts as the last of them is up to a twelfth more.
+    """
+
+    __slots__ = ("_looks", "brake", "exhausted")
+
+    def __init__(self, brake: Brake) -> None:
+        self.brake = brake
+        #: since the start, or since the brake was released
+        self.exhausted = 0
+        #: (time, done, exhausted) at some times; the first one is where the counting begins
+        self._looks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
+
+    def look(self, now: float, done: int) -> None:
+        """Time has passed."""
+        looks, over_s = self._looks, self.brake.over_s
+        if now - looks[-1][0] >= over_s / LOOKS:
+            looks.append((now, done, self.exhausted))
+        while len(looks) > 1 and looks[1][0] <= now - over_s:
+            looks.popleft()
+
+    def counts(self, done: int) -> tuple[int, int]:
+        """How many were exhausted lately, and how many ended in all."""
+        _, done_before, before = self._looks[0]
+        exhausted = self.exhausted - before
+        return exhausted, exhausted + done - done_before
+
+    def add(self, now: float, done: int) -> bool:
+        """One more used up its attempts; True: they are too many now."""
+        self.look(now, done)
+        self.exhausted += 1
+        exhausted, ended = self.counts(done)
+        return ended >= self.brake.at_least and exhausted >= self.brake.share * ended
+
+    def begin_again(self, now: float, done: int) -> None:
+        """What was before does not count any more."""
+        self._looks.clear()
+        self._looks.append((now, done, self.exhausted))
 
 
 class Slots:

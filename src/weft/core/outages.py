@@ -10,6 +10,8 @@ value of `Hold.by`::
 - While a whole handler waits nothing is moved: its records stay ready, and `take` gives out none,
   or the one that probes. Of one value each record is put aside when its turn comes
   (`Lanes.put_aside`); its lane is charged as a failing one, so that others are still fetched.
+- A brake (`Brake`) holds a whole handler likewise, with no end by itself: what makes it hold is
+  that too many records use up their attempts (`Flood`). Those that do so meanwhile are spared.
 - Whether the probe has succeeded is read from its state, in the next turn: however its call ended,
   by a command or with its epoch, there is no way past it.
 - A record that has failed in an outage, which another record has ended, does not open the next one:
@@ -21,9 +23,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from weft.core import states
+from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Tags
 from weft.types import ErrorInfo
 
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from weft.core.engine_state import EngineState
-    from weft.core.handler import Handler
+    from weft.core.handler import Flood, Handler
     from weft.core.work import Work
 
-#: the value of an outage that holds the whole handler; no value of the user's is this object
+#: the values of what holds a whole handler: an outage, and a brake; no value of the user's is it
 WHOLE: Final = object()
+BRAKE: Final = object()
 UNTAGGED: Final = Tags()
 _UNDER_WAY = (states.MARKING, states.RUNNING)
 _HANDLED = (states.DONE, states.SENDING, states.COMMITTING, states.PENDING)
@@ -46,12 +51,14 @@ class Outage:
     """One, from its first failure to the first success."""
 
     __slots__ = (
-        "due", "error", "failed", "max_s", "over", "probe", "probe_at", "probe_s", "since", "value",
-        "waiting",
+        "counts", "due", "error", "failed", "max_s", "over", "probe", "probe_at", "probe_s",
+        "since", "value", "waiting",
     )  # fmt: skip
 
-    def __init__(self, value: Hashable, now: float, probe_s: float, max_s: float) -> None:
+    def __init__(self, value: Hashable, now: float, probe_s: float, max_s: float = inf) -> None:
         self.value = value
+        #: of a brake: how many records used up their attempts, of how many
+        self.counts = (0, 0)
         self.since = now
         self.probe_s, self.max_s = probe_s, max_s
         #: the next record may probe then
@@ -134,6 +141,48 @@ class Outages:
             self._probed(outage)
         return None
 
+    def is_spared(self, work: Work, error: ErrorInfo) -> bool:
+        """A record's attempts are used up; True: a brake holds its handler, so it waits instead.
+
+        What probes is given up as ever, and what makes the brake hold as well.
+        """
+        self._look_at_probes()  # one that has succeeded in the same event
+        handler, now = work.partition.handler, self._state.now
+        flood, brake = handler.flood, handler.outages.get(BRAKE)
+        assert flood is not None
+        again = work.state == states.RUNNING and handler.spec.delivery != AT_MOST_ONCE
+        if brake is not None and brake.probe is not work and again:
+            brake.failed += 1
+            return True
+        if flood.add(now, handler.done) and brake is None:
+            self._brake(handler, flood, error)
+        return False
+
+    def _brake(self, handler: Handler, flood: Flood, error: ErrorInfo) -> None:
+        outage = Outage(BRAKE, self._state.now, flood.brake.probe_s)
+        handler.outages[BRAKE] = outage
+        outage.error, outage.counts = error, flood.counts(handler.done)
+        self._look_again(handler, outage)
+        self._state.count("brakes")
+        exhausted, ended = outage.counts
+        self._state.note(
+            "error", "the brake holds the handler: too many records used up their attempts",
+            handler=handler.name, exhausted=exhausted, ended=ended, over_s=flood.brake.over_s,
+            error=error.line, next="fix the cause: all continue when a probe succeeds, or by "
+            f"weft resume --handler {handler.name}",
+        )  # fmt: skip
+
+    def look_at_floods(self) -> None:
+        """Time has passed."""
+        for handler in self._state.handlers:
+            if handler.flood is not None:
+                handler.flood.look(self._state.now, handler.done)
+
+    def let_all_go(self, handler: Handler) -> None:
+        """A person wants it: all continue."""
+        for outage in list(handler.outages.values()):
+            self._end(handler, outage)
+
     def put_aside(self, work: Work) -> bool:
         """A queued record that stands nowhere waits for the end of its value's outage, if any."""
         handler = work.partition.handler
@@ -153,15 +202,17 @@ class Outages:
 
     def blocks(self, handler: Handler) -> bool:
         """Nothing of the handler may start now."""
-        outage = handler.outages.get(WHOLE)
-        return outage is not None and not outage.over and not outage.due
+        return any(one.holds and not one.due for one in self._of_all(handler))
+
+    def _of_all(self, handler: Handler) -> list[Outage]:
+        """What holds the whole handler."""
+        found = [handler.outages.get(value) for value in (BRAKE, WHOLE)]
+        return [one for one in found if one is not None]
 
     def most(self, handler: Handler) -> int:
         """How many calls may start now."""
-        outage = handler.outages.get(WHOLE)
-        if outage is None or outage.over:
-            return handler.slots.free
-        return min(handler.slots.free, int(outage.due))
+        due = [int(one.due) for one in self._of_all(handler) if one.holds]
+        return min([handler.slots.free, *due])
 
     def take(self, handler: Handler) -> list[Work]:
         """Records that may start now."""
@@ -194,8 +245,7 @@ class Outages:
 
     def began(self, handler: Handler, work: Work) -> None:
         """The first record of those that start now; of a batch its first."""
-        outage = handler.outages.get(WHOLE)
-        if outage is not None:
+        for outage in self._of_all(handler):
             self._probes(handler, outage, work)
 
     def _probes(self, handler: Handler, outage: Outage, work: Work) -> None:
@@ -276,8 +326,10 @@ class Outages:
         now = self._state.now
         self._probing.pop(outage, None)
         del handler.outages[outage.value]
+        if outage.value is BRAKE and handler.flood is not None:
+            handler.flood.begin_again(now, handler.done)
         self._state.note(
-            "info", "records continue: what the handler calls answers again", handler=handler.name,
+            "info", "records continue", handler=handler.name,
             after_s=round(now - outage.since, 1),
         )  # fmt: skip
         self._let_go(outage)

@@ -114,7 +114,7 @@ FIELDS: dict[str, str] = {
     "`late_acknowledgements` and `late_commit_answers` (the partition was revoked, or they "
     "timed out), `records_of_closed_epochs`, `commits_refused`, `commits_in_doubt`, "
     "`on_exhausted_failed` (records parked since that function raised or returned no outcome), "
-    "`outages` (times that `hold=` made records wait), "
+    "`outages` and `brakes` (times that `hold=` and `brake=` made records wait), "
     "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
     "their log grew), `parked_records_gone` (released, and deleted from the log meanwhile), "
     "`late_refetches`; only non-zero ones",

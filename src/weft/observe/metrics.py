@@ -90,6 +90,7 @@ ENGINE = {
         "on_exhausted_failed",
     ),
     "weft_outages": ("Times that hold= made records wait for a probe", "outages"),
+    "weft_brakes": ("Times that brake= made records wait for a probe", "brakes"),
     "weft_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "weft_partitions_refetched": (

@@ -265,6 +265,7 @@ _HALT = {
     "frontier": Field(_whole, _ABSENT), "waiting": Field(_whole, _ABSENT),
     "behind": Field(_whole, _ABSENT), "until": Field(_number, _ABSENT),
     "value": Field(_text, _ABSENT), "failed": Field(_whole, _ABSENT),
+    "exhausted": Field(_whole, _ABSENT), "ended": Field(_whole, _ABSENT),
     "probe_s": Field(_number, _ABSENT),
     "error": Field(_maybe(_row({"type": _TEXT, "message": _TEXT})), _ABSENT),
 }  # fmt: skip

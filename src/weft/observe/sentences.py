@@ -48,6 +48,7 @@ RANKS = {
     "results": HANGING,
     "not_begun": HANGING,
     "outage": HANGING,
+    "brake": HANGING,
     "stopping": INTENT,
     "command": INTENT,
     "revoking": INTENT,
@@ -385,6 +386,19 @@ def _outage(halt: Row) -> tuple[str, str]:
     return text, "restore what it calls: all continue at the first success"
 
 
+def _brake(halt: Row) -> tuple[str, str]:
+    text = (
+        f"The brake holds {halt.get('handler')}{_for(halt)}: {halt.get('exhausted', 0):,} of its "
+        f"last {halt.get('ended', 0):,} records used up their attempts, the latest one with"
+        f"{_error(halt, 'error').removeprefix(':')}. {halt.get('waiting', 0):,} could start; one "
+        f"probes every {seconds(halt.get('probe_s', 0.0))}."
+    )
+    return text, (
+        "fix the cause: all continue when a probe succeeds, or by `weft resume --handler "
+        f"{halt.get('handler')} --reason TEXT`"
+    )
+
+
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -429,6 +443,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     ),
     "not_begun": _none_begins,
     "outage": _outage,
+    "brake": _brake,
     "rate_limit": lambda halt: (
         f"Calls{_of(halt)} wait for its rate_limit_per_s.",
         "expected; to go faster, raise rate_limit_per_s on @app.consume",

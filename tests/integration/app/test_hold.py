@@ -1,14 +1,16 @@
-"""`weft.Hold` from end to end: the service is away, and comes back."""
+"""`weft.Hold` and `weft.Brake` from end to end: a service away, a release that fails."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from tests.integration.app.conftest import wait_for
 
 import weft
+from weft.observe.orders import Order
 
 pytestmark = pytest.mark.push
 
@@ -78,3 +80,35 @@ def test_others_continue_while_one_value_waits(kafka):
     service.away = set()
     wait_for(lambda: run.snapshot()["handlers"]["handler"]["done"] == 100)
     assert Counter(key for key in service.calls if key[:1] == b"b").most_common(1)[0][1] == 1
+
+
+def test_a_brake_keeps_records_out_of_the_dead_letter_topic(kafka):
+    """A release that fails every record: a few letters, then it holds; a person lets it continue."""
+    topic, letters = kafka.topic(2), kafka.topic()
+    kafka.fill(topic, [{"value": b"v", "key": f"k{n}"} for n in range(300)])
+    app, fixed = kafka.app(), threading.Event()
+    brake = weft.Brake(share=0.5, at_least=10, probe_s=600)
+
+    @app.consume(
+        topic, concurrency=5, retry=weft.Retry(attempts=1), on_exhausted=weft.DeadLetter(letters),
+        brake=brake,
+    )  # fmt: skip
+    def handler(record):
+        if not fixed.is_set():
+            raise KeyError("id")
+
+    run = kafka.start(app)
+    (halt,) = wait_for(lambda: [o for o in run.snapshot()["halts"] if o["cause"] == "brake"])
+    assert (halt["error"]["type"], halt["exhausted"]) == ("KeyError", 10)
+    fixed.set()
+    order = Order("resume", "fixed", "id", handler="handler")
+    assert run.control.obey(replace(order, dry_run=True)).outcome == "would"
+    assert run.control.obey(order).outcome == "done"
+    assert run.control.obey(order).outcome == "unchanged"
+    row = wait_for(lambda: _ended(run, 300))
+    assert 10 <= row["dead_lettered"] < 15  # a call that had begun may fail after the command
+
+
+def _ended(run, count):
+    row = run.snapshot()["handlers"]["handler"]
+    return row if row["done"] + row["dead_lettered"] == count else None

@@ -364,6 +364,16 @@ def outage_of_a_value(stage):
     return f"{stage.topic}:0:2"
 
 
+def brake(stage):
+    """Two of two records used up their attempts."""
+
+    def handler(record):
+        raise ValueError("no such customer")
+
+    rule = weft.Brake(share=1, at_least=2, probe_s=60)
+    stage.start([b"x"] * 9, handler, concurrency=1, retry=weft.Retry(attempts=1), brake=rule)
+
+
 def slots(stage):
     stage.start([b"x"] * 3, concurrency=1)
 
@@ -445,6 +455,8 @@ ROWS = (
         "restore what it calls"),
     Row(outage_of_a_value, "outage", r"record 2 waits since what its handler calls for it is away",
         "restore that"),
+    Row(brake, "brake", r"The brake holds handler for [\d.]+ s: 2 of its last 2 records used up their "
+        r"attempts, the latest one with ValueError: no such customer", "weft resume --handler handler"),
     Row(slots, "slots", r"All concurrency slots of wait_here are taken", "normal"),
     Row(open_transaction, "open_transaction", r"\[0\]: records from offset 1 on wait behind an open "
         r"transaction of another producer \(last stable offset 1, end 3\)", "kafka-transactions.sh"),

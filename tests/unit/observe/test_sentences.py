@@ -145,6 +145,18 @@ BY = {
         },
         "What check calls is away for 34 s: Unavailable: 503. Records of acme wait (1,203 could",
     ),
+    "brake": (
+        {
+            "handler": "check",
+            "for_s": 34.0,
+            "waiting": 1203,
+            "probe_s": 5.0,
+            "exhausted": 61,
+            "ended": 200,
+            "error": {"type": "KeyError", "message": "id"},
+        },
+        "61 of its last 200 records used up their attempts, the latest one with KeyError: id. 1,2",
+    ),
     "slots": ({"handler": "check"}, "All concurrency slots of check"),
     "buffers": ({"topic": "orders", "partition": 3}, "Fetching of orders[3] is paused"),
     "open_transaction": (

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.core.events import Pause, Steering, Tuning
@@ -22,6 +23,7 @@ from weft.runtime.logs import event
 from weft.runtime.run.record_control import fetched, looked_at, obeyed_by, summary
 
 if TYPE_CHECKING:
+    from weft.core.engine import Engine
     from weft.kafka.log_reader import LogReader
     from weft.routing import Routes
     from weft.runtime.member.member import Member
@@ -79,7 +81,7 @@ class Control:
                 answer = self._of_records(order, member)
             else:
                 with self._lock:
-                    answer = Answer(member, *self._obeyed(order, shot["partitions"]))
+                    answer = Answer(member, *self._obeyed(order, shot))
         except ConfigError as error:
             answer = Answer(member, "refused", str(error))
         with self._lock:
@@ -129,9 +131,8 @@ class Control:
             force = [{**one.order.row(), "until": round(one.until, 3)} for one in self._force]
             return {"in_force": force, "log": list(self._log)}
 
-    def _obeyed(
-        self, order: Order, rows: Sequence[Mapping[str, Any]]
-    ) -> tuple[str, str, float | None]:
+    def _obeyed(self, order: Order, shot: Mapping[str, Any]) -> tuple[str, str, float | None]:
+        rows: Sequence[Mapping[str, Any]] = shot["partitions"]
         handler = self._checked(order)
         if self._run.member is None:
             raise ConfigError("it is starting: ask again")
@@ -140,7 +141,7 @@ class Control:
         meant = [row for row in rows if self._is_meant(order, handler, row)]
         here = f"{len(meant):,} of its partitions, {_sum(meant):,} records here"
         if order.action == "resume":
-            return self._resume(order, here)
+            return self._resume(order, here, _waiting(order, shot["halts"]))
         until = self._time() + order.for_s
         if order.action == "set":
             here = ", ".join(f"{name}={_shown(value)}" for name, value in order.settings.items())
@@ -191,21 +192,29 @@ class Control:
         self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
         return "done", f"stopping, mode {order.mode}", None
 
-    def _resume(self, order: Order, here: str) -> tuple[str, str, None]:
+    def _resume(self, order: Order, here: str, waiting: Sequence[str]) -> tuple[str, str, None]:
+        """End pauses; `waiting`: handlers whose records wait for a probe, which they end, too."""
         paused = [one for one in self._force if one.order.action == "pause"]
         whole = order.topic is None and order.handler is None
         target = (order.topic, order.handler)
         ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
         left = [one for one in paused if one not in ended]
-        if not ended:
+        if not ended and not waiting:
             more = f"; in force: {', '.join(what(one.order) for one in left)}" if left else ""
             return "unchanged", f"no command paused {what(order)}{more}", None
         if order.dry_run:
             return "would", f"resume {what(order)}: {here}", None
         self._force = [one for one in self._force if one not in ended]
         self._check_sent()
+        self._let_go(waiting)
         more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
         return "done", f"resumed {what(order)}: {here}{more}", None
+
+    def _let_go(self, handlers: Sequence[str]) -> None:
+        member = self._run.member
+        for number in map(self._names.index, handlers):
+            if member is not None:
+                member.door.call(partial(_let_go, handler=number))
 
     def _check_sent(self) -> None:
         if not self._send():
@@ -241,6 +250,18 @@ def _same(one: Order, other: Order) -> bool:
     """The later takes the place of the former."""
     mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
     return mine == its
+
+
+def _let_go(engine: Engine, at: float, handler: int) -> None:
+    engine.let_go(at, handler)
+
+
+def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The handlers that it is about whose records wait for a probe."""
+    if order.topic is not None:
+        return []
+    waits = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
+    return sorted(waits if order.handler is None else waits & {order.handler})
 
 
 def _shown(value: float | None) -> str:

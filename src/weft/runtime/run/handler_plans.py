@@ -59,6 +59,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
             retry=handler.retry,
             on_exhausted=handler.on_exhausted,
             hold=handler.hold,
+            brake=handler.brake,
             timeout_s=handler.timeout_s,
             delivery=handler.delivery,
             commit_each=handler.commit.each,
