@@ -146,8 +146,9 @@ def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:
     killed = [(name, _killed(name, ago_s)) for name, ago_s in local.gone()]
     if not found:
         text = "".join(f"{one}. " for _, one in killed)
+        none = "No" if killed else "no"
         raise ConfigError(
-            f"{text}no running Weft app found on this machine: start one with `weft run` (or "
+            f"{text}{none} running Weft app found on this machine: start one with `weft run` (or "
             "WEFT_SOCKET=1), or give --url, or --group and --bootstrap-servers"
         )
     runs = [Shown(path.stem, partial(local.ask, path)) for path in found]

@@ -172,7 +172,7 @@ def _bundled(shot: Row) -> list[Sentence]:
     alike: dict[tuple[Any, ...], list[Row]] = {}
     causes = {halt["cause"] for halt in shot.get("halts", ())}
     for number, halt in enumerate(shot.get("halts", ())):
-        if halt["cause"] == "unassigned" and causes & {"broker", "refused"}:
+        if halt["cause"] in ("unassigned", "membership") and causes & {"broker", "refused"}:
             continue  # a consequence
         one = number if "partition" not in halt else (halt.get("member"), halt["topic"])
         if _blocks(halt):

@@ -274,6 +274,14 @@ def test_a_topic_of_ten_thousand_partitions_is_answered_immediately():
     assert time.process_time() - began < 10  # a tenth of a second; it was minutes
 
 
+def test_of_a_record_that_was_parked_before_only_that_is_known():
+    """The commit remembers it without its error and its time: both are not made up."""
+    assert record_sentence(record("parked", attempts=5)).text == (
+        "orders[3]: record 10,412 (key cust-17) was parked before this member had its partition, "
+        "given up after 5 attempts; the log of then has why."
+    )
+
+
 def test_a_parked_record_is_released_by_a_command_to_copy():
     """The record is named in it; of one that is behind another no place is known here."""
     parked = record("parked", attempts=5)
@@ -290,6 +298,7 @@ def test_of_several_causes_the_first_is_named_and_its_consequences_last():
          "for_s": 312.0},
         {"cause": "not_begun", "handler": "check", "for_s": 14.0, "calls": 4},
         {"cause": "unassigned"},
+        {"cause": "membership"},
         {"cause": "broker", "for_s": 12.0},
     ]  # fmt: skip
     told = why(shot(record(), halts=halts))
