@@ -51,7 +51,8 @@ class Commands:
                     waits = True
                 else:
                     rows.append(row)
-            if command.target.offset is None and command.action != "skip":
+            over = command.action == "hold" and self._until(command) <= self._state.now
+            if command.target.offset is None and command.action != "skip" and not over:
                 self._later_epochs(command)
             if not waits:
                 what = rows or [_row(None, command, "not here", "no such partition in this member")]
@@ -111,6 +112,7 @@ class Commands:
             first = waiting
         for later in self._of_lane(partition, key):  # of one batch with it, they are held as well
             if later is not first and _held(later):
+                self._end_own_hold(later)
                 self._state.retries.add(self._state.now, later)
         return self._go_on(partition, command, first)
 
@@ -121,24 +123,23 @@ class Commands:
 
     def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         key_of = partition.lanes.key_of
-        for work in (*partition.commit.marked.values(), *partition.offsets.works()):
-            if work.state != states.PENDING and key_of(work.record) == key:
-                yield work
+        works = (
+            work
+            for work in (*partition.commit.marked.values(), *partition.offsets.works())
+            if work.state != states.PENDING and key_of(work.record) == key
+        )
+        return iter(_in_turn(list(works))) if partition.handler.exact else works
 
     def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
         until = self._until(command)
         if until <= self._state.now:
             return _row(partition, command, "unchanged", "the hold is over already")
-        before = partition.holds.get(key, 0.0)
         partition.set_hold(key, until)
         waiting = next(
             (w for w in self._of_lane(partition, key) if w.state in states.WAITING), None
         )
         if waiting is None:
             return _row(partition, command, "held", "nothing of it waits now")
-        failure = waiting.failure
-        if failure is not None and failure.held and failure.due > before:
-            until = max(until, failure.due)  # it is held by itself, and for longer
         return self._hold(partition, command, waiting, until)
 
     # -- one record ------------------------------------------------------------------------------
@@ -211,11 +212,11 @@ class Commands:
         return _row(partition, command, "refused", "it is not fetched yet: ask again in a moment")
 
     def _hold(self, partition: Partition, command: Command, work: Work, until: float) -> fx.Obeyed:
-        offset = work.record.offset
+        offset, own = work.record.offset, command.target.offset is not None
         if work.state == states.RETRYING:
             partition.retried(work)
             work.move(states.QUEUED)
-            hold(self._state, work, until)
+            hold(self._state, work, until, own=own)
         elif work.state == states.PARKED:
             return _row(partition, command, "held", "it is parked", offset)
         elif work.state != states.QUEUED:
@@ -223,7 +224,7 @@ class Commands:
             return _row(partition, command, "refused", what, offset)
         else:
             self._take_out(work)
-            hold(self._state, work, until)
+            hold(self._state, work, until, own=own)
         return _row(partition, command, "held", command.reason, offset)
 
     def _take_out(self, work: Work) -> None:
@@ -255,8 +256,14 @@ class Commands:
         what = "released" if failure.held or failure.exhausted_by else "retried"
         if failure.exhausted_by:  # since before it came here: it has not been given up yet
             self._endings.start_over(work, failure, command.reason)
+        self._end_own_hold(work)
         self._state.retries.add(self._state.now, work)
         return _row(partition, command, what, command.reason, offset)
+
+    def _end_own_hold(self, work: Work) -> None:
+        """What a later hold of its lane must not shorten is over by command."""
+        if work.failure is not None:
+            work.failure.held_until = 0.0
 
     def _skip(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed | None:
         offset = work.record.offset
@@ -310,6 +317,21 @@ def _is_done(partition: Partition, offset: int) -> bool:
     if offset in offsets.incomplete or offset in partition.commit.marked:
         return False
     return offset < offsets.position or offset <= offsets.restored_top
+
+
+def _in_turn(lane: list[Work]) -> list[Work]:
+    """As they start, which is not by offset where one whose output was refused joined its end."""
+    behind = {id(work.next) for work in lane}
+    left = dict.fromkeys(lane)
+    ordered: list[Work] = []
+    for head in sorted(lane, key=lambda work: id(work) in behind):
+        work: Work | None = head
+        while work is not None:
+            if work in left:
+                del left[work]
+                ordered.append(work)
+            work = work.next
+    return ordered
 
 
 def _held(work: Work) -> bool:

@@ -16,7 +16,7 @@ from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
 from weft.core.memory import longest_s
 from weft.core.partition import plain_done
-from weft.core.retries import DELAY_MAX_S, batch_delay_s, retry_delay_s
+from weft.core.retries import batch_delay_s, retry_delay_s
 from weft.core.work import Decision, Failure
 from weft.policies import DECIDED_RETRIES_MAX, DeadLetter, GivenUp, Park, Retry, Skip, Stop
 from weft.types import ErrorInfo, Record, Sent
@@ -355,7 +355,8 @@ class Endings:
     def start_over(self, work: Work, failure: Failure, why: str) -> None:
         """Its attempts are counted from the first one again."""
         failure.attempts = failure.shared = failure.rounds = 0
-        failure.exhausted_by, failure.decision, failure.waits_since = "", None, None
+        failure.exhausted_by, failure.decision = "", None
+        failure.waits_since, failure.ticket = None, -1
         failure.tell(self._state.now, f"released: {why}")
         work.try_again(failure)
         work.partition.charge_failure(work, failure)
@@ -521,7 +522,7 @@ class Endings:
         partition, now = work.partition, self._state.now
         due = None
         if known.until_s is not None:  # no commit may put a record off for longer than its cause
-            due = min(known.until_s - self._state.wall_s, now + longest_s(work, known, DELAY_MAX_S))
+            due = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
         released_at = self._released_at(work, due)
         if known.parked and released_at is not None and released_at <= now:
             known = Remembered(known.offset, 0, error=known.error)
@@ -549,6 +550,7 @@ class Endings:
             # What is used up is given up at once, unless it is held.
             held = known.held and due is not None and due > now
             failure.own_due = now if due is None or held else due
+            failure.held_until = due if held and due is not None else 0.0
             soon = due is None or (failure.exhausted_by and not held)
             self._state.retries.add(now if soon or due is None else due, work)
             partition.retry(work, held=held)

@@ -42,13 +42,18 @@ def hold_behind(state: EngineState, work: Work) -> None:
         hold(state, work, until)
 
 
-def hold(state: EngineState, work: Work, until: float) -> None:
-    """This queued record, which stands nowhere else, does not start before this time."""
+def hold(state: EngineState, work: Work, until: float, *, own: bool = False) -> None:
+    """This queued record, which stands nowhere else, does not start before this time.
+
+    `own`: the record itself is held, not its lane: a shorter hold of the lane does not end that.
+    """
     failure = work.failure
     if failure is None:
         failure = work.failure = Failure(state.texts)
         work.partition.charge_failure(work, failure)
-    until = max(until, failure.own_due)  # its own delay is not shortened
+    if own:
+        failure.held_until = until
+    until = max(until, failure.own_due, failure.held_until)  # its own delay is not shortened
     failure.tell(state.now, f"held for {until - state.now:.0f} s")
     state.retries.add(until, work)
     work.partition.retry(work, held=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from weft.codec import Remembered
 from weft.core import states
 from weft.core.holds import HOLD_MAX_S
+from weft.core.retries import DELAY_MAX_S
 from weft.policies import PARKED_S_MAX
 
 if TYPE_CHECKING:
@@ -154,12 +155,12 @@ def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:
     )  # fmt: skip
 
 
-def longest_s(work: Work, known: Remembered, attempt_s: float) -> float:
-    """For how long a commit may put a record off, which anyone may have written.
+def longest_s(work: Work, known: Remembered) -> float:
+    """For how long a commit, which anyone may have written, may put a record off.
 
-    As long as what put it off: a park, a hold, or an attempt (`attempt_s`, or more by its policy).
+    As long as what put it off can: a park, a hold, or an attempt by its policy.
     """
     if known.parked:
         return PARKED_S_MAX  # where its policy is known, it says less (`Endings._released_at`)
     retry = work.retry
-    return max(HOLD_MAX_S if known.held else attempt_s, retry.delay_max_s * (1.0 + retry.jitter))
+    return max(HOLD_MAX_S if known.held else DELAY_MAX_S, retry.delay_max_s * (1.0 + retry.jitter))

@@ -257,6 +257,8 @@ class Failure:
     held: bool = False
     #: when it failed first with an error that `Hold.on` names, and that cost no attempt
     waits_since: float | None = None
+    #: the end of a hold of this very record
+    held_until: float = 0.0
     #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), as long as they are
     exhausted_by: str = ""
     #: of the last error before it came here

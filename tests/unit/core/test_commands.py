@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.test_memory import ERROR, UNIX_S
 
+from weft.account.account import take
+from weft.account.snapshot import snapshot
 from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core.events import Command, Failed, Returned, Target
@@ -304,3 +306,115 @@ def test_a_record_that_is_held_for_longer_than_its_lane(desk):
     assert started(desk) == []
     desk.pass_time(10.0)
     assert started(desk) == [1]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_hold_that_is_over_already_ends_none(desk, there):
+    """Neither in this epoch nor in one to come, wherever it came late."""
+    order(desk, "hold", for_s=50.0)
+    if not there:
+        desk.do("closed", [desk.part])
+    order(desk, "hold", for_s=-1.0)
+    if there:
+        desk.do("closed", [desk.part])
+    (part,) = desk.assign(0, unix_s=UNIX_S + desk.now)
+    desk.poll(part, 0)
+    assert started(desk) == []
+    desk.pass_time(50.1)
+    assert started(desk) == [0]
+
+
+@pytest.mark.parametrize(("own_s", "lane_s"), [(9.0, 2.0), (2.0, 9.0)])
+def test_a_record_that_is_held_itself_waits_for_both_holds(desk, own_s, lane_s):
+    """A shorter hold of its lane does not end its own."""
+    desk.do("halt", "outputs", on=True)
+    desk.poll(desk.part, 0)
+    assert order(desk, "hold", record(0), for_s=own_s) == [("held", 0)]
+    assert order(desk, "hold", for_s=lane_s) == [("held", 0)]
+    desk.do("halt", "outputs", on=False)
+    desk.pass_time(8.9)
+    assert started(desk) == []
+    desk.pass_time(0.2)
+    assert started(desk) == [0]
+
+
+def test_a_release_of_the_lane_ends_a_hold_of_its_record_for_good(desk):
+    """A hold of the lane after that is as long as it says."""
+    desk.do("halt", "outputs", on=True)
+    desk.poll(desk.part, 0)
+    order(desk, "hold", record(0), for_s=50.0)
+    assert order(desk, "release") == [("released", 0)]
+    assert order(desk, "hold", for_s=2.0) == [("held", 0)]
+    desk.do("halt", "outputs", on=False)
+    desk.pass_time(2.1)
+    assert started(desk) == [0]
+
+
+def test_what_comes_behind_a_retried_record_of_a_held_lane_is_charged_with_it(make_desk):
+    """Its lane failed before: what it holds is in one charge (the desk counts it all again)."""
+    desk = make_desk(HandlerSpec("h", retry=Retry(delay_s=0.0)))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    desk.pass_time(0.1)
+    (first,) = desk.started()
+    order(desk, "hold")
+    desk.poll(part, 1)
+    desk.do("calls_ended", [first])
+    assert part.lanes.blocked_records == 1
+    order(desk, "release")
+    desk.do("calls_ended", desk.started())
+    assert (part.lanes.blocked_records, part.lanes.blocked_bytes) == (0, 0)
+
+
+def refused(make_desk, ordering: str):
+    """exactly_once: 0 was refused and has joined the end of its lane, 1 is its first and runs."""
+    spec = HandlerSpec("h", ordering, delivery="exactly_once", retry=Retry(delay_s=9.0, jitter=0.0))
+    desk = make_desk(spec)
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0, 1, 2)
+    (first,) = desk.started()
+    desk.take(object)
+    desk.do("calls_ended", [], [Returned(first, ["output"])])
+    (second,) = [w for e in desk.effects if isinstance(e, fx.Start) for w in e.works]
+    (transaction,) = desk.take(fx.Transact)
+    desk.do("transacted", transaction.sequence, committed=False, refused=[(first, ERROR)])
+    order(desk, "retry", record(0))
+    return desk, part, second
+
+
+@pytest.mark.parametrize("ordering", ["key", "partition"])
+def test_what_joined_the_end_of_its_lane_is_not_skipped_before_its_turn(make_desk, ordering):
+    """Its offset is the lowest; the lane would start what runs already, and what follows it."""
+    desk, part, second = refused(make_desk, ordering)
+    assert order(desk, "skip", record(0)) == [("refused", 0)]
+    desk.poll(part, 3)
+    assert started(desk) == []
+    desk.do("calls_ended", [], [Returned(second, ["output"])])
+    assert started(desk) == [2]
+
+
+def test_a_lane_is_held_at_what_is_next_not_at_its_lowest_offset(make_desk):
+    """exactly_once: the lowest one joined the lane's end."""
+    desk, _, second = refused(make_desk, "key")
+    assert order(desk, "hold") == [("held", 2)]
+    desk.do("calls_ended", [], [Returned(second, ["output"])])
+    assert started(desk) == []
+    assert order(desk, "release") == [("released", 2)]
+    assert started(desk) == [2]
+
+
+def test_what_waits_for_an_old_call_and_is_held_has_one_place(desk):
+    """That of the hold, in every view; and it starts when both are over."""
+    desk.poll(desk.part, 0)
+    (old,) = desk.started()
+    desk.do("closed", [desk.part], lost=True)
+    (part,) = desk.assign(0, unix_s=UNIX_S + desk.now)
+    desk.poll(part, 0)
+    assert order(desk, "hold", record(0)) == [("held", 0)]
+    (row,) = snapshot(take(desk.engine, desk.now))["partitions"]
+    assert {name: n for name, n in row["places"].items() if n} == {"on_hold": 1}
+    desk.pass_time(10.1)
+    assert started(desk) == []
+    desk.do("calls_ended", [old])
+    assert started(desk) == [0]

@@ -255,3 +255,16 @@ def test_a_drain_of_what_is_buffered_waits_for_the_answer(asked):
     desk.do("calls_ended", desk.started())
     desk.pass_time(1.0)
     assert question.work.state == states.DONE
+
+
+def test_a_time_that_a_release_made_void_ends_nothing(asked):
+    """Parked for 5 s, released, exhausted again: no other question comes when these are over."""
+    desk, part, question = asked()
+    decide(desk, question, Park(release_after_s=5.0))
+    desk.do("obey", [command("release")], UNIX_S)
+    ended = [Failed(work, ERROR, final=True) for e in desk.take(fx.Start) for work in e.works]
+    desk.do("calls_ended", [], ended)
+    (question,) = desk.take(fx.AskExhausted)
+    decide(desk, question, Park())
+    desk.pass_time(60.0)
+    assert (part.parked, desk.started()) == (1, [])
