@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from simulators.core import away, deciding
 from simulators.core.actions import ERROR, OVERHEAD_BYTES, Shared
 from simulators.core.dice import Dice
 from simulators.core.member import Member
 from simulators.core.stage import GROUP
+from simulators.core.violation import require
 from simulators.core.world import World
 from weft.core import effects as fx
 from weft.core.events import Answer, Verdict
@@ -115,12 +118,25 @@ def commits(world: World, member: Member, dice: Dice) -> None:
         if dice.chance(0.5):
             member.late_answers.append(answers)
         return
+    stored = []
     for answer in answers:
         partition = answer.partition
         if partition.commit.state and partition.commit.sequence == answer.sequence:
             world.oracle.heard(partition, world.now, stored=answer.verdict == "stored")
+            stored += [partition] if answer.verdict == "stored" else []
     member.engine.commit_answered(world.now, answers)
     member.perform()
+    check_answered(world, member, stored)
+
+
+def check_answered(world: World, member: Member, stored: Iterable[Partition]) -> None:
+    """S13: a skip is answered when the member knows that the commit with it is stored."""
+    known = {(one.topic, one.number) for one in stored if not world.oracle.former(one)}
+    skips = [command for command in member.unanswered if command.action == "skip"]
+    for command in skips:
+        tp = (command.target.topic, command.target.partition or 0)
+        owed = tp in known and command.target.offset in world.held_of(tp)
+        require(not owed, "S13", f"{member.name} does not answer {command}, which is stored")
 
 
 _REFUSALS: tuple[Verdict, ...] = ("retry",) * 6 + ("gone",) * 2 + ("stop",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from simulators.core.dice import Dice
+from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.remembering import UNIX_S
 from simulators.core.stage import GROUP
@@ -59,8 +60,6 @@ def obey(world: World, member: Member, command: Command) -> None:
     if target.offset is None:
         if command.action == "hold" and outcome == "held":
             life.holds[target.key] = until
-            if rows:  # the later hold of a record takes the former's place
-                life.held_until.pop(rows[0].offset, None)
         elif command.action in ("release", "retry"):
             life.holds.pop(target.key, None)
             if outcome in ("released", "retried"):  # with all of it that is held
@@ -77,6 +76,7 @@ def obey(world: World, member: Member, command: Command) -> None:
         target.offset not in life.passed or target.offset in life.refused
     ):  # else a second skip of what is done
         life.given_up.add(target.offset)
+        life.asked.pop(target.offset, None)
     member.freed_at = world.now
     member.perform()
 
@@ -85,6 +85,8 @@ def _hold_later(world: World, member: Member, command: Command) -> None:
     """Epochs of this process that begin later know of it."""
     target = command.target
     place = (member.name, (target.topic, target.partition or 0), target.key)
+    if command.action == "hold" and command.until_s <= UNIX_S + world.now:
+        return  # it is over already
     if command.action == "hold":
         world.oracle.holds[place] = command.until_s - UNIX_S
     else:
@@ -97,10 +99,14 @@ def release_all(world: World, member: Member) -> None:
         life = world.oracle.lives[part]
         if life.state != "open" or world.oracle.former(part):
             continue
-        waits = {o for o, due in life.not_before.items() if due > world.now + 10.0}
-        for offset in sorted({*life.parked, *life.held_until, *waits}):
+        for offset in sorted({*life.parked, *life.held_until, *put_off(life, world.now)}):
             target = Target(tp[0], None, tp[1], offset)
             obey(world, member, Command("release", target, reason="the end"))
+
+
+def put_off(life: Life, now: float) -> set[int]:
+    """What waits for longer than any policy drawn: another client's commit says so."""
+    return {offset for offset, due in life.not_before.items() if due > now + 10.0}
 
 
 def meddle(world: World, dice: Dice) -> None:

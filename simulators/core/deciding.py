@@ -6,7 +6,6 @@ from simulators.core import remembering
 from simulators.core.dice import Dice
 from simulators.core.ledger import Life
 from simulators.core.member import Member
-from simulators.core.violation import require
 from simulators.core.world import World
 from weft.core import effects as fx
 from weft.core.events import Decided
@@ -38,8 +37,9 @@ def _decided(
     world: World, life: Life, effect: fx.AskExhausted, outcome: GivenUp | Retry | None
 ) -> None:
     offset, now, oracle = effect.work.record.offset, world.now, world.oracle
-    require(offset in life.asked, "S12", f"{effect.work!r} is asked for and not exhausted")
-    life.asked.remove(offset)
+    if life.asked.get(offset) != effect.number:
+        return  # a command released, skipped or held it meanwhile: the answer counts no more
+    del life.asked[offset]
     oracle.stats[f"decided {type(outcome).__name__}"] += 1
     life.retries[offset] += isinstance(outcome, Retry)
     if isinstance(outcome, Retry) and life.retries[offset] <= DECIDED_RETRIES_MAX:

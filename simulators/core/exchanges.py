@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simulators.core.actions import ERROR, Shared
+from simulators.core.answers import check_answered
 from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Exchange, Member
 from simulators.core.stage import GROUP
@@ -179,6 +180,8 @@ def finish(
         if work.outputs is not outputs:  # given up, as one that others went past
             _given_up(world, work, outputs, reason)
     member.perform()
+    if committed:
+        check_answered(world, member, now_in.intersection(member.parts.values()))
 
 
 def _given_up(world: World, work: Work, outputs: object, reason: ErrorInfo | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulators.core import actions, answers, exchanges, rebalance
-from simulators.core.commanding import release_all
+from simulators.core.commanding import put_off, release_all
 from simulators.core.dice import Dice
 from simulators.core.foreign import end_foreign
 from simulators.core.happenings import tick
@@ -137,12 +137,12 @@ def _done(source: Source, offset: int) -> bool:
 
 
 def _healthy_finished(world: World) -> bool:
-    """Every record whose lane has no failing one before it."""
+    """Every record whose lane has no failing one before it, or one that a commit put off."""
     parked = {
         (life.source.tp, life.source.lane(offset))
         for life in world.oracle.lives.values()
         if life.state == "open"
-        for offset in (*life.parked, *life.held_until)
+        for offset in (*life.parked, *life.held_until, *put_off(life, world.now))
         if offset in life.source.keys
     }
     return all(

@@ -113,8 +113,9 @@ class Life:
         self.parked: dict[int, float] = {}
         #: by a command or what was remembered: as done without handling
         self.given_up: set[int] = set()
-        #: exhausted, and the function that is `on_exhausted` has not returned
-        self.asked: set[int] = set()
+        #: exhausted, and the function that is `on_exhausted` has not returned -> the number of the
+        #: question; 0: it was not asked yet, or a hold withdrew that
+        self.asked: dict[int, int] = {}
         #: it returned these; and how often
         self.policies: dict[int, Retry] = {}
         self.retries: Counter[int] = Counter()

@@ -193,6 +193,7 @@ class Member:
         life, offset = self.oracle.lives[effect.work.partition], effect.work.record.offset
         known = life.state == "closed" or offset in life.asked
         require(known, "S12", f"{effect.work!r} is asked for and not exhausted")
+        life.asked[offset] = effect.number
         self.questions.append(effect)
 
     def _commit(self, effect: fx.CommitOffsets) -> None:

@@ -58,12 +58,12 @@ def _a_hold_never_ends(original: Any) -> Any:
     return lambda state, work, until: original(state, work, until + 10_000.0)
 
 
-@mutant(Commits, "_answer", "S13", first_seed=profiles.COMMANDED + 668)
+@mutant(Commits, "_answer", "S13", first_seed=profiles.COMMANDED)
 def _no_answer_to_a_skip(original: Any) -> Any:
     return lambda _self, _partition, _item: None
 
 
-@mutant(Commands, "_skip_head", "S13", "S1", "L2", first_seed=profiles.COMMANDED + 503)
+@mutant(Commands, "_skip_head", "S12", "S13", "S1", "L2", first_seed=profiles.COMMANDED)
 def _skipped_in_words_only(original: Any) -> Any:
     return lambda _self, _partition, _work, _reason: None
 

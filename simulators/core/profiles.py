@@ -49,6 +49,8 @@ STEERED = 22_000_000
 DECIDED = 23_000_000
 #: parked lanes of which only offsets are kept, released in any order
 PARKED = 27_000_000
+#: as both COMMANDED and DECIDED
+BOTH = 28_000_000
 
 #: what handlers call is away for a while, all of it or for one key
 AWAY = 24_000_000
@@ -390,6 +392,13 @@ def _braked(setup: Setup, rng: random.Random) -> Setup:
     return replace(braked, odds=replace(braked.odds, outputs=0.0), poison=frozenset())
 
 
+def _both(setup: Setup, rng: random.Random) -> Setup:
+    """Commands to records that wait for what the function returns, and riders of such."""
+    decided = _decided(setup, rng)
+    commands = {"command": rng.choice((2.0, 20.0)), "meddle": rng.choice((0.0, 3.0))}
+    return replace(decided, ends=_weighted(churn=rng.choice((1.0, 6.0)), control=0.0, **commands))
+
+
 def _failing(setup: Setup, specs: tuple[HandlerSpec, ...], fail: float, **weights: float) -> Setup:
     """Such a share of the calls fails, and commits have room for all that is remembered."""
     return replace(
@@ -430,4 +439,5 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     BRAKED: _braked,
     REDONE: _redone,
     PARKED: _parked,
+    BOTH: _both,
 }

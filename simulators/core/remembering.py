@@ -74,7 +74,7 @@ def _longest_s(life: Life, one: Remembered) -> float:
 
 def ask(life: Life, offset: int) -> None:
     """It does not start before `on_exhausted` has returned."""
-    life.asked.add(offset)
+    life.asked[offset] = 0
     life.startable.pop(offset, None)
 
 
@@ -175,6 +175,8 @@ def _check_whole(
 def answered(life: Life, row: fx.Obeyed, now: float) -> None:
     """A command was obeyed in this epoch."""
     offset = row.offset
+    if row.outcome == "held" and offset in life.asked:
+        life.asked[offset] = 0
     if row.outcome == "skipped":
         life.source.skipped.add(offset)
     elif row.outcome in ("released", "retried") and offset >= 0:
@@ -185,9 +187,13 @@ def answered(life: Life, row: fx.Obeyed, now: float) -> None:
             life.dead_letters.discard(offset)
             life.came_spent.remove(offset)
             life.attempts[offset] = life.own_attempts[offset] = 0
-        elif offset not in life.polled:  # it was remembered
+        elif offset not in life.polled or offset in life.asked:  # it was remembered, or exhausted
             life.attempts[offset] = life.own_attempts[offset] = 0
             life.given_up.discard(offset)
+            life.came_spent.discard(offset)
+            life.policies.pop(offset, None)
+            life.retries.pop(offset, None)
+        life.asked.pop(offset, None)
         life.held_until.pop(offset, None)
         life.not_before[offset] = now
         if offset in life.polled:

@@ -54,6 +54,7 @@ WORDS = {
     profiles.AWAY: {"probes": 200, "outages ended": 100, "attempts charged after max_s": 100},
     profiles.BRAKED: {"brakes": 100, "probes": 200, "attempts spared": 50},
     profiles.REDONE: {"redo begun": 500, "outcome redone": 200},
+    profiles.BOTH: {"answered skip": 300, "answered release": 300, "decided Retry": 100},
     profiles.REFUSED_MAPS: {"maps refused in a transaction": 1_000},
     profiles.ABORTED: {"transactions aborted for their content": 3_000, "culprits found": 300},
 }
