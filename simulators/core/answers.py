@@ -134,8 +134,9 @@ def check_answered(world: World, member: Member, stored: Iterable[Partition]) ->
     known = {(one.topic, one.number) for one in stored if not world.oracle.former(one)}
     skips = [command for command in member.unanswered if command.action == "skip"]
     for command in skips:
-        tp = (command.target.topic, command.target.partition or 0)
-        owed = tp in known and command.target.offset in world.held_of(tp)
+        topic, _, number, offset = command.target
+        tp = (topic, number or 0)
+        owed = tp in known and offset is not None and offset in world.held_of(tp)
         require(not owed, "S13", f"{member.name} does not answer {command}, which is stored")
 
 

@@ -470,6 +470,8 @@ class Endings:
         partition.shelves.let_go(work)
         failure.given_up = "skipped"
         failure.tell(self._state.now, "it is not in the log any more")
+        if failure.error is None:  # it came parked
+            failure.replace(USED_UP)
         partition.record_done(work)
         complete(self._state, work)
 

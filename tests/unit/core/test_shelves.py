@@ -247,3 +247,14 @@ def test_of_what_is_not_fetched_again_bytes_are_kept() -> None:
     desk = Parking(limits=Limits())
     desk.park(0, 1)
     assert [work.record.value for work in desk.part.works()] == [b"v", b"v"]
+
+
+def test_what_came_parked_and_is_gone_is_skipped() -> None:
+    """Its last error was not kept: the engine fell over it (found by a seed)."""
+    desk = Parking(remembered=(Remembered(0, 1, parked=True),))
+    desk.poll(desk.part, 0, 1, size=SIZE)
+    desk.command("release", 0)
+    desk.asked()
+    desk.came(1)
+    assert offsets(desk.started()) == [1]
+    assert (desk.part.frontier, desk.part.handler.skipped) == (1, 1)
