@@ -66,6 +66,11 @@ class Rider(NamedTuple):
 NONE = Rider()
 
 
+def least_bytes(one: Remembered) -> int:
+    """What an entry takes at least."""
+    return 3 + (one[5] is not None) + (0 if one[6] is None else 4)
+
+
 def error_hash(kind: str, place: str) -> int:
     """Four bytes that distinguish kinds of failures: the error's type and where it was raised."""
     return binascii.crc32(f"{kind}@{place}".encode())
@@ -79,14 +84,13 @@ def encode(frontier: int, entries: Sequence[Remembered], bytes_max: int) -> tupl
     base_s = min((one.until_s for one in entries if one.until_s is not None), default=0)
     content = bytearray((VERSION,))
     _put(content, max(0, base_s))
-    count, end = 0, frontier
+    count, end, begin = 0, frontier, len(content)
     for one in entries:
-        begin = len(content)
         _put_entry(content, one, end, max(0, base_s))
         if _HEAD_BYTES + len(content) > bytes_max:
             del content[begin:]
             break
-        count, end = count + 1, one.offset + 1
+        count, end, begin = count + 1, one[0] + 1, len(content)
     if not count:
         return b"", 0
     head = _MAGIC + len(content).to_bytes(4, "little")
@@ -94,16 +98,26 @@ def encode(frontier: int, entries: Sequence[Remembered], bytes_max: int) -> tupl
 
 
 def _put_entry(content: bytearray, one: Remembered, end: int, base_s: int) -> None:
-    assert one.offset >= end, "entries are ascending, from the frontier on"
-    flags = _PARKED * one.parked | _HELD * one.held | EXHAUSTED_BY.index(one.exhausted_by) << 4
-    flags |= _UNTIL * (one.until_s is not None) | _ERROR * (one.error is not None)
-    _put(content, one.offset - end)
-    content.append(flags)
-    _put(content, min(one.attempts, _ATTEMPTS_MAX))
-    if one.until_s is not None:
-        _put(content, max(0, one.until_s - base_s))
-    if one.error is not None:
-        content += one.error.to_bytes(4, "little")
+    # Once for each entry of each commit: without a call for what takes one byte.
+    offset, attempts, parked, held, by, until_s, error = one
+    assert offset >= end, "entries are ascending, from the frontier on"
+    flags = (_PARKED if parked else 0) | (_HELD if held else 0)
+    if by:
+        flags |= EXHAUSTED_BY.index(by) << 4
+    if until_s is not None:
+        flags |= _UNTIL
+    if error is not None:
+        flags |= _ERROR
+    if offset - end < 0x80 and attempts < 0x80:
+        content += bytes((offset - end, flags, attempts))
+    else:
+        _put(content, offset - end)
+        content.append(flags)
+        _put(content, min(attempts, _ATTEMPTS_MAX))
+    if until_s is not None:
+        _put(content, max(0, until_s - base_s))
+    if error is not None:
+        content += error.to_bytes(4, "little")
 
 
 def _put(content: bytearray, number: int) -> None:

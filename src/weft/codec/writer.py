@@ -90,13 +90,29 @@ def with_rider(
     """
     if not entries:
         return text, 0
-    # An empty map has no frame to follow: use one of the frontier alone.
-    encoding, body, _ = wire.from_text(text or encode(frontier, frontier, (frontier,)))
-    encoding = wire.COMPRESSED.get(encoding.name, encoding)
-    frame = zstd.compress(body)
-    room_bytes = limit_chars // 4 * 3 - 1 - len(frame)
-    ridden, count = rider.encode(frontier, entries, room_bytes)
-    return (wire.to_text(encoding, frame + ridden), count) if count else (text, 0)
+    return Carrier(frontier, text, limit_chars).carry(entries)
+
+
+class Carrier:
+    """The text of a map that a rider is to follow, and the room for that."""
+
+    __slots__ = ("_encoding", "_frame", "_frontier", "_text", "room_bytes")
+
+    def __init__(self, frontier: int, text: str, limit_chars: int) -> None:
+        self._frontier, self._text = frontier, text
+        # An empty map has no frame to follow: use one of the frontier alone.
+        encoding, body, _ = wire.from_text(text or encode(frontier, frontier, (frontier,)))
+        self._encoding = wire.COMPRESSED.get(encoding.name, encoding)
+        self._frame = zstd.compress(body)
+        #: what a rider may take
+        self.room_bytes = limit_chars // 4 * 3 - 1 - len(self._frame)
+
+    def carry(self, entries: Sequence[rider.Remembered]) -> tuple[str, int]:
+        """The text with as many of the entries as there is room for, and how many that are."""
+        ridden, count = rider.encode(self._frontier, entries, self.room_bytes)
+        if not count:
+            return self._text, 0
+        return wire.to_text(self._encoding, self._frame + ridden), count
 
 
 def measure(frontier: int, top: int, not_done: Sequence[int]) -> int:
@@ -150,11 +166,16 @@ def _bodies(
     runs: Sequence[int],
 ) -> Iterator[tuple[Encoding, bytes]]:
     """Every body worth comparing, plain and compressed; the huge ones are never built."""
-    plain = [
-        (encoding, _body(encoding, frontier, length, not_done, runs))
-        for encoding, size in sizes.items()
-        if size <= WRITTEN_BODY_BYTES_MAX
-    ]
+    plain: list[tuple[Encoding, bytes]] = []
+    bits = b""  # the same behind either length: built once
+    for encoding, size in sizes.items():
+        if size > WRITTEN_BODY_BYTES_MAX:
+            continue
+        if encoding.is_bitset:
+            bits = bits or bitset.bits(frontier, length, not_done)
+            plain.append((encoding, length.to_bytes(encoding.width, "big") + bits))
+        else:
+            plain.append((encoding, runlength.pack(runs, encoding.width)))
     yield from plain
     for encoding, body in plain:
         yield wire.COMPRESSED[encoding.name], zstd.compress(body)

@@ -19,6 +19,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from weft.codec import Remembered
+from weft.codec.rider import least_bytes
 from weft.core import states
 from weft.core.holds import HOLD_MAX_S
 from weft.core.retries import DELAY_MAX_S
@@ -35,7 +36,9 @@ GONE = (states.DONE, states.SUPERSEDED)
 class Memory:
     """What one epoch remembers."""
 
-    __slots__ = ("_known", "_order", "_sorted", "barred", "changed", "on", "shed", "waiting")
+    __slots__ = (
+        "_known", "_order", "_sorted", "barred", "changed", "on", "shed", "unseen", "waiting",
+    )  # fmt: skip
 
     def __init__(self, remembered: Sequence[Remembered] = (), *, on: bool = True) -> None:
         #: False: nothing is remembered (`Retry(remember=False)`, at_most_once)
@@ -52,6 +55,8 @@ class Memory:
         self.changed = False
         #: so many the last plan had no room for
         self.shed = 0
+        #: of these, so many at most that the last one did not look at
+        self.unseen = 0
         #: the broker takes no more than the map
         self.barred = False
 
@@ -98,8 +103,11 @@ class Memory:
         now: float,
         wall_s: float,
         away: Container[int] = (),
+        bytes_max: int = ENTRIES_MAX * 16,
     ) -> list[Remembered]:
         """The entries of a commit, ascending; what is `claimed` is done in it.
+
+        At most one more than `bytes_max` has room for: `unseen` is how many were not looked at.
 
         `position`: what is before it and was not fetched the log has no more, but what is `away`.
         """
@@ -107,19 +115,23 @@ class Memory:
             self._order = sorted(self._known)
             self._sorted = True
         found: list[Remembered] = []
-        gone = 0
-        for offset in self._order:
+        gone, taken, self.unseen = 0, 0, 0
+        for place, offset in enumerate(self._order, 1):
             entry = self._known[offset]
             if isinstance(entry, Remembered):
-                if offset >= position or offset in away:
-                    found.append(entry)
-                else:
-                    gone += 1
+                said = entry if offset >= position or offset in away else None
+                gone += said is None
             elif entry.state in GONE:
+                said = None
                 gone += 1
-            elif offset not in claimed and (said := _entry(entry, now, wall_s)) is not None:
-                found.append(said)
-            if len(found) == ENTRIES_MAX:
+            else:
+                said = None if offset in claimed else _entry(entry, now, wall_s)
+            if said is None:
+                continue
+            found.append(said)
+            taken += least_bytes(said)
+            if taken > bytes_max or len(found) == ENTRIES_MAX:
+                self.unseen = len(self._order) - place
                 break
         if gone > len(found):
             self._purge(position, away)

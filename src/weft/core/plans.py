@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.codec import encode_fitting, with_rider
+from weft.codec import Carrier, encode_fitting
 from weft.core import effects as fx
 
 if TYPE_CHECKING:
@@ -50,10 +50,13 @@ class Plans:
         memory, commit = partition.memory, partition.commit
         claimed = {work.record[2] for work in item.claims}
         away = partition.offsets.incomplete if partition.offsets.shelved else ()
-        entries = memory.entries(partition.position, claimed, state.now, state.wall_s, away)
         limit_chars = 0 if memory.barred else commit.map_limit
-        text, count = with_rider(item.frontier, item.metadata, entries, limit_chars)
-        left_out = len(entries) - count
+        carrier = Carrier(item.frontier, item.metadata, limit_chars)
+        entries = memory.entries(
+            partition.position, claimed, state.now, state.wall_s, away, carrier.room_bytes
+        )
+        text, count = carrier.carry(entries) if entries else (item.metadata, 0)
+        left_out = len(entries) - count + memory.unseen
         if left_out and not memory.shed:
             state.count("riders_cut")
             state.note(

@@ -263,6 +263,8 @@ class Failure:
     exhausted_by: str = ""
     #: of the last error before it came here
     known_hash: int | None = None
+    #: of the present one, once a commit has asked
+    _hash: int | None = None
     #: of a function as `on_exhausted`, once it was asked
     decision: Decision | None = None
 
@@ -286,7 +288,7 @@ class Failure:
         after = after if before else trace
         kept = [self._texts.same(text) for text in (kind, message, before, after)]
         self._error = (kept[0][0], kept[1][0], kept[2][0], kept[3][0])
-        self.known_hash = None
+        self.known_hash = self._hash = None
         self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
 
     def replace(self, error: ErrorInfo) -> None:
@@ -300,8 +302,10 @@ class Failure:
         """Of the type of its last error and the place where that was raised."""
         if self._error is None or self.known_hash is not None:
             return self.known_hash
-        kind, _, before, after = self._error
-        return error_hash(kind, _place(before or after))
+        if self._hash is None:
+            kind, _, before, after = self._error
+            self._hash = error_hash(kind, _place(before or after))
+        return self._hash
 
     @property
     def error(self) -> ErrorInfo | None:

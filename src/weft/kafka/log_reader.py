@@ -166,20 +166,24 @@ def _check(error: KafkaError, where: Where) -> None:
         raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
 
 
-def fetch(reader: LogReader, places: AbstractSet[Place]) -> Iterator[Record[Any]]:
-    """The records at these places, those that are still there."""
-    for ranges in _stretches(places):
+def fetch(
+    reader: LogReader, places: AbstractSet[Place], gap_max: int = GAP_MAX
+) -> Iterator[Record[Any]]:
+    """The records at these places, those that are still there; `gap_max`: see `GAP_MAX`."""
+    for ranges in _stretches(places, gap_max):
         for records in reader.read(ranges):
             yield from (one for one in records if (one.topic, one.partition, one.offset) in places)
 
 
-def _stretches(places: AbstractSet[Place]) -> Iterator[Mapping[Where, tuple[int, int]]]:
+def _stretches(
+    places: AbstractSet[Place], gap_max: int
+) -> Iterator[Mapping[Where, tuple[int, int]]]:
     """What to read for these: of each partition one stretch a round, without the wide gaps."""
     rounds: list[dict[Where, tuple[int, int]]] = []
     for where, group in groupby(sorted(places), key=lambda one: one[:2]):
-        number, last = -1, -GAP_MAX - 2
+        number, last = -1, -gap_max - 2
         for _, _, offset in group:
-            if offset - last > GAP_MAX:
+            if offset - last > gap_max:
                 number += 1
                 if number == len(rounds):
                     rounds.append({})

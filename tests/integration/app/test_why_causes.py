@@ -26,6 +26,8 @@ import weft
 from weft.account.account import HALTS, PLACES
 from weft.broker import LocalBroker
 from weft.cli import main
+from weft.observe.orders import Order
+from weft.runtime.member import refetching
 
 pytestmark = pytest.mark.push
 
@@ -230,6 +232,17 @@ def retrying(stage):
 def parked(stage):
     stage.start(keyed("a"), fails, retry=weft.Retry(attempts=1))
     return f"{stage.topic}:0"
+
+
+def fetching(stage):
+    """It is released, and the log is not read while the gate is closed."""
+    patch = stage.request.getfixturevalue("monkeypatch")
+    patch.setattr(refetching, "fetch", lambda *_: stage.gate.wait(120) and iter(()))
+    run = stage.start(keyed("a"), fails, retry=weft.Retry(attempts=1))
+    stage.until("parked", 1)
+    release = Order("release", "a test", "id", stage.topic, records=((0, 0),))
+    wait_for(lambda: run.control.obey(release).outcome == "done", WAIT_S)
+    return f"{stage.topic}:0:0"
 
 
 def unfetched(stage):
@@ -437,6 +450,8 @@ ROWS = (
         "fix the error"),
     Row(parked, "parked", r"is parked for [\d.]+ s, given up after one attempt: "
         r"ValueError: no such customer", "fix the cause and release it"),
+    Row(fetching, "fetching", r"is released, and is being read from the log again",
+        "it starts when it is here"),
     Row(unfetched, "unfetched", r"is not done in the restored offset map, and not fetched again",
         "with the next fetches"),
     Row(not_read, "not_read", r"is in the log but not fetched yet: the consumer is at", "`buffers`"),

@@ -279,3 +279,12 @@ def test_a_parked_record_is_released_by_its_own_time_after_a_restart(failing, ma
     assert part.parked == 1
     desk.pass_time(2.0)
     assert part.parked == 0
+
+
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_no_more_is_made_than_there_is_room_for(surplus):
+    """The first entry that cannot fit is the last one; how many are behind it is known."""
+    memory = Memory([Remembered(offset, 1, until_s=7, error=9) for offset in range(10)])
+    found = memory.entries(0, (), 0.0, 0.0, bytes_max=4 * 8 + surplus)
+    assert len(found) == (4 if surplus < 0 else 5)
+    assert memory.unseen == 10 - len(found)

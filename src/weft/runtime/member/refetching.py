@@ -27,6 +27,8 @@ _log = logging.getLogger("weft")
 
 #: so long the client is kept with nothing to read
 IDLE_S = 10.0
+#: a seek takes as long as reading so many records
+GAP_MAX = 10_000
 #: after a failure it is tried again
 AGAIN_S = 1.0
 
@@ -93,7 +95,8 @@ class Refetcher:
             if self._reader is None:
                 assert self._make_reader is not None
                 self._reader = self._make_reader()
-            return sorted(fetch(self._reader, places), key=lambda one: one.offset)
+            found = fetch(self._reader, places, GAP_MAX)
+            return sorted(found, key=lambda one: one.offset)
         except Exception as error:
             self._close_reader()
             event(
