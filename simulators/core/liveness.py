@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulators.core import away
 from simulators.core.ledger import Life
 from simulators.core.member import Member
-from simulators.core.steered import calls_max, may_start
+from simulators.core.steered import calls_max, may_start, timeout_s
 from simulators.core.violation import Violation
 from simulators.core.world import World
 from weft.core import states
@@ -28,8 +28,14 @@ def check_liveness(world: World, member: Member) -> None:
 def _ends_asked_for(world: World, member: Member) -> None:
     """Calls past their time, which counts from their beginning; not with all acknowledged."""
     for call in member.calls:
-        limit_s = world.setup.specs[call.handler].timeout_s
-        if limit_s is None or call.begun_at is None or call.cancelled or not call.works:
+        limit_s = timeout_s(member, call.handler)
+        if (
+            limit_s is None
+            or not call.timed
+            or call.begun_at is None
+            or call.cancelled
+            or not call.works
+        ):
             continue
         if world.now > call.begun_at + limit_s + 1e-6:
             raise Violation("L1", f"{call.first!r} runs since {call.begun_at:.3f}, not ended")

@@ -10,7 +10,7 @@ from simulators.core import away, redoing
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
-from simulators.core.steered import calls_max, check_not_paused
+from simulators.core.steered import calls_max, check_not_paused, timeout_s
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
 from weft.core.engine import Engine
@@ -28,7 +28,7 @@ OUTPUT_BYTES = 300  # what each record's outputs weigh
 class Call:
     """One handler call that runs."""
 
-    __slots__ = ("batch", "begun_at", "cancelled", "first", "handler", "stuck", "works")
+    __slots__ = ("batch", "begun_at", "cancelled", "first", "handler", "stuck", "timed", "works")
 
     def __init__(self, handler: int, works: list[Work], *, batch: bool) -> None:
         self.handler = handler
@@ -37,6 +37,8 @@ class Call:
         self.batch = batch
         self.cancelled = False
         self.stuck = False
+        #: it has a time-out, since it began or in place of the one that it had
+        self.timed = False
         #: None while it waits in front of its handler: for a worker process, for its prefetch
         self.begun_at: float | None = None
 
@@ -154,6 +156,7 @@ class Member:
 
     def _begin(self, handler: int, works: list[Work], *, batch: bool) -> None:
         call = Call(handler, works, batch=batch)
+        call.timed = timeout_s(self, handler) is not None
         if self._waits.random() >= self.world.odds.waits:
             call.begun_at = self.world.now
         bare = [work for work in works if work.record.value is None]
@@ -169,12 +172,13 @@ class Member:
         call = next((call for call in self.calls if effect.work in call.works), None)
         require(call is not None, "structure", f"{effect.work!r} is cancelled and does not run")
         assert call is not None
-        now, spec = self.world.now, self.world.setup.specs[effect.handler]
+        now, limit_s = self.world.now, timeout_s(self, effect.handler)
+        require(limit_s is not None, "structure", f"{effect.work!r} is cancelled and has no limit")
         if call.begun_at is None:
             self.oracle.stats["not begun"] += 1
             self.engine.calls_waiting(now, [effect.work])
             return
-        if now - call.begun_at < (spec.timeout_s or 0.0) - 1e-6:
+        if now - call.begun_at < (limit_s or 0.0) - 1e-6:
             self.oracle.stats["begun late"] += 1
             self.engine.calls_begun(now, [effect.work], now - call.begun_at)
             return
@@ -296,7 +300,8 @@ class Member:
             for call in self.calls
             if self.world.setup.specs[call.handler] is spec and call.begun_at is not None
         ]
-        long = [age for age in ages if spec.timeout_s and age >= 10 * spec.timeout_s]
+        limit_s = timeout_s(self, self.world.setup.specs.index(spec))
+        long = [age for age in ages if limit_s and age >= 10 * limit_s]
         # Of at_most_once as well, where more may run than is set (`calls_max`): nothing starts.
         tuned = self.steering.tunings.get(self.world.setup.specs.index(spec))
         slots = spec.concurrency if tuned is None else tuned.concurrency or spec.concurrency

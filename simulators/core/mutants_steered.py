@@ -28,6 +28,11 @@ def _set_concurrency_ignored(original: Any) -> Any:
     return lambda _self, _concurrency, _ahead: None
 
 
+@mutant(Slots, "limit", "L1", "structure", first_seed=profiles.STEERED)
+def _set_time_out_ignored(original: Any) -> Any:
+    return lambda _self, _timeout_s: None
+
+
 @mutant(Engine, "steer", "S1", "L1", "L2", "L4", first_seed=profiles.STEERED)
 def _ended_command_lasts(original: Any) -> Any:
     def steer(self: Engine, now: float, steering: Steering) -> None:

@@ -29,6 +29,8 @@ def steer(world: World, dice: Dice) -> None:
 def obey(world: World, member: Member, steering: Steering) -> None:
     """The member gets all that is in force from now on."""
     member.steering = steering
+    for call in member.calls:
+        call.timed = call.timed and timeout_s(member, call.handler) is not None
     member.engine.steer(world.now, steering)
     member.freed_at = world.now
     member.perform()
@@ -39,7 +41,7 @@ def _drawn(world: World, dice: Dice) -> Steering:
     number = dice.below(len(setup.specs))
     pause = dice.pick((Pause(), Pause(topic=setup.topic(number)), Pause(handler=number)))
     concurrency = dice.pick((None, 1, setup.specs[number].concurrency))
-    tuning = Tuning(concurrency, dice.pick((None, 20.0)))
+    tuning = Tuning(concurrency, dice.pick((None, 20.0)), dice.pick((None, None, 0.5, 4.0)))
     return Steering((pause,) if dice.chance(0.5) else (), {number: tuning})
 
 
@@ -53,6 +55,13 @@ def calls_max(member: Member, handler: int) -> int:
     if tuned is None or tuned.concurrency is None or spec.delivery == AT_MOST_ONCE:
         return spec.concurrency + spec.ahead
     return tuned.concurrency
+
+
+def timeout_s(member: Member, handler: int) -> float | None:
+    """Of one attempt, as declared or set."""
+    tuned = member.steering.tunings.get(handler)
+    declared = member.world.setup.specs[handler].timeout_s
+    return declared if tuned is None or tuned.timeout_s is None else tuned.timeout_s
 
 
 def check_not_paused(member: Member, works: Sequence[Work]) -> None:

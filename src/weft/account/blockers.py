@@ -150,7 +150,7 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         "for_s": None if since is None else round(max(0.0, at - since), 3),
         "attempts": 0 if work is None else work.attempts,
         "attempts_max": _attempts_max(work, spec),
-        "timeout_s": spec.timeout_s,
+        "timeout_s": spec.timeout_s if work is None else work.partition.handler.timeout_s,
         "due_in_s": None
         if failure is None or work is None or work.state != states.RETRYING or failure.asked
         else round(max(0.0, failure.due - at), 3),

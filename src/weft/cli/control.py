@@ -113,7 +113,8 @@ def set_(
     settings: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME=VALUE…", help="concurrency or rate_limit_per_s; `default`: as declared."
+            metavar="NAME=VALUE…",
+            help="concurrency, rate_limit_per_s or timeout_s; `default`: as declared.",
         ),
     ],
     reason: Reason,
@@ -129,9 +130,10 @@ def set_(
     config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> int:
-    """Set the concurrency or the rate of a handler, or of all, until it expires.
+    """Set concurrency, rate or time-out of a handler, or of all, until it expires.
 
-    Each member gets the value. Concurrency is at most what the handler is declared with.
+    Each member gets the value. Concurrency is at most what the handler is declared with. A time-out
+    in place of another is also that of calls that run.
 
     Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
     """

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = '--sink delta:s3://bucket/checked --sink-schema "inside boolean, zone string"'
 
+HttpTokenFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Token for --http beyond loopback.")
+]
+ControlTopic = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC", help="Obey commands to the group by this topic, App(control=…)."),
+]
 AllowControl = Annotated[
     bool, typer.Option("--allow-control", help="Obey commands by HTTP; needs --http-token-file.")
 ]
@@ -67,10 +74,9 @@ def run(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve the web page, probes and metrics here."),
     ] = None,
-    http_token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Token for --http beyond loopback.")
-    ] = None,
+    http_token_file: HttpTokenFile = None,
     allow_control: AllowControl = False,
+    control: ControlTopic = None,
     start_timeout: Annotated[
         str | None,
         typer.Option(metavar="SECONDS", help="How long to wait for brokers; none: no limit."),
@@ -91,6 +97,8 @@ def run(
     """
     given = {"http": http, "http_token_file": http_token_file, "allow_control": allow_control}
     served: dict[str, Any] = {name: one for name, one in given.items() if one}
+    if control is not None:
+        served["control"] = control
     if start_timeout is not None:
         served["start_timeout_s"] = patience_of(start_timeout)
     how: dict[str, Any] = {"engine": engine, "until": until, "members": members, "master": master}

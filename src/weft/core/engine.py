@@ -425,7 +425,7 @@ class Engine:
             for work in handler.slots.expired(self.state.now):
                 self.state.emit(fx.Cancel(handler.index, work))
             if handler.slots.all_hung(self.state.now):
-                slots, timeout_s = handler.slots.concurrency, handler.spec.timeout_s
+                slots, timeout_s = handler.slots.concurrency, handler.timeout_s
                 self.state.fail(
                     f"handler {handler.name}: all {slots} slots have been overdue for "
                     f"ten times timeout_s={timeout_s}"

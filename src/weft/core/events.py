@@ -66,6 +66,8 @@ class Tuning(NamedTuple):
 
     concurrency: int | None = None
     rate_limit_per_s: float | None = None
+    #: of one attempt
+    timeout_s: float | None = None
 
 
 class Steering(NamedTuple):

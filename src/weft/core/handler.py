@@ -58,7 +58,7 @@ class Handler:
         #: starts are limited by the second, to so many
         self.rate_per_s = spec.rate_limit_per_s
         self.limited = self.rate_per_s != ALL_STARTS_PER_S
-        #: its attempts have a time-out
+        #: its attempts have a time-out, or had one
         self.timed = spec.timeout_s is not None
         self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
         #: partitions with something ready, each once (`Partition.listed`)
@@ -84,14 +84,23 @@ class Handler:
         return self.slots.waits(work)
 
     def tune(self, tuning: Tuning) -> None:
-        """Set what a command asks for; calls that run continue, also if they are too many now."""
-        spec, concurrency = self.spec, tuning.concurrency
+        """Set what a command asks for; calls that run continue, also if they are too many now.
+
+        A time-out that takes another's place is theirs, too; one where there was none is not.
+        """
+        spec, slots = self.spec, self.slots
         self.rate_per_s = tuning.rate_limit_per_s or spec.rate_limit_per_s
         self.limited = self.rate_per_s != ALL_STARTS_PER_S
-        if concurrency is None:
-            self.slots.resize(spec.concurrency, spec.ahead)
-        else:  # what is granted ahead would run, in a worker that has nothing else
-            self.slots.resize(concurrency, 0)
+        # What is granted ahead would run, in a worker that has nothing else; and its time would.
+        alone = tuning.concurrency is not None or tuning.timeout_s is not None
+        slots.resize(tuning.concurrency or spec.concurrency, 0 if alone else spec.ahead)
+        slots.limit(tuning.timeout_s or spec.timeout_s)
+        self.timed = self.timed or slots.timeout_s is not None
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Of one attempt, as declared or set by a command; any thread."""
+        return self.slots.timeout_s
 
     def divert(self, count: int) -> None:
         """So many records more, or fewer, are handled again."""
@@ -279,6 +288,15 @@ class Slots:
         taken = self.taken
         self.concurrency, self.capacity = concurrency, concurrency + ahead
         self.free = self.capacity - taken
+
+    def limit(self, timeout_s: float | None) -> None:
+        """The time of one attempt from now on; those that have a time get the new one."""
+        before, self.timeout_s = self.timeout_s, timeout_s
+        if timeout_s is None:
+            self.deadlines.clear()
+        elif before not in (None, timeout_s):
+            later = timeout_s - before
+            self.deadlines = {call: due + later for call, due in self.deadlines.items()}
 
     def take(self, count: int = 1) -> None:
         """So many calls start."""

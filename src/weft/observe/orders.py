@@ -25,6 +25,7 @@ OFFSET_MAX = 2**63 - 1
 SETTINGS: Mapping[str, str] = {
     "concurrency": "calls",
     "rate_limit_per_s": "records per second",
+    "timeout_s": "seconds of one attempt",
 }
 #: in place of a value: as the handler was declared
 DECLARED: Final = "default"

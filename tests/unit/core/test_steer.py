@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from weft.core import effects as fx
 from weft.core.events import Pause, Steering, Tuning
 from weft.core.handler import Handler, Slots
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
@@ -95,3 +96,44 @@ def test_nothing_is_due_while_too_many_calls_run():
     assert handler.tokens_due() is None
     handler.slots.give(3)
     assert handler.tokens_due() == 1.0
+
+
+def cancelled_after(desk, seconds: float) -> bool:
+    """A call is asked to end then, and not just before."""
+    desk.take(object)
+    desk.pass_time(seconds - 0.1)
+    assert not desk.take(fx.Cancel)
+    desk.pass_time(0.2)
+    return len(desk.take(fx.Cancel)) == 1
+
+
+@pytest.mark.parametrize("set_s", [3.0, 30.0])
+def test_a_time_out_that_is_set_is_that_of_running_calls(make_desk, set_s):
+    """In place of the declared one, counted from their start; then the declared one is back."""
+    desk = make_desk(HandlerSpec("h", timeout_s=10.0))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, key=None)
+    desk.pass_time(1.0)
+    desk.do("steer", Steering((), {0: Tuning(timeout_s=set_s)}))
+    assert cancelled_after(desk, set_s - 1.0)
+    desk.poll(part, 1, key=None)
+    desk.do("steer", Steering())
+    assert cancelled_after(desk, 10.0)
+
+
+def test_a_time_out_where_there_was_none_is_of_later_calls(make_desk):
+    """It ends with the setting, for calls that run then as well."""
+    desk = make_desk(HandlerSpec("h", concurrency=2, ahead=2))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, key=None)
+    desk.do("steer", Steering((), {0: Tuning(timeout_s=5.0)}))
+    assert (part.handler.timeout_s, part.handler.slots.capacity) == (5.0, 2)
+    desk.poll(part, 1, key=None)
+    assert cancelled_after(desk, 5.0)
+    desk.do("calls_ended", [work for work in part.works() if work.record.offset == 1])
+    desk.poll(part, 2, key=None)
+    desk.do("steer", Steering())
+    desk.take(object)
+    desk.pass_time(100.0)
+    assert not desk.take(fx.Cancel)
+    assert (part.handler.timeout_s, part.handler.slots.capacity) == (None, 4)

@@ -101,7 +101,7 @@ def test_settings_of_the_command_line():
 
 @pytest.mark.parametrize(
     "word", ["concurrency", "concurrency=0", "concurrency=2.5", "rate_limit_per_s=0",
-             "rate_limit_per_s=nan", "concurrency=", "timeout_s=3"],
+             "rate_limit_per_s=nan", "concurrency=", "timeout_s=0"],
 )  # fmt: skip
 def test_settings_that_are_none(word):
     """One line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -119,6 +120,33 @@ def test_settings_are_of_one_handler_or_of_all(started):
     until(lambda: rows() == {"one": 3, "two": 3})
     started.obey("set", settings={"concurrency": None})
     assert rows() == {"one": 4, "two": 8}
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_a_time_out_that_is_set_ends_attempts(kafka, kind):
+    """The error has the number that was set."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    options: dict[str, Any] = {"retry": weft.Retry(attempts=1), "on_exhausted": weft.Skip()}
+    limit_s = 0.05
+
+    async def waits(record: weft.Record[Any]) -> None:
+        await asyncio.sleep(LIMIT_S)
+
+    def stays(record: weft.Record[Any]) -> None:
+        time.sleep(4 * limit_s)  # a call that cannot be cancelled
+
+    app.consume("a", **options)(waits if kind == "async" else stays)
+    results = app.results()
+    run: Any = app.start()
+    until(lambda: app.snapshot()["partitions"])
+    answer = run.control.obey(Order("set", "r", "i", settings={"timeout_s": limit_s}))
+    assert (answer.outcome, "timeout_s=0.05" in answer.detail) == ("done", True)
+    kafka.produce("a", b"1")
+    (error,) = [next(iter(results)).error]
+    run.stop("now")
+    run.wait(LIMIT_S)
+    assert error is not None
+    assert "timeout_s=0.05" in error.message
 
 
 @pytest.mark.parametrize(

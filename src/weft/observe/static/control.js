@@ -78,7 +78,8 @@ async function answers(given) {
 
 function settings() {
   const given = {};
-  for (const [name, id] of [["concurrency", "order-concurrency"], ["rate_limit_per_s", "order-rate"]]) {
+  for (const [name, id] of [["concurrency", "order-concurrency"], ["rate_limit_per_s", "order-rate"],
+    ["timeout_s", "order-timeout"]]) {
     if ($(id).value) given[name] = Number($(id).value);
   }
   return given;
@@ -97,7 +98,7 @@ export function open(target) {
   $("order-title").textContent = `${WORDS[order.action]} ${about(order)}`;
   $("order-settings").hidden = !set;
   $("order-time").hidden = !TIMED.includes(order.action);
-  for (const id of ["order-reason", "order-concurrency", "order-rate"]) $(id).value = "";
+  for (const id of ["order-reason", "order-concurrency", "order-rate", "order-timeout"]) $(id).value = "";
   $("order-go").disabled = set;
   $("order-close").textContent = "Cancel";
   $("order-answers").replaceChildren();

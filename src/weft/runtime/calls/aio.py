@@ -280,7 +280,7 @@ class AsyncExecutor(Executor):
         plan = self._plan
         # It may have caught its own cancellation; if its time was over, it has failed all the same.
         if worker.mark is not None and self._unmarked(worker) == EXPIRED:
-            self._door.ended.append(failed(work, self._timeout(), plan.retry))
+            self._door.ended.append(failed(work, self._timeout(work), plan.retry))
             return
         # In the call's context: a generator's body runs only now.
         ended = None
@@ -298,11 +298,12 @@ class AsyncExecutor(Executor):
             # Not a failed attempt: the record's next owner is to handle it.
             self._door.ended.append(GivenBack(work))
             return
-        why = self._timeout() if mark == EXPIRED else error
+        why = self._timeout(work) if mark == EXPIRED else error
         self._door.ended.append(failed(work, why, self._plan.retry))
 
-    def _timeout(self) -> AttemptTimeout:
-        return AttemptTimeout(f"no answer within timeout_s={self._plan.spec.timeout_s}")
+    @staticmethod
+    def _timeout(work: Work) -> AttemptTimeout:
+        return AttemptTimeout(f"no answer within timeout_s={work.partition.handler.timeout_s}")
 
     def _unmarked(self, worker: _Worker) -> str | None:
         """Why the call that has just ended was cancelled; its worker's next one is not."""

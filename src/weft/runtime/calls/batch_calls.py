@@ -124,10 +124,15 @@ class BatchCall:
         ended: list[Ended] = [Returned(work, messages) for work, messages in fresh if messages]
         return done, ended
 
+    @property
+    def timeout_s(self) -> float | None:
+        """As it is set now."""
+        return self.works[0].partition.handler.timeout_s
+
     def used_up(self) -> bool:
         """Whether its time is over, which the engine counts from when it asked for the call."""
         ran_s = time.perf_counter() - self.began
-        if ran_s < (self.plan.spec.timeout_s or 0.0):
+        if ran_s < (self.timeout_s or 0.0):
             self._door.begun([self.works[index] for index in self._acks.left()], ran_s)
             return False
         return True
@@ -153,7 +158,7 @@ class BatchCall:
             call = call_of(self.began, ended, value)
             self.plan.calls.update(dict.fromkeys(self.works, call))
         if self.expired:
-            self.raised(AttemptTimeout(f"ran longer than timeout_s={self.plan.spec.timeout_s}"))
+            self.raised(AttemptTimeout(f"ran longer than timeout_s={self.timeout_s}"))
         elif self.explicit and value is not None:
             self.raised(
                 BadReturn("an explicit batch handler returns None: give outputs to batch.ack(...)")
@@ -331,7 +336,7 @@ class BatchTasks(Executor):
                 batch = found
             value = await self._plan.function(batch)
         except BaseException as error:
-            timed_out = AttemptTimeout(f"no answer within timeout_s={self._plan.spec.timeout_s}")
+            timed_out = AttemptTimeout(f"no answer within timeout_s={call.timeout_s}")
             call.raised(timed_out if call.expired else error)
         else:
             call.returned(value)

@@ -221,8 +221,9 @@ class ThreadExecutor(WorkerThreads[Work]):
         expired = work in self._expired
         self._expired.discard(work)
         # Its time counts from its beginning, which the engine does not know.
-        if expired and time.perf_counter() - began >= (plan.spec.timeout_s or 0.0):
-            late = AttemptTimeout(f"returned after more than timeout_s={plan.spec.timeout_s}")
+        limit_s = work.partition.handler.timeout_s
+        if expired and time.perf_counter() - began >= (limit_s or 0.0):
+            late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
             door.ended.append(failed(work, late, plan.retry))
             return
         ended = None

@@ -377,7 +377,7 @@ class Watching:
         where = (work.partition.topic, work.partition.number, work.record.offset)
         handler = work.partition.handler
         kind = self._member.config.plans[handler.index].kind
-        no_limit = spec.timeout_s is None or kind == "threads"  # which no time-out ends
+        no_limit = handler.timeout_s is None or kind == "threads"  # which no time-out ends
         fix = {"next": LONG_FIX[kind]} if no_limit else {}
         if waits := handler.waits(work):
             fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}

@@ -111,7 +111,7 @@ class ProcessExecutor:
         """A time-out kills the worker; a partition that goes away does not."""
         if not expired:
             return
-        limit_s, ran_s = self._plan.spec.timeout_s or 0.0, -1.0
+        limit_s, ran_s = work.partition.handler.timeout_s or 0.0, -1.0
         with self._lock:
             calls = [(link, *link.call) for link in self._links]
             # A batch that acknowledged it may still run, and another one try it again.
@@ -447,7 +447,7 @@ class ProcessExecutor:
         left = [work for work in item.works if work not in item.acked]
         # Killed for the call before it, which ended in that very moment.
         innocent = link.killed_for not in (None, item) and not self._once
-        limit_s = self._plan.spec.timeout_s
+        limit_s = item.works[0].partition.handler.timeout_s
         ends = [self._deaths.end_of(work, link, item, limit_s, innocent=innocent) for work in left]
         self._end(item, ends, whole=not (self._spec.explicit or innocent))
 
