@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pydantic
 import pytest
 
 import weft
+from weft.core.spec import HandlerSpec
 from weft.decoding import Undecodable, decoding_of
 from weft.runtime.calls import invoke
 from weft.runtime.calls.invoke import error_info
@@ -22,6 +24,18 @@ class Work:
     record = RECORD
     failure = None
     attempts = 0
+    partition = SimpleNamespace(handler=SimpleNamespace(spec=HandlerSpec("h")))
+
+
+def test_an_error_that_the_hold_names_is_reported_as_that():
+    """A subclass too; no other error is."""
+    work = Work()
+    work.partition = SimpleNamespace(
+        handler=SimpleNamespace(spec=HandlerSpec("h", hold=weft.Hold(on=OSError)))
+    )
+    assert invoke.failed(work, ConnectionError(), weft.Retry()).away
+    assert not invoke.failed(work, ValueError(), weft.Retry()).away
+    assert not invoke.failed(Work(), OSError(), weft.Retry()).away
 
 
 def messages(returned, output="out"):
