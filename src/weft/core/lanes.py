@@ -136,7 +136,10 @@ class Lanes:
         if isinstance(key, int):
             return False
         tail = self.tails.get(key)
-        return tail is None or tail.state not in states.WAITING
+        if tail is None or tail.state not in states.WAITING:
+            return True
+        # One that failed may be given up without another call, and then the lane goes on.
+        return tail.state == states.RETRYING and tail.failure is not None and not tail.failure.held
 
     def join_waiting(self, work: Work) -> None:
         """A record that may not start when its turn comes: its lane waits for it from then on."""

@@ -9,9 +9,9 @@ from weft.account.account import take
 from weft.account.snapshot import snapshot
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core.events import Command, Failed, Returned, Target
+from weft.core.events import Command, Decided, Failed, Returned, Target
 from weft.core.spec import HandlerSpec
-from weft.policies import Batch, Retry
+from weft.policies import Batch, Retry, Skip
 
 KEY = Target("t", b"k")
 RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)
@@ -418,3 +418,20 @@ def test_what_waits_for_an_old_call_and_is_held_has_one_place(desk):
     assert started(desk) == []
     desk.do("calls_ended", [old])
     assert started(desk) == [0]
+
+
+def test_what_comes_behind_a_failed_record_of_a_held_lane_is_held(make_desk):
+    """A function gives the failed one up without another call: the lane is held all the same."""
+    spec = HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=lambda _record, _error: Skip())
+    desk = make_desk(spec)
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0)
+    (first,) = desk.started()
+    order(desk, "hold")
+    desk.do("calls_ended", [], [Failed(first, ERROR)])
+    (question,) = desk.take(fx.AskExhausted)
+    desk.poll(part, 1)
+    desk.do("decided", [Decided(first, question.number, Skip())])
+    assert started(desk) == []
+    desk.pass_time(10.1)
+    assert started(desk) == [1]
