@@ -184,7 +184,8 @@ class Commands:
         if spec.delivery != AT_LEAST_ONCE or spec.batch is not None:
             return "only at_least_once handlers of single records handle what is done again"
         if not _is_done(partition, offset):
-            return "it is not done: weft record retry is the command for it"
+            retry = "it is not done: weft record retry is the command for it"
+            return _past_end(partition, offset) or retry
         if partition.state != states.OPEN or self._state.stop_mode is not None:
             return "this member is about to leave: ask the next owner"
         if record is None:
@@ -201,9 +202,7 @@ class Commands:
         """It is remembered, or not read at all yet."""
         if command.action in ("release", "retry") and partition.memory.start_over(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
-        end = partition.log_end
-        if partition.position <= end <= offset:  # an end before the position is an old one
-            what = f"there is no such record: its partition ended at offset {end} a moment ago"
+        if what := _past_end(partition, offset):
             return _row(partition, command, "refused", what)
         head = partition.shelves.head_of(offset)
         if head is not None:
@@ -317,6 +316,14 @@ def _is_done(partition: Partition, offset: int) -> bool:
     if offset in offsets.incomplete or offset in partition.commit.marked:
         return False
     return offset < offsets.position or offset <= offsets.restored_top
+
+
+def _past_end(partition: Partition, offset: int) -> str:
+    """A line where the log does not reach so far."""
+    end = partition.log_end
+    if partition.position <= end <= offset:  # an end before the position is an old one
+        return f"there is no such record: its partition ended at offset {end} a moment ago"
+    return ""
 
 
 def _in_turn(lane: list[Work]) -> list[Work]:

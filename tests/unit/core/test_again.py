@@ -188,6 +188,15 @@ def test_what_cannot_be_handled_again_is_refused(desk, prepare, offset, words):
     assert words in detail
 
 
+def test_past_the_end_of_the_log_there_is_nothing_to_retry(desk):
+    """Only below the end is `weft record retry` the cure."""
+    done(desk, 2)
+    desk.engine.log_ends([(desk.part, 3)])
+    ((outcome, offset, detail),) = redo(desk, 3, there=False)
+    assert (outcome, offset) == ("refused", 3)
+    assert "no such record" in detail
+
+
 def test_what_the_log_has_no_more_is_refused(desk):
     """Retention."""
     assert redo(desk, there=False) == [("refused", 0, "it is not in its topic (any more)")]
