@@ -111,7 +111,8 @@ def _starts_in_time(world: World, member: Member, life: Life) -> None:
             continue
         if offset in life.asked or life.away(offset):
             continue
-        if away.waits(world.oracle, life, offset, world.now):
+        # What continues since an outage is over by its time may linger in its batch.
+        if away.waits(world.oracle, life, offset, min(before, world.ticked_before)):
             continue
         if offset in life.claimable or offset in life.dead_letters or offset in life.given_up:
             continue

@@ -28,7 +28,7 @@ VIEWS = {
 
 def kept_for_pushes(outage):
     """A push keeps one that hangs and one that only a snapshot shows."""
-    marks = [] if outage.__name__ in ("hung_async", "map_full") else [pytest.mark.long]
+    marks = [] if outage.__name__ == "hung_async" else [pytest.mark.long]
     return pytest.param(outage, marks=marks, id=outage.__name__)
 
 

@@ -32,6 +32,9 @@ SESSION_MS = 120_000
 #: Sooner, also on a machine that stood still for a while.
 SOON_S = 60.0
 
+#: fleets use the second one, unless their user has another
+STRATEGIES = [pytest.param("range", marks=pytest.mark.long), "cooperative-sticky"]
+
 
 class Listener:
     """Begins every partition at its start."""
@@ -126,7 +129,7 @@ def patient(monkeypatch) -> None:
     monkeypatch.setattr("weft.kafka.consumer.JOIN_END_S", SOON_S)
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_who_leaves_in_its_first_join_is_gone(group, strategy, patient) -> None:
     """Asked to stop before the broker has answered its join, a static member waits and leaves."""
     with group.neighbour(strategy) as polls:
@@ -139,7 +142,7 @@ def test_who_leaves_in_its_first_join_is_gone(group, strategy, patient) -> None:
         assert "first" not in group.described()[1]
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_who_leaves_while_it_joins_again_is_gone(group, strategy, patient) -> None:
     """The same when it had partitions before and the group rebalances for somebody else."""
     with group.neighbour(strategy) as polls:

@@ -172,6 +172,7 @@ def test_it_is_lazy(records, tmp_path):
     assert sorted(int(line[0]) for line in told(tmp_path)) == sorted([*range(5)] * 2)
 
 
+@pytest.mark.long
 def test_records_of_a_real_topic_with_timestamps_and_headers(read, topic, produce):
     """Straight from the source: null keys, tombstones, timestamps and headers reach the handler."""
     name = topic(partitions=2)
