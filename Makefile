@@ -46,7 +46,7 @@ test: need-broker ## Everything a push must pass
 	$(PYTEST) $(NO_HANG) -m "not long"
 
 test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minute)
-	$(PYTEST) -n 3 --dist worksteal $(WITHOUT_FAST) -m "not ($(NOT_FAST))"
+	$(PYTEST) --dist worksteal $(WITHOUT_FAST) -m "not ($(NOT_FAST))"
 
 # The tests of the page want a browser, and are left out without one:
 # apt-get install chromium chromium-driver (Debian); screenshots land in test-out/page/

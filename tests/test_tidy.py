@@ -341,6 +341,7 @@ def broken(rule: Rule, *, python: bool) -> list[str]:
     return [problem for file in files for problem in rule(file)]
 
 
+@pytest.mark.push
 def test_the_code_keeps_the_rules() -> None:
     """No Python file of the project breaks one of them; each is parsed once, by one worker."""
     assert [one for rule in CODE_RULES for one in broken(rule, python=True)] == []
