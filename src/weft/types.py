@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple
 
@@ -71,6 +71,14 @@ class Record(NamedTuple, Generic[T]):
         size = len(self.value) if isinstance(self.value, bytes | str) else type(self.value).__name__
         where = f"{self.topic}[{self.partition}]@{self.offset}"
         return f"<Record {where} attempt={self.attempt} value={size}>"
+
+
+def content_bytes(
+    key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+) -> int:
+    """What a record counts in the budget of the buffers."""
+    pairs = sum(len(name) + len(content or b"") for name, content in headers)
+    return len(key or b"") + len(value or b"") + pairs
 
 
 class _SameKey:

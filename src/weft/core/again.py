@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery import complete
-from weft.core.work import RECORD_OVERHEAD_BYTES, Work
+from weft.core.work import Work
+from weft.types import content_bytes
 
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
@@ -47,7 +48,8 @@ def of_lane(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Itera
 def put(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
     """The record is handled again; `first`: of its lane. False: that waits elsewhere."""
     lanes, key = partition.lanes, partition.lanes.key_of(record)
-    work = Work(record, partition, _size_bytes(record))
+    size = content_bytes(record.key, record.value, record.headers)
+    work = Work(record, partition, size)
     same = [one for one in partition.again if lanes.key_of(one.record) == key]
     behind = None
     if same:
@@ -92,9 +94,3 @@ def _end(state: EngineState, work: Work, outcome: str, detail: str) -> None:
 def _answer(state: EngineState, work: Work, command: Command, outcome: str, detail: str) -> None:
     where = (work.partition.topic, work.partition.number, work.record.offset)
     state.emit(fx.Answered(command, [fx.Obeyed(*where, outcome, detail)]))
-
-
-def _size_bytes(record: Record) -> int:
-    """As a poll counts it."""
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"") + headers

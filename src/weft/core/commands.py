@@ -194,7 +194,7 @@ class Commands:
             return _UNDER_WAY.format("handled again")
         if lanes.key_of(record) in lanes.held:
             return _UNDER_WAY.format("behind a call of an earlier epoch")
-        if partition.holds.get(lanes.key_of(record), 0.0) > self._state.now:
+        if held_until(self._state, partition, record) is not None:
             return "its lane is held: release that"
         return ""
 
@@ -243,7 +243,7 @@ class Commands:
 
     def _go_on(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
-        if held_until(self._state, work) is not None:
+        if held_until(self._state, partition, work.record) is not None:
             return _row(partition, command, "refused", "its lane is held: release that", offset)
         if work.state == states.PARKED:
             self._endings.release(work, command.reason)

@@ -332,12 +332,11 @@ class Engine:
             self.state.pauses.apply(partition)
         self._turn()
 
-    def let_go(self, now: float, handler: int | None) -> None:
-        """Records of this handler, or of all, wait no longer for a probe (`Hold`, `Brake`)."""
+    def let_go(self, now: float, handlers: Collection[int]) -> None:
+        """Records of these handlers wait no longer for a probe (`Hold`, `Brake`)."""
         self.state.now = now
-        for one in self.state.handlers:
-            if handler in (None, one.index):
-                self.state.outages.let_all_go(one)
+        for index in handlers:
+            self.state.outages.let_all_go(self.state.handlers[index])
         self._turn()
 
     def obey(self, now: float, commands: Sequence[Command], unix_s: float) -> None:

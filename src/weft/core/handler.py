@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.spec import ALL_STARTS_PER_S, AT_LEAST_ONCE, AT_MOST_ONCE
+from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Call
 from weft.types import Record
@@ -45,8 +45,8 @@ class Handler:
         self.index = index
         self.spec = spec
         self.name = spec.name
-        #: a record is done as soon as its call returns and has nothing to send
-        self.plain = spec.delivery == AT_LEAST_ONCE and not spec.commit_each
+        #: `HandlerSpec.plain`, now
+        self.plain = spec.plain
         #: records that are handled again: meanwhile none is `plain`
         self.again = 0
         #: outputs and offsets go into transactions
@@ -105,8 +105,7 @@ class Handler:
     def divert(self, count: int) -> None:
         """So many records more, or fewer, are handled again."""
         self.again += count
-        plain = self.spec.delivery == AT_LEAST_ONCE and not self.spec.commit_each
-        self.plain = plain and not self.again
+        self.plain = self.spec.plain and not self.again
 
     # -- the rotation ----------------------------------------------------------------------------
 

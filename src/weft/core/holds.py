@@ -13,21 +13,23 @@ from weft.core.work import Failure
 
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
+    from weft.core.partition import Partition
     from weft.core.work import Work
+    from weft.types import Record
 
 HOLD_MAX_S = 30 * 86_400.0
 
 
-def held_until(state: EngineState, work: Work) -> float | None:
-    """The end of the hold of its lane; None where there is none, or it is over."""
-    holds = work.partition.holds
-    until = holds.get(work.partition.lanes.key_of(work.record)) if holds else None
+def held_until(state: EngineState, partition: Partition, record: Record) -> float | None:
+    """The end of the hold of a record's lane; None where there is none, or it is over."""
+    holds = partition.holds
+    until = holds.get(partition.lanes.key_of(record)) if holds else None
     return None if until is None or until <= state.now else until
 
 
 def hold_back(state: EngineState, work: Work) -> bool:
     """Where the lane of a queued record is held, it waits for the end of that."""
-    until = held_until(state, work)
+    until = held_until(state, work.partition, work.record)
     if until is None:
         return False
     hold(state, work, until)
@@ -36,7 +38,7 @@ def hold_back(state: EngineState, work: Work) -> bool:
 
 def hold_behind(state: EngineState, work: Work) -> None:
     """The same for one behind another record of its lane that is under way: before its turn."""
-    until = held_until(state, work)
+    until = held_until(state, work.partition, work.record)
     if until is not None:
         work.partition.lanes.behind.add(work)
         hold(state, work, until)

@@ -43,6 +43,11 @@ class HandlerSpec:
         """Outputs and offsets go into transactions."""
         return self.delivery == EXACTLY_ONCE
 
+    @property
+    def plain(self) -> bool:
+        """A record is done as soon as its call returns and has nothing to send."""
+        return self.delivery == AT_LEAST_ONCE and not self.commit_each
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

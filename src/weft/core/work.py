@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 LaneKey = bytes | int | str
 
 STORY_EVENTS_MAX = 32
-RECORD_OVERHEAD_BYTES = 512  # what Python's objects around one record cost, measured
-FAILURE_OVERHEAD_BYTES = 1_024  # and around what is kept of a failing one, measured
+FAILURE_OVERHEAD_BYTES = 1_024  # Python's objects around what is kept of a failing record, measured
 TEXTS_MAX = 512
 TEXT_OVERHEAD_BYTES = 56
 

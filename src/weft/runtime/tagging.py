@@ -21,31 +21,25 @@ _log = logging.getLogger("weft")
 _sparse = Sparse()
 
 
-def asks(spec: HandlerSpec) -> bool:
-    """The handler has such functions."""
-    return spec.hold is not None and spec.hold.by is not None
-
-
 def tags_of(spec: HandlerSpec, records: Sequence[Record]) -> list[Tags]:
-    """What they return for each of these."""
-    hold = spec.hold
-    by = None if hold is None else hold.by
-    return [Tags(None if by is None else _value(spec.name, "Hold(by=)", by, r)) for r in records]
+    """What they return for each of these; empty where the handler has none."""
+    if spec.hold is None or spec.hold.by is None:
+        return []
+    by = spec.hold.by
+    return [Tags(_value(spec.name, by, record)) for record in records]
 
 
-def _value(
-    handler: str, what: str, function: Callable[[Any], Hashable], record: Record
-) -> Hashable:
+def _value(handler: str, function: Callable[[Any], Hashable], record: Record) -> Hashable:
     """What it returns; None, and a line in the log, where it raises or that cannot be compared."""
     try:
         value = function(record)
         hash(value)
     except Exception as error:
-        left_out = _sparse.left_out(f"{handler} {what}")
+        left_out = _sparse.left_out(handler)
         if left_out is not None:
             more = {"similar_lines_omitted": left_out} if left_out else {}
             event(
-                _log, "error", f"{what} failed: the record belongs to the value None",
+                _log, "error", "Hold(by=) failed: the record belongs to the value None",
                 handler=handler, offset=record.offset,
                 error=f"{type(error).__name__}: {message_of(error)}", **more,
             )  # fmt: skip

@@ -28,9 +28,9 @@ from weft.kafka.ports import (
 )
 from weft.kafka.verdicts import commit_verdict
 from weft.testing.crash import Crashed, Mortal
-from weft.testing.memory import Log, Member, OffsetAndMetadata, Protocol, Stored, UnstableOffset
+from weft.testing.memory import Log, Member, OffsetAndMetadata, Protocol, UnstableOffset
 from weft.testing.memory_cluster import MemoryCluster, record_of
-from weft.types import TopicPartition
+from weft.types import TopicPartition, content_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,8 @@ class MemoryConsumer:
         self._positions[where] = after
         if found:
             records = [record_of(where, stored) for stored in found]
-            polled.batches.append(PolledBatch(*where, records, [size_of(one) for one in found]))
+            sizes = [content_bytes(one.key, one.value, one.headers) for one in found]
+            polled.batches.append(PolledBatch(*where, records, sizes))
         end = log.stable_end() if self._reads_committed else log.end
         if after >= end and self._reported.get(where) != after:
             self._reported[where] = after
@@ -378,9 +379,3 @@ def protocol_of(config: Mapping[str, Any]) -> Protocol:
         return "incremental"
     strategy = str(config.get("partition.assignment.strategy", ""))
     return "cooperative" if "cooperative" in strategy else "eager"
-
-
-def size_of(stored: Stored) -> int:
-    """Bytes of a record, as they count against the budget."""
-    headers = sum(len(name) + len(value or b"") for name, value in stored.headers)
-    return len(stored.value or b"") + len(stored.key or b"") + headers

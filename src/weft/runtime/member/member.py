@@ -30,7 +30,7 @@ from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactor import Transactor
 from weft.runtime.member.unread import OutOfRange, Watchdog, unread
 from weft.runtime.shared import size_of
-from weft.runtime.tagging import asks, tags_of
+from weft.runtime.tagging import tags_of
 from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
@@ -350,9 +350,9 @@ class Member:
                 arrivals = plans[partition.handler.index].arrivals
                 arrivals.came(partition.topic, partition.number, records[0].offset, now)
             tags = {
-                partition: tags_of(partition.handler.spec, records)
+                partition: found
                 for partition, records, _ in batches
-                if asks(partition.handler.spec)
+                if (found := tags_of(partition.handler.spec, records))
             }
             self.door.call(lambda engine, now: engine.polled(now, batches, tags))
         if polled.ends:

@@ -20,8 +20,8 @@ from weft.core.work import Tags
 from weft.kafka.log_reader import LogReader, fetch
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
-from weft.runtime.tagging import asks, tags_of
-from weft.types import Record
+from weft.runtime.tagging import tags_of
+from weft.types import Record, content_bytes
 
 _log = logging.getLogger("weft")
 
@@ -79,9 +79,8 @@ class Refetcher:
         while partition.state != states.CLOSED and not self._seat.ended.is_set():
             records = self._read(effect)
             if records is not None:
-                sizes = [_size_of(record) for record in records]
-                spec = partition.handler.spec
-                tags = tags_of(spec, records) if asks(spec) else []
+                sizes = [content_bytes(one.key, one.value, one.headers) for one in records]
+                tags = tags_of(partition.handler.spec, records)
                 found = partial(_found, effect, records, sizes, tags)
                 self._seat.door.post(found)
                 return
@@ -125,9 +124,3 @@ def _found(
     now: float,
 ) -> None:
     engine.refetched(now, effect.partition, effect.number, records, sizes, tags)
-
-
-def _size_of(record: Record) -> int:
-    """As it was counted when it came the first time."""
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.value or b"") + len(record.key or b"") + headers

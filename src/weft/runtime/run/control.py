@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.core.events import Pause, Steering, Tuning
@@ -23,7 +22,6 @@ from weft.runtime.logs import event
 from weft.runtime.run.record_control import fetched, looked_at, obeyed_by, summary
 
 if TYPE_CHECKING:
-    from weft.core.engine import Engine
     from weft.kafka.log_reader import LogReader
     from weft.routing import Routes
     from weft.runtime.member.member import Member
@@ -211,10 +209,9 @@ class Control:
         return "done", f"resumed {what(order)}: {here}{more}", None
 
     def _let_go(self, handlers: Sequence[str]) -> None:
-        member = self._run.member
-        for number in map(self._names.index, handlers):
-            if member is not None:
-                member.door.call(partial(_let_go, handler=number))
+        numbers, member = list(map(self._names.index, handlers)), self._run.member
+        if numbers and member is not None:
+            member.door.call(lambda engine, at: engine.let_go(at, numbers))
 
     def _check_sent(self) -> None:
         if not self._send():
@@ -250,10 +247,6 @@ def _same(one: Order, other: Order) -> bool:
     """The later takes the place of the former."""
     mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
     return mine == its
-
-
-def _let_go(engine: Engine, at: float, handler: int) -> None:
-    engine.let_go(at, handler)
 
 
 def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
