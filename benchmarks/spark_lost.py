@@ -1,6 +1,6 @@
 """How long partitions wait when a member is killed while its group rebalances.
 
-    python benchmarks/spark_lost.py [--rounds 5] [--nodes 1] [--json FILE]
+    python benchmarks/spark_lost.py [--delivery exactly_once] [--rounds 5] [--nodes 1]
 
 A fleet of four members on Spark (`local[4]`), eight partitions, 160 records per second. One member
 gets SIGTERM and leaves, and as soon as the group rebalances for it another one gets SIGKILL; Spark
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -50,17 +50,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument(
+        "--delivery", choices=get_args(DeliveryName), default="at_least_once", help="of the handler"
+    )
     parser.add_argument("--json", help="also write the lines to this file")
     asked = parser.parse_args()
     with LocalBroker(nodes=asked.nodes) as broker, session() as spark:
         broker.create_topic("lost", partitions=PARTITIONS)
-        fleet = Watched(broker.bootstrap, "lost", MEMBERS, spark=spark)
+        fleet = Watched(broker.bootstrap, "lost", MEMBERS, asked.delivery, spark=spark)
         rounds = [classes(fleet) for _ in range(asked.rounds)]
         fleet.close()
     longest = {who: [round(one[who], 2) for one in rounds] for who in rounds[0]}
     ok = max(longest["living"]) <= LIVING_MAX_S and max(longest["dead"]) <= DEAD_MAX_S
     limits = {"living": LIVING_MAX_S, "dead": DEAD_MAX_S}
-    line = {"type": "lost", "nodes": asked.nodes, "wait_s": longest, "limits_s": limits, "ok": ok}
+    line = {
+        "type": "lost",
+        "nodes": asked.nodes,
+        "delivery": asked.delivery,
+        "wait_s": longest,
+        "limits_s": limits,
+        "ok": ok,
+    }
     return told([machine.facts(), line], asked.json)
 
 

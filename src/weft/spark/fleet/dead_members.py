@@ -34,9 +34,12 @@ _LOOK_EVERY_S = 0.5
 _ANSWER_S = 5.0
 _DIAL_S = 1.0
 _PUSH_S = 6.0
-_PUSHES_MAX = 10
-#: between two: ten that fail at once would be over before the reason is
-_AGAIN_S = 1.0
+#: of members that no living one waits for: what an earlier run left, or the run's own at its end
+PUSHES_MAX = 10
+#: between two: the reason may pass, and the group may list for a moment what has left
+_AGAIN_S, _AGAIN_MAX_S = 1.0, 5.0
+#: after so long the broker has ended a dead member's transaction by itself
+_TRANSACTION_S = 20.0
 
 
 class DeadMembers:
@@ -60,6 +63,8 @@ class DeadMembers:
         self._transactional = transactional
         self._over = threading.Event()
         self._since: dict[str, float] = {}
+        #: whose failed push-out was logged: the next ones mostly have the same reason
+        self._logged: set[str] = set()
 
     def look(self) -> None:
         """Begin; returns at once."""
@@ -78,7 +83,7 @@ class DeadMembers:
                     for one in admin.static_members(self.group, _ANSWER_S)
                     if run_of(one.instance_id, self.group) == self._run
                 ]
-            return self.push_out(ours)
+            return self.push_out(ours, PUSHES_MAX)
         except (KafkaUnavailable, WeftError) as error:
             _log.debug("the group cannot be described now: %s", error)
             return []
@@ -103,19 +108,23 @@ class DeadMembers:
             return list(names)
         return [name for name in names if name in there]
 
-    def push_out(self, names: Sequence[str]) -> list[str]:
-        """Have these leave the group; those that are in it still.
+    def push_out(self, names: Sequence[str], pushes_max: int | None = None) -> list[str]:
+        """Have these leave the group; those that are in it still, after so many pushes.
 
-        They must be dead: one that lives would be fenced. Again where a rebalance took longer than
-        the wait for it: who asks to join and goes has a place in the group for a session.
+        They must be dead: one that lives would be fenced. Again until none is listed, for a push
+        ends without a result where a rebalance takes longer than the wait for it (who asks to join
+        and goes has a place in the group for a session), and where brokers are away or refuse.
         """
         ends = _started(self._end_transaction, names) if self._transactional else []
-        left = list(names)
-        for _ in range(_PUSHES_MAX if left else 0):
+        left, pushes, pause_s = list(names), 0, _AGAIN_S
+        while left and (pushes_max is None or pushes < pushes_max):
             for thread in _started(self._take_and_leave, left):
                 thread.join(_PUSH_S * 2)
-            if not (left := self.in_the_group(left)) or self._over.wait(_AGAIN_S):
+            pushes += 1
+            if not (left := self.in_the_group(left)) or self._over.wait(pause_s):
                 break
+            pause_s = min(pause_s * 2, _AGAIN_MAX_S)
+            left = self.in_the_group(left)
         for thread in ends:
             thread.join(_PUSH_S)
         return left
@@ -123,14 +132,15 @@ class DeadMembers:
     # -- inside ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        until = time.monotonic() + LOOK_FOR_S
-        try:
-            with self.admin() as admin:
-                while time.monotonic() < until and self._look_once(admin):
-                    if self._over.wait(_LOOK_EVERY_S):
-                        return
-        except (KafkaUnavailable, WeftError) as error:
-            _log.debug("the group cannot be described now: %s", error)
+        until, others = time.monotonic() + LOOK_FOR_S, True
+        while others and time.monotonic() < until:
+            try:
+                with self.admin() as admin:
+                    others = self._look_once(admin)
+            except (KafkaUnavailable, WeftError) as error:  # they may be back in a moment
+                _log.debug("the group cannot be described now: %s", error)
+            if self._over.wait(_LOOK_EVERY_S):
+                return
 
     def _look_once(self, admin: KafkaAdmin) -> bool:
         """Remove members whose time is over; whether any remain to be checked."""
@@ -144,7 +154,7 @@ class DeadMembers:
         self._since = {name: self._since.get(name, now) for name in dead}
         due = [name for name, since in self._since.items() if now - since >= GRACE_S]
         if due:
-            self.push_out(due)
+            self.push_out(due, PUSHES_MAX)
             event(
                 _log,
                 "warning",
@@ -160,16 +170,24 @@ class DeadMembers:
             consumer.leave(_PUSH_S)  # which waits for the end of the join
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            event(_log, "warning", "push-out failed", member=name, reason=reason)
+            level = "debug" if name in self._logged else "warning"
+            self._logged.add(name)
+            event(_log, level, "push-out failed", member=name, reason=reason)
 
     def _end_transaction(self, name: str) -> None:
         """Abort what a dead member left open: who gets its partitions cannot read them before."""
-        try:
-            transactions = self._connect(name).transactions(stable_id(self.group, name))
-            transactions.open()
-            transactions.close()
-        except Exception as error:
-            _log.debug("the transaction of %s could not be ended: %s", name, error)
+        until = time.monotonic() + _TRANSACTION_S
+        while True:
+            try:
+                transactions = self._connect(name).transactions(stable_id(self.group, name))
+                transactions.open()
+                transactions.close()
+            except Exception as error:
+                _log.debug("the transaction of %s could not be ended: %s", name, error)
+                if time.monotonic() >= until or self._over.wait(_AGAIN_S):
+                    return
+            else:
+                return
 
 
 def _started(task: Callable[[str], None], names: Sequence[str]) -> list[threading.Thread]:

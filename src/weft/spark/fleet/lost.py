@@ -7,12 +7,14 @@ be dead: its line has ended without a goodbye, and
 - its process is gone, as seen by the driver or a member under the same kernel; or
 - Spark has given its executor up, and an orphan has had the time to leave by itself.
 One that has said goodbye is looked for, too: where a dead member held up the rebalance that it left
-in, its own request to leave may have been lost behind its join.
+in, its own request to leave may have been lost behind its join. It is pushed out until the group
+lists it no more: brokers that do not answer now, or a rebalance that is slow, end nothing.
 Without proof the session decides: a member that lives and is pushed out would be fenced in the
 middle of its work.
 
-Mostly Spark starts a killed member again within a second. The successor joins under another id, and
-the former holder is pushed out then, without further proof: it would be fenced by the same id, too.
+Mostly Spark starts a member again within a second. The successor joins under another id, and a
+former holder that the group still lists is pushed out then, without further proof: it would be
+fenced by the same id, too.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import time
 
 from weft import guard
 from weft.errors import WeftError
-from weft.kafka.admin import KafkaAdmin
 from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
 from weft.spark.fleet.dead_members import GRACE_S, DeadMembers
@@ -37,8 +38,6 @@ _log = logging.getLogger("weft")
 _LOOK_S = 0.1
 _PROOF_EVERY_S = 0.5
 _ANSWER_S = 2.0
-#: after so long without a word every session that Weft gives is over
-_GIVE_UP_S = 60.0
 
 
 class Lost:
@@ -55,10 +54,7 @@ class Lost:
         for slot in self._roster.slots:
             while slot.displaced:
                 name = self._dead.static_id(slot.index, slot.displaced.pop())
-                reason = "Spark has started it again; the group rebalances"
-                guard.thread(
-                    "weft-lost", self._push_out, guard.log_death, slot, name, reason
-                ).start()
+                guard.thread("weft-lost", self._follow_up, guard.log_death, slot, name).start()
             since = slot.silent_since
             if since is None or self._begun.get(slot.index) == since:
                 continue
@@ -68,17 +64,17 @@ class Lost:
     # -- one member --------------------------------------------------------------------------------
 
     def _look_after(self, slot: Slot, since: float) -> None:
-        try:
-            proof = self._proved(slot, since)
-            if proof is None:
-                return
-            with self._dead.admin() as admin:
-                self._await_return(admin, slot, since)
-                if (name := self._vacated(slot, since)) is None:
-                    return
-                self._push_out(slot, name, f"{proof}; the others get its partitions", since)
-        except (KafkaUnavailable, WeftError) as error:
-            _log.debug("the group cannot be described now: %s", error)
+        proof = self._proved(slot, since)
+        if proof is None:
+            return
+        self._await_return(slot, since)
+        if (name := self._vacated(slot, since)) is not None:
+            self._push_out(slot, name, f"{proof}; the others get its partitions", since)
+
+    def _follow_up(self, slot: Slot, name: str) -> None:
+        """Its successor is there: it goes, unless it has left as it should."""
+        if self._dead.in_the_group([name]):
+            self._push_out(slot, name, "Spark has started it again; the group rebalances")
 
     def _push_out(self, slot: Slot, name: str, reason: str, since: float | None = None) -> None:
         """Take a dead holder out of the group; `since` when it was silent, where that is known."""
@@ -95,7 +91,7 @@ class Lost:
         """Wait for a proof that it is dead; None when there is none, or it is back."""
         if slot.leaving:
             return "it has said goodbye, and its group has not received that"
-        while self._waits(slot, since) and time.monotonic() - since < _GIVE_UP_S:
+        while self._waits(slot, since):
             if self._has_ended(slot):
                 return "its process is gone"
             executor = slot.executor
@@ -119,13 +115,18 @@ class Lost:
             return False
         return True in self._roster.ask({"ask": "ended", "pid": pid}, neighbour).values()
 
-    def _await_return(self, admin: KafkaAdmin, slot: Slot, since: float) -> None:
+    def _await_return(self, slot: Slot, since: float) -> None:
         """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
-        while self._waits(slot, since) and time.monotonic() - since < RETURN_S:
-            in_the_way = time.monotonic() - since >= IN_THE_WAY_S
-            if in_the_way and admin.group_state(self._dead.group, _ANSWER_S)[0] != "STABLE":
-                return
-            self._pause(slot, since, _LOOK_S)
+        try:
+            with self._dead.admin() as admin:
+                while self._waits(slot, since) and time.monotonic() - since < RETURN_S:
+                    in_the_way = time.monotonic() - since >= IN_THE_WAY_S
+                    if in_the_way and admin.group_state(self._dead.group, _ANSWER_S)[0] != "STABLE":
+                        return
+                    self._pause(slot, since, _LOOK_S)
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+            self._pause(slot, since, since + RETURN_S - time.monotonic())
 
     def _vacated(self, slot: Slot, since: float) -> str | None:
         """Take its place away, so that who comes now gets another one; its id.

@@ -111,11 +111,12 @@ class Roster:
     def _begin(self, slot: Slot, incarnation: Any, wire: Wire) -> None:
         if slot.incarnation != incarnation:
             self._fold(slot)
-            gone = slot.incarnation is None or slot.leaving or slot.vacant
+            gone = slot.incarnation is None or slot.vacant
             if self.orders.static and not gone:
-                # A successor does not take a place that is still in the group. Killed between the
-                # two halves of a cooperative rebalance, its predecessor has given partitions up;
-                # under the same id no rebalance would follow, and no one would own them.
+                # A successor does not take a place that may still be in the group: also of one that
+                # said goodbye the request to leave may have been lost. Gone between the two halves
+                # of a cooperative rebalance, its predecessor has given partitions up; under the
+                # same id no rebalance would follow, and no one would own them.
                 slot.displaced.append(slot.seat)
                 slot.seat += 1
         if slot.begin(incarnation, wire) and slot.lives > 1:
