@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -36,6 +39,49 @@ ConfigFile = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The options of a command that connects to Kafka; see `spread`."""
+
+    bootstrap_servers: Bootstrap = LOCAL_BROKER
+    x: Properties = None
+    config: ConfigFile = None
+
+    def settings(self) -> ClientSettings:
+        """Settings of the command's Kafka clients; raises ConfigError."""
+        return settings_of(self.bootstrap_servers, self.x, self.config)
+
+
+def spread(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command each field of its parameters that are dataclasses as an option.
+
+    They come last. So what several commands have is written once: Typer reads a
+    command's signature.
+    """
+    own, hints = signature(command).parameters, get_type_hints(command, include_extras=True)
+    groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
+    options = [own[name].replace(annotation=hints[name]) for name in own if name not in groups]
+    for kind in groups.values():
+        hints = get_type_hints(kind, include_extras=True)
+        given = signature(kind).parameters.values()
+        options += [one.replace(annotation=hints[one.name]) for one in given]
+    options = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in options]
+
+    @wraps(command)
+    def called(**values: Any) -> Result:
+        made = {
+            name: kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+            for name, kind in groups.items()
+        }
+        return command(**values, **made)
+
+    called.__signature__ = Signature(options)  # type: ignore[attr-defined]  # as inspect has it
+    called.__annotations__ = {one.name: one.annotation for one in options}
+    return called
 
 
 def properties_of(pairs: Sequence[str] | None, config: Path | None) -> dict[str, str]:

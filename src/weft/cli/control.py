@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Protocol
 
@@ -58,21 +59,42 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only look: what would b
 log_app = typer.Typer(no_args_is_help=True)
 
 
-def pause(
-    reason: Reason,
-    topic: Topic = None,
-    handler: Handler = None,
-    for_: For = "1h",
-    dry_run: DryRun = False,
-    group: Group = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    control: Control = None,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
-    as_json: cluster.Json = False,
-) -> int:
+@dataclass(frozen=True)
+class Reach:
+    """The options of a command that acts: why, which members it goes to, how they are reached."""
+
+    reason: Reason
+    dry_run: DryRun = False
+    group: Group = None
+    url: Url = None
+    token_file: TokenFile = None
+    control: Control = None
+    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER
+    x: cluster.Properties = None
+    config: cluster.ConfigFile = None
+    as_json: cluster.Json = False
+
+    @property
+    def cluster(self) -> cluster.Cluster:
+        """How Kafka is reached."""
+        return cluster.Cluster(self.bootstrap_servers, self.x, self.config)
+
+    def send(self, order: dict[str, Any], for_: str | None = None) -> int:
+        """Give the command to every member, and print the answers; the exit code."""
+        return send(order, self.reason, for_, self.dry_run, self._runs(), as_json=self.as_json)
+
+    def _runs(self) -> Reached:
+        if self.control is None:
+            return Runs(self.url, self.token_file, self.group)
+        if self.url is not None or not self.group:
+            raise ConfigError("--control requires --group and excludes --url")
+        from weft.cli.control_group import ByTopic  # the local commands load no client
+
+        return ByTopic(self.control, self.group, self.cluster)
+
+
+@cluster.spread
+def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For = "1h") -> int:
     """Start no records of a topic, of a handler, or of all, until it expires.
 
     Calls that run continue, and commits do. Exit 0 only when each member has answered and obeyed.
@@ -80,24 +102,11 @@ def pause(
     Example: weft pause --topic orders --reason "payment service is down" --for 30m
     """
     order = {"action": "pause", "topic": topic, "handler": handler}
-    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return send(order, reason, for_, dry_run, runs, as_json=as_json)
+    return reach.send(order, for_)
 
 
-def resume(
-    reason: Reason,
-    topic: Topic = None,
-    handler: Handler = None,
-    dry_run: DryRun = False,
-    group: Group = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    control: Control = None,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
-    as_json: cluster.Json = False,
-) -> int:
+@cluster.spread
+def resume(reach: Reach, topic: Topic = None, handler: Handler = None) -> int:
     """End pauses by command: of a topic, of a handler, or all. What the app itself paused stays.
 
     Of a handler, or all: records that wait by hold= or brake= continue, too.
@@ -105,10 +114,10 @@ def resume(
     Example: weft resume --topic orders --reason "payment service is back"
     """
     order = {"action": "resume", "topic": topic, "handler": handler}
-    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return send(order, reason, None, dry_run, runs, as_json=as_json)
+    return reach.send(order)
 
 
+@cluster.spread
 def set_(
     settings: Annotated[
         list[str],
@@ -117,18 +126,9 @@ def set_(
             help="concurrency, rate_limit_per_s or timeout_s; `default`: as declared.",
         ),
     ],
-    reason: Reason,
+    reach: Reach,
     handler: Handler = None,
     for_: For = "1h",
-    dry_run: DryRun = False,
-    group: Group = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-    control: Control = None,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
-    as_json: cluster.Json = False,
 ) -> int:
     """Set concurrency, rate or time-out of a handler, or of all, until it expires.
 
@@ -138,8 +138,7 @@ def set_(
     Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
     """
     order = {"action": "set", "handler": handler, "settings": settings_of(settings)}
-    runs = reached(url, token_file, group, control, bootstrap_servers, x, config)
-    return send(order, reason, for_, dry_run, runs, as_json=as_json)
+    return reach.send(order, for_)
 
 
 def stop(
@@ -279,25 +278,6 @@ class Runs:
             for name in sorted(expected)
         ]
         return answers, missing
-
-
-def reached(
-    url: str | None,
-    token_file: Any,
-    group: str | None,
-    control: str | None,
-    bootstrap: str,
-    x: Sequence[str] | None,
-    config: Any,
-) -> Reached:
-    """Whom the options of a command reach; raises ConfigError."""
-    if control is None:
-        return Runs(url, token_file, group)
-    if url is not None or not group:
-        raise ConfigError("--control requires --group and excludes --url")
-    from weft.cli.control_group import ByTopic  # the local commands load no client
-
-    return ByTopic(control, group, bootstrap, x, config)
 
 
 def send(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -36,11 +36,9 @@ Row = dict[str, Any]
 class ByTopic:
     """The members of a group that follow a control topic."""
 
-    def __init__(
-        self, topic: str, group: str, bootstrap: str, x: Sequence[str] | None, config: Any
-    ) -> None:
-        self._topic, self._group, self._bootstrap = topic, group, bootstrap
-        self._connection: Connection = connected(bootstrap, x, config, group)
+    def __init__(self, topic: str, group: str, kafka: cluster.Cluster) -> None:
+        self._topic, self._group, self._bootstrap = topic, group, kafka.bootstrap_servers
+        self._connection: Connection = connected(kafka, group)
         self._reason = ""
 
     def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:

@@ -48,15 +48,14 @@ def _dlq() -> None:
 
 
 @app.command()
+@cluster.spread
 def ls(
     topic: Topic,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    kafka: cluster.Cluster,
     where: Where = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = LIMIT,
     values: Annotated[bool, typer.Option("--values", help="Show values, escaped, cut.")] = False,
     group: Group = None,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """List dead letters, the newest first: when, where from, key, error, and whether they are back.
@@ -64,7 +63,7 @@ def ls(
     Example: weft dlq ls orders.dlq --where 'error.type == "Timeout" and attempts >= 5'
     """
     condition = None if where is None else parse_where(where)
-    with opened(topic, bootstrap_servers, x, config, group) as box:
+    with opened(topic, kafka, group) as box:
         found = [one for one in box.letters if condition is None or condition.matches(one.field)]
         newest = sorted(found, key=lambda one: (one.time_ms, one.at), reverse=True)[:limit]
         held = _values(box, newest) if values else {}
@@ -91,15 +90,14 @@ def ls(
 
 
 @app.command()
+@cluster.spread
 def show(
     letter: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The letter.")],
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    kafka: cluster.Cluster,
     values: Annotated[
         bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
     ] = False,
     group: Group = None,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """Show one dead letter: where its record was, why it failed, its headers.
@@ -107,7 +105,7 @@ def show(
     Example: weft dlq show orders.dlq:2:17 --values
     """
     place = place_of(letter)
-    with opened(place.topic, bootstrap_servers, x, config, group) as box:
+    with opened(place.topic, kafka, group) as box:
         found = next((one for one in box.letters if one.at == place), None)
         if found is None:
             raise ConfigError(f"there is no letter {place}: weft dlq ls {place.topic} lists them")
@@ -132,14 +130,13 @@ def show(
 
 
 @app.command()
+@cluster.spread
 def stats(
     topic: Topic,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    kafka: cluster.Cluster,
     by: Annotated[By, typer.Option(help="What is counted.")] = "type",
     where: Where = None,
     group: Group = None,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """Count dead letters: by error type or anything else, and how many are not back yet.
@@ -147,7 +144,7 @@ def stats(
     Example: weft dlq stats orders.dlq --by hour --where 'error.type == "Timeout"'
     """
     condition = None if where is None else parse_where(where)
-    with opened(topic, bootstrap_servers, x, config, group) as box:
+    with opened(topic, kafka, group) as box:
         found = [one for one in box.letters if condition is None or condition.matches(one.field)]
         rows = _counts(box, found, by)
     if as_json:

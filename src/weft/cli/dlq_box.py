@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Annotated, Any
 
@@ -47,30 +47,24 @@ def place_of(text: str) -> Place:
 
 
 @contextmanager
-def opened(
-    topic: str,
-    bootstrap: str,
-    x: Sequence[str] | None,
-    config: Any,
-    group: str | None,
-) -> Iterator[Box]:
+def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Box]:
     """The letters of a topic, and which went back, as far as that may be known."""
     check_topic(topic)
     name = group or group_of(topic, None)
-    connection = connected(bootstrap, x, config, name)
+    connection = connected(kafka, name)
     with cluster.answering(), bar() as told, closing(Box(connection, topic, told)) as box:
         box.read(name)
         yield box
 
 
-def connected(bootstrap: str, x: Sequence[str] | None, config: Any, group: str) -> Connection:
+def connected(kafka: cluster.Cluster, group: str) -> Connection:
     """Clients of this group, which nobody joins."""
-    properties = cluster.properties_of(x, config)
+    properties = cluster.properties_of(kafka.x, kafka.config)
     if "bootstrap.servers" in properties:
         raise ConfigError("the property bootstrap.servers is given by --bootstrap-servers")
     return connect(
         # What goes wrong is in the exceptions.
-        {"log_level": 2, **properties, "bootstrap.servers": bootstrap},
+        {"log_level": 2, **properties, "bootstrap.servers": kafka.bootstrap_servers},
         {},
         group=group,
         buffer_records=10_000,

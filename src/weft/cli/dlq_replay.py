@@ -34,9 +34,10 @@ TYPES_SHOWN = 8
 OUTCOME_S = 600.0
 
 
+@cluster.spread
 def replay(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")],
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
+    kafka: cluster.Cluster,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only look.")] = False,
     where: Where = None,
     stale: Annotated[
@@ -76,8 +77,6 @@ def replay(
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="No progress bar, which only a terminal gets.")
     ] = False,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """Send dead letters back to where they came from, in order; without --yes only look.
@@ -108,9 +107,9 @@ def replay(
     with ExitStack() as stack:
         stack.enter_context(cluster.answering())
         told = stack.enter_context(bar(wanted=not no_progress))
-        made = Replay(connected(bootstrap_servers, x, config, name), wanted, name, told)
+        made = Replay(connected(kafka, name), wanted, name, told)
         run = stack.enter_context(closing(made))
-        call.go(run, told, lambda one: connected(bootstrap_servers, x, config, one))
+        call.go(run, told, lambda one: connected(kafka, one))
 
 
 @dataclass(frozen=True, slots=True)

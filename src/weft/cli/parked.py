@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli import cluster
-from weft.cli.control import Runs
+from weft.cli.control import Reach, Runs
 from weft.cli.dlq_box import connected, cut, place_of, shown
 from weft.codec import Remembered
 from weft.dlq.letters import text_of
@@ -70,6 +71,13 @@ Where = Annotated[
 Records = dict[Place, Record[Any]]
 
 
+@dataclass(frozen=True)
+class OfReach(Reach):
+    """The same for what Kafka knows of one group: it is needed, and found where one runs here."""
+
+    group: OfGroup = ""
+
+
 @app.callback()
 def _parked() -> None:
     """Look at records that are parked or held, also while no member of the group runs.
@@ -79,14 +87,13 @@ def _parked() -> None:
 
 
 @app.command()
+@cluster.spread
 def ls(
+    kafka: cluster.Cluster,
     group: OfGroup = "",
     place: OfPlace = None,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     where: Where = None,
     limit: Annotated[int, typer.Option(min=1, help="Show the first so many in the table.")] = 50,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """List parked and held records, from the group's commits: attempts, until when, error hash.
@@ -95,7 +102,7 @@ def ls(
 
     Example: weft parked ls orders --group billing --bootstrap-servers localhost:9092
     """
-    with opened(bootstrap_servers, x, config, group) as source:
+    with opened(kafka, group) as source:
         found, parts = found_of(source, place, where)
         records = {} if as_json else _records(source, found[:limit])
     if as_json:
@@ -109,15 +116,14 @@ def ls(
 
 
 @app.command()
+@cluster.spread
 def show(
     record: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The record.")],
+    kafka: cluster.Cluster,
     group: OfGroup = "",
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
     values: Annotated[
         bool, typer.Option("--values", help="Show the value and the headers' values, escaped, cut.")
     ] = False,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """Show one parked or held record: what is remembered of it, its key and headers.
@@ -125,7 +131,7 @@ def show(
     Example: weft parked show orders:2:17 --group billing --values
     """
     wanted = place_of(record)
-    with opened(bootstrap_servers, x, config, group) as source:
+    with opened(kafka, group) as source:
         (part,) = source.read(wanted.topic, wanted.partition)
         found = next((one for one in _waiting([part]) if one.place == wanted), None)
         if found is None:
@@ -161,11 +167,9 @@ def show(
 
 
 @contextmanager
-def opened(
-    bootstrap: str, x: Sequence[str] | None, config: Any, group: str
-) -> Iterator[GroupRider]:
+def opened(kafka: cluster.Cluster, group: str) -> Iterator[GroupRider]:
     """The commits of a group, without joining it."""
-    connection = connected(bootstrap, x, config, group)
+    connection = connected(kafka, group)
     with cluster.answering(), GroupRider(connection, group) as source:
         yield source
 

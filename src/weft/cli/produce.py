@@ -28,28 +28,27 @@ QUEUE_WAIT_S = 0.01
 SHOW_AFTER_S = 2.0
 
 
+@cluster.spread
 def produce(
     topic: Annotated[str, typer.Argument(help="The topic; create it with `weft topics create`.")],
+    kafka: cluster.Cluster,
     file: Annotated[
         str | None, typer.Argument(metavar="[FILE]", help="One record per line. Default: stdin.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of every record. Default: none.")] = None,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
 ) -> None:
     """Send each line of a file or of stdin as a record; empty lines are skipped.
 
     Example: echo '{"speed_kmh": 150}' | weft produce gps.positions --key car-7
     """
     check_topic(topic)
-    settings = cluster.settings_of(bootstrap_servers, x, config)
+    settings = kafka.settings()
     with _opened(file) as (lines, size):
         with cluster.answering(), KafkaAdmin(settings) as admin:
             if topic not in admin.describe([topic], cluster.ANSWER_S):
                 raise ConfigError(
-                    f"topic {topic} does not exist at {bootstrap_servers}: "
-                    f"weft topics create {topic}{_where(bootstrap_servers)}"
+                    f"topic {topic} does not exist at {kafka.bootstrap_servers}: "
+                    f"weft topics create {topic}{_where(kafka.bootstrap_servers)}"
                 )
         _Sending(settings, topic, None if key is None else _bytes(key)).send(lines, size)
 

@@ -27,14 +27,13 @@ def _topics() -> None:
 
 
 @app.command()
+@cluster.spread
 def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="The topics.")],
+    kafka: cluster.Cluster,
     partitions: Annotated[
         int | None, typer.Option(help="Partitions of each. Default: the broker's setting.")
     ] = None,
-    bootstrap_servers: cluster.Bootstrap = cluster.LOCAL_BROKER,
-    x: cluster.Properties = None,
-    config: cluster.ConfigFile = None,
     as_json: cluster.Json = False,
 ) -> None:
     """Create topics with the cluster's default replication; existing topics are not changed.
@@ -42,7 +41,7 @@ def create(
     Example: weft topics create gps.positions gps.alerts --partitions 4
     """
     _check(names, partitions)
-    settings = cluster.settings_of(bootstrap_servers, x, config)
+    settings = kafka.settings()
     made = []
     with cluster.answering(), KafkaAdmin(settings) as admin:
         for name in dict.fromkeys(names):
