@@ -13,7 +13,7 @@ from weft.core.handler import Handler
 from weft.core.reach import PRESSURE
 from weft.core.work import Work
 
-#: calls that have not begun for so long are said not to begin
+#: calls that have not begun for so long count as not beginning
 OPENS_S = 2.0
 
 
@@ -179,7 +179,7 @@ def halts(
 ) -> list[dict[str, Any]]:
     """Why nothing starts: of everything, of a handler, of a topic or of a partition.
 
-    `calls`: the records of each handler's calls, for what is said of these.
+    `calls`: the records of each handler's calls, for the sentences about these.
     """
     found: list[dict[str, Any]] = []
     if not parts:

@@ -186,7 +186,7 @@ def log(
     members = [(answer["group"], one) for _, _, answer in found for one in answer["members"]]
     for name, one in members:
         for force in one["in_force"]:
-            typer.echo(f"in force: {name} {one['member']}: {_said(force)}")
+            typer.echo(f"in force: {name} {one['member']}: {_in_words(force)}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("time", "member"):
         table.add_column(name, no_wrap=True)
@@ -329,7 +329,7 @@ def _print(answers: Sequence[Mapping[str, Any]], dry_run: bool) -> None:
         typer.echo("Nothing was changed: it was a dry run.", err=True)
 
 
-def _said(force: Mapping[str, Any]) -> str:
+def _in_words(force: Mapping[str, Any]) -> str:
     """One command in force, in words."""
     about = [f"{name} {force[name]}" for name in ("topic", "handler") if force[name]]
     settings = [f"{name}={value}" for name, value in force["settings"].items()]

@@ -1,4 +1,4 @@
-"""`weft dlq`: what is in a dead-letter topic, whoever wrote it."""
+"""`weft dlq`: what is in a dead-letter topic, of Weft and of others."""
 
 from __future__ import annotations
 

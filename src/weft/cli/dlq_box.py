@@ -14,7 +14,7 @@ from rich.progress import Progress
 from weft.cli import cluster
 from weft.cli.topics import check_topic
 from weft.dlq.letters import Place, text_of
-from weft.dlq.replay import Box, Told, group_of
+from weft.dlq.replay import Box, OnProgress, group_of
 from weft.errors import ConfigError
 from weft.kafka.connect import Connection, connect
 from weft.where import Condition, parse
@@ -52,13 +52,17 @@ def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Bo
     check_topic(topic)
     name = group or group_of(topic, None)
     connection = connected(kafka, name)
-    with cluster.answering(), bar() as told, closing(Box(connection, topic, told)) as box:
+    with (
+        cluster.answering(),
+        bar() as on_progress,
+        closing(Box(connection, topic, on_progress)) as box,
+    ):
         box.read(name)
         yield box
 
 
 def connected(kafka: cluster.Cluster, group: str) -> Connection:
-    """Clients of this group, which nobody joins."""
+    """Clients of this group, that has no members."""
     properties = cluster.properties_of(kafka.x, kafka.config)
     if "bootstrap.servers" in properties:
         raise ConfigError("the property bootstrap.servers is given by --bootstrap-servers")
@@ -74,7 +78,7 @@ def connected(kafka: cluster.Cluster, group: str) -> Connection:
 
 
 @contextmanager
-def bar(*, wanted: bool = True) -> Iterator[Told]:
+def bar(*, wanted: bool = True) -> Iterator[OnProgress]:
     """A progress bar, which only a terminal gets."""
     if not (wanted and sys.stderr.isatty()):
         yield lambda *_: None
@@ -82,12 +86,12 @@ def bar(*, wanted: bool = True) -> Iterator[Told]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}
 
-        def told(what: str, done: int, total: int) -> None:
+        def on_progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what)
             progress.update(tasks[what], completed=done, total=total)
 
-        yield told
+        yield on_progress
 
 
 def counted(number: int) -> str:

@@ -19,7 +19,7 @@ from weft.cli.topics import check_topic
 from weft.dlq.letters import text_of
 from weft.dlq.plan import STALE, Plan, Rules, Stale
 from weft.dlq.refails import Careful
-from weft.dlq.replay import Outcome, Repair, Replay, Told, Wanted, group_of
+from weft.dlq.replay import OnProgress, Outcome, Repair, Replay, Wanted, group_of
 from weft.errors import ConfigError, Reject
 from weft.kafka.ports import OutMessage
 from weft.numeric import is_positive
@@ -106,10 +106,10 @@ def replay(
     name = group or group_of(topic, to)
     with ExitStack() as stack:
         stack.enter_context(cluster.answering())
-        told = stack.enter_context(bar(wanted=not no_progress))
-        made = Replay(connected(kafka, name), wanted, name, told)
+        on_progress = stack.enter_context(bar(wanted=not no_progress))
+        made = Replay(connected(kafka, name), wanted, name, on_progress)
         run = stack.enter_context(closing(made))
-        call.go(run, told, lambda one: connected(kafka, one))
+        call.go(run, on_progress, lambda one: connected(kafka, one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class _Call:
     #: how long each outcome is waited for; None: none is
     outcome_s: float | None
 
-    def go(self, run: Replay, told: Told, connection_of: Callable[[str], Any]) -> None:
+    def go(self, run: Replay, on_progress: OnProgress, connection_of: Callable[[str], Any]) -> None:
         """Look, say, ask, send, say."""
         if self.yes:
             run.begin()
@@ -132,11 +132,11 @@ class _Call:
         readers = run.readers(run.targets(plan))
         examples = run.examples(plan, EXAMPLES) if self.wanted.repair else []
         if not self.as_json:
-            _tell(self.wanted, plan, readers)
+            _print(self.wanted, plan, readers)
             for record, message in examples:
-                _tell_change(record, message)
+                _print_change(record, message)
         if not self.yes:
-            self._tell_dry(plan, readers)
+            self._print_dry(plan, readers)
             return
         plan = self._decided(run, plan)
         self._check_groups(plan, readers)
@@ -144,17 +144,17 @@ class _Call:
         if self.outcome_s is None:
             outcome = run.send(plan)
         else:
-            outcome = self._send_carefully(run, plan, told, connection_of)
-        self._tell_outcome(run, plan, outcome)
+            outcome = self._send_carefully(run, plan, on_progress, connection_of)
+        self._print_outcome(run, plan, outcome)
 
-    def _tell_dry(self, plan: Plan, readers: dict[str, list[str]]) -> None:
+    def _print_dry(self, plan: Plan, readers: dict[str, list[str]]) -> None:
         if self.as_json:
             typer.echo(json.dumps({**_facts(plan), "groups": readers, "sent": 0}))
         else:
             typer.echo("Nothing was sent: add --yes to do it.", err=True)
 
     def _decided(self, run: Replay, plan: Plan) -> Plan:
-        """With what becomes of stale letters; asked for where it was not said."""
+        """With what becomes of stale letters; asks for it without --stale."""
         rules = self.wanted.rules
         if not plan.stale or rules.stale is not None:
             return plan
@@ -182,7 +182,7 @@ class _Call:
         )
 
     def _send_carefully(
-        self, run: Replay, plan: Plan, told: Told, connection_of: Callable[[str], Any]
+        self, run: Replay, plan: Plan, on_progress: OnProgress, connection_of: Callable[[str], Any]
     ) -> Outcome:
         groups = sorted({one.group for one in plan.going if one.group})
         if not plan.going:
@@ -194,9 +194,9 @@ class _Call:
             )
         assert self.outcome_s is not None
         with closing(connection_of(groups[0]).log_reader()) as commits:
-            return Careful(run, commits, self.outcome_s, told).send(plan)
+            return Careful(run, commits, self.outcome_s, on_progress).send(plan)
 
-    def _tell_outcome(self, run: Replay, plan: Plan, outcome: Outcome) -> None:
+    def _print_outcome(self, run: Replay, plan: Plan, outcome: Outcome) -> None:
         if self.as_json:
             facts = _facts(plan)
             left = {**facts["left_out"]}
@@ -224,7 +224,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _tell(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
+def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
     """What would go where, and what would not and why."""
     typer.echo(f"{wanted.topic}: {counted(plan.letters)}, {plan.brought:,} brought back already")
     for reason, count in plan.left_out.items():
@@ -246,7 +246,7 @@ def _stale(plan: Plan) -> str:
     return f"{plan.stale:,} of {plan.eligible:,} letters would run after newer records of their key"
 
 
-def _tell_change(record: Record[Any], message: OutMessage) -> None:
+def _print_change(record: Record[Any], message: OutMessage) -> None:
     """What --map makes of one record."""
     before, after = (_lines(one) for one in (record.value, message.value))
     name = f"{record.topic}:{record.partition}:{record.offset}"
@@ -268,7 +268,7 @@ def _lines(value: bytes | None) -> list[str]:
 
 
 def _asked(option: str, question: str, answers: Sequence[Any]) -> Any:
-    """The answer of whoever is at the terminal; None where nobody is."""
+    """The answer from the terminal; None without one."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     given = typer.prompt(f"{question} ({' | '.join(answers)}; {option})", err=True).strip()

@@ -243,14 +243,15 @@ def _at(when: float) -> str:
 def _status_shown(answers: Answers, *, every: bool = False, width: int | None = None) -> Stack:
     """The worst run first, healthy ones in one line; LINES_MAX lines without `every`."""
     width = width or WIDTH_MAX
-    heard = {
+    answered = {
         _where(row)
         for _, shot in answers
         if "error" not in shot and not shot.get("silent_s")
         for row in shot["partitions"]
     }
     ranked = sorted(
-        ((_first(shot, heard), name, shot) for name, shot in answers), key=lambda one: one[0].rank
+        ((_first(shot, answered), name, shot) for name, shot in answers),
+        key=lambda one: one[0].rank,
     )
     well = [shot for first, _, shot in ranked if first.rank >= FULL and "error" not in shot]
     fold = len(well) > 1 and not every
@@ -258,7 +259,7 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
         line
         for first, name, shot in ranked
         if not (fold and shot in well)
-        for line in _run_shown(name, shot, first, heard, width, every=every)
+        for line in _run_shown(name, shot, first, answered, width, every=every)
     ]
     if fold:
         lines.append(_members_folded(well))
@@ -272,12 +273,12 @@ def _where(row: Row) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def _first(shot: Row, heard: set[tuple[str, int]]) -> Sentence:
+def _first(shot: Row, answered: set[tuple[str, int]]) -> Sentence:
     """The first sentence of `weft why` for this run."""
     if "error" in shot:
         return Sentence(shot["error"], "", "error", rank=MEMBER)
     if shot.get("silent_s"):
-        alone = [row for row in shot["partitions"] if _where(row) not in heard]
+        alone = [row for row in shot["partitions"] if _where(row) not in answered]
         return Sentence("", "", "silent", rank=MEMBER if alone else WELL)
     return why_sentences(shot)[0]
 
@@ -300,13 +301,13 @@ def _left(rows: Sequence[Row]) -> str:
 
 
 def _silent_shown(
-    name: str, shot: Row, heard: set[tuple[str, int]], width: int, *, every: bool
+    name: str, shot: Row, answered: set[tuple[str, int]], width: int, *, every: bool
 ) -> list[Text]:
     """A silent member: of its last report, only what no other member has reported."""
     app = shot.get("app", {})
     head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: killed or disconnected"
     head += f"; last report {seconds(shot['silent_s'])} ago"
-    rows = [row for row in shot["partitions"] if _where(row) not in heard]
+    rows = [row for row in shot["partitions"] if _where(row) not in answered]
     if not rows:
         return [Text(f"{head}; others own its partitions", style="bright_black")]
     head += (
@@ -317,13 +318,19 @@ def _silent_shown(
 
 
 def _run_shown(
-    name: str, shot: Row, first: Sentence, heard: set[tuple[str, int]], width: int, *, every: bool
+    name: str,
+    shot: Row,
+    first: Sentence,
+    answered: set[tuple[str, int]],
+    width: int,
+    *,
+    every: bool,
 ) -> list[Text]:
     """One run: its state, what blocks it, its handlers, its partitions with the worst first."""
     if "error" in shot:
         return _wrapped(f"{name}: {shot['error']}", width, "red")
     if shot.get("silent_s"):
-        return _silent_shown(name, shot, heard, width, every=every)
+        return _silent_shown(name, shot, answered, width, every=every)
     app, rows = shot.get("app", {}), shot["partitions"]
     away = any(halt["cause"] in ("broker", "refused") for halt in shot.get("halts", ()))
     left = "unknown" if away and not rows else _left(rows)

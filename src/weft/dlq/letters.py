@@ -1,4 +1,4 @@
-"""What the headers of a dead letter say, whoever wrote it; pure.
+"""What the headers of a dead letter mean, of Weft and of others; pure.
 
 Weft and Kafka's own brokers (KIP-1191) share names; Spring Kafka, Kafka Connect and Kafka Streams
 (KIP-1034) have theirs. A record that was a letter of two of them is one of whichever wrote last.

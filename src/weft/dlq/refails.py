@@ -9,7 +9,7 @@ from typing import Any
 from weft.codec import UnreadableMap, decode
 from weft.dlq.letters import Letter, Place, letter_of
 from weft.dlq.plan import Plan
-from weft.dlq.replay import ANSWER_S, Outcome, Replay, Told
+from weft.dlq.replay import ANSWER_S, OnProgress, Outcome, Replay
 from weft.kafka.log_reader import LogReader
 from weft.types import Record, Sent, TopicPartition
 
@@ -29,12 +29,12 @@ class Careful:
         replay: Replay,
         commits: LogReader,
         outcome_s: float,
-        told: Told = lambda *_: None,
+        on_progress: OnProgress = lambda *_: None,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
         """`commits` reads those of the group that handles; each outcome may take `outcome_s`."""
         self._replay, self._commits = replay, commits
-        self._outcome_s, self._told, self._rest = outcome_s, told, rest
+        self._outcome_s, self._on_progress, self._rest = outcome_s, on_progress, rest
         self._read_to = {where: end for where, (_, end) in self._letters_now().items()}
 
     def _letters_now(self) -> dict[TopicPartition, tuple[int, int]]:
@@ -57,7 +57,7 @@ class Careful:
                     left = len(lanes.pop(lane))
                     outcome.left_out[BEHIND] = outcome.left_out.get(BEHIND, 0) + left
             lanes = {lane: letters for lane, letters in lanes.items() if letters}
-            self._told("sending", outcome.sent, len(plan.going))
+            self._on_progress("sending", outcome.sent, len(plan.going))
             if again := sum(stopped.values()):
                 outcome.again += again
         return outcome

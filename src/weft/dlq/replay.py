@@ -40,7 +40,7 @@ ATTEMPTS = 5
 #: the record as it was -> as it goes; None: it does not go
 Repair = Callable[[Record[Any]], Record[Any] | None]
 #: so many of so many, for a progress bar
-Told = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 _T = TypeVar("_T")
 #: a letter, its record as it was, and the message that goes
 _Made = tuple[Letter, Record[Any], OutMessage]
@@ -77,8 +77,10 @@ def group_of(topic: str, to: str | None) -> str:
 class Box:
     """The dead-letter topic, read once: letters without their values."""
 
-    def __init__(self, connection: Connection, topic: str, told: Told = lambda *_: None) -> None:
-        self._told = told
+    def __init__(
+        self, connection: Connection, topic: str, on_progress: OnProgress = lambda *_: None
+    ) -> None:
+        self._on_progress = on_progress
         self.topic = topic
         self.admin = connection.admin()
         self.reader = connection.log_reader()
@@ -113,7 +115,7 @@ class Box:
                 self.progress[record.topic, record.partition].seen(record.offset)
                 self.letters.append(letter_of(record))
                 keep(record)
-            self._told(f"reading {self.topic}", len(self.letters), total)
+            self._on_progress(f"reading {self.topic}", len(self.letters), total)
         self.letters.sort(key=lambda one: one.at)
 
     def fetch(self, places: Collection[Place]) -> Iterator[Record[Any]]:
@@ -137,10 +139,19 @@ class Replay:
     """One call of `weft dlq replay`; close it."""
 
     def __init__(
-        self, connection: Connection, wanted: Wanted, group: str, told: Told = lambda *_: None
+        self,
+        connection: Connection,
+        wanted: Wanted,
+        group: str,
+        on_progress: OnProgress = lambda *_: None,
     ) -> None:
-        self._connection, self._wanted, self._group, self._told = connection, wanted, group, told
-        self.box = Box(connection, wanted.topic, told)
+        self._connection, self._wanted, self._group, self._on_progress = (
+            connection,
+            wanted,
+            group,
+            on_progress,
+        )
+        self.box = Box(connection, wanted.topic, on_progress)
         self._transactions = connection.transactions(group)
         self._meant: set[str] = set()
         self._guard = Guard(())
@@ -242,7 +253,7 @@ class Replay:
         for records in self.box.reader.read(ranges):
             self._guard.look(records)
             seen += len(records)
-            self._told("looking for newer records", seen, total)
+            self._on_progress("looking for newer records", seen, total)
         self._looked |= {where: end for where, (_, end) in ranges.items()}
         self._looked_at = time.monotonic()
 
@@ -274,7 +285,7 @@ class Replay:
         for batch in _batches(plan.going, self._pace.at_a_time):
             self.send_some(plan, batch, outcome)
             taken += len(batch)
-            self._told("sending", taken, len(plan.going))
+            self._on_progress("sending", taken, len(plan.going))
         return outcome
 
     def send_some(

@@ -1,4 +1,4 @@
-"""Stretches of a log read without a group, and what a group that nobody joins has committed."""
+"""Stretches of a log read without a group, and the commits of a group without members."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class KafkaLogReader:
         self._consumer.assign(begin)
         # To librdkafka those that an earlier stretch paused still are.
         self._consumer.resume(begin)
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         try:
             while left:
                 messages = self._consumer.consume(MESSAGES_AT_A_TIME, TURN_S)
                 if messages:
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > SILENT_S:
+                    last_answer = time.monotonic()
+                elif time.monotonic() - last_answer > SILENT_S:
                     topic, partition = next(iter(left))
                     raise KafkaUnavailable(
                         f"{topic}[{partition}] cannot be read: nothing came for {SILENT_S:.0f} s"
@@ -140,13 +140,13 @@ class KafkaLogReader:
 
     def _check_group(self, error: KafkaError) -> None:
         """ConfigError where the group is refused; a request may time out, and a message say why."""
-        said = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
-        for one in (error, *said):
+        reported = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
+        for one in (error, *reported):
             if one is not None and one.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise ConfigError(f"group {self._group}: {reason(one.code())}")
 
     def membership(self) -> clib.GroupMetadata:
-        """Of nobody: Kafka takes it while the group has no members."""
+        """Of no member: Kafka takes it while the group has no members."""
         return clib.group_metadata(self._consumer)
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class KafkaTransactions:
         self._config.pop("delivery.timeout.ms", None)
         self._producer: Producer | None = None
         #: why the current transaction was aborted, if no message has the reason
-        self._said: KafkaError | None = None
+        self._reported: KafkaError | None = None
         #: of every producer created here: each starts without errors, except for a refused login
         self._refusals = Refusals(self._config)
 
@@ -115,7 +115,7 @@ class KafkaTransactions:
         read_back: ReadBack,
     ) -> TransactionEnd:
         deliveries: list[Delivery | None] = [None] * len(messages)
-        began, self._said = time.monotonic(), None
+        began, self._reported = time.monotonic(), None
         try:
             if self._producer is None:
                 self.open()
@@ -140,10 +140,10 @@ class KafkaTransactions:
         error: KafkaError | None = None,
     ) -> TransactionEnd:
         """With why, as far as it is known: to end one that can only be aborted may fail, too."""
-        error = self._said or error
+        error = self._reported or error
         if error is not None:
             # Reported while producing: a delivery report could have contained it as well.
-            lasts = error is self._said and delivery_verdict(error.code()) == "refused"
+            lasts = error is self._reported and delivery_verdict(error.code()) == "refused"
             content = ErrorInfo(error.name(), error.str()) if of_content(error.code()) else None
             return TransactionEnd(
                 outcome,
@@ -170,7 +170,7 @@ class KafkaTransactions:
             self._produce(producer, message, deliveries, index)
         left = self._flush(producer, deliveries)
         if left or any(one is None or one.error is not None for one in deliveries):
-            self._said = _said(producer)
+            self._reported = _reported(producer)
             self._abort(producer)
             # What was refused has left a hole in the sequence: this producer's next message for
             # that partition would fail. The next transaction begins with another one.
@@ -314,7 +314,7 @@ def _why(error: KafkaError) -> str:
     return f"{error.str()}: {reason(error.code())}"
 
 
-def _said(producer: Producer) -> KafkaError | None:
+def _reported(producer: Producer) -> KafkaError | None:
     """Why the open transaction can only be aborted, if it can only be.
 
     librdkafka reports it to the next call on the transaction. A second start is

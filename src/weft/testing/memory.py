@@ -139,7 +139,7 @@ class Group:
     def fence(self, member_id: str, generation: int) -> str:
         """Whether the group takes a commit of this member: the error's name, or OK."""
         if not member_id and generation < 0 and not self.members:
-            return OK  # offsets of a group that nobody joins
+            return OK  # offsets of a group without members
         member = self.members.get(member_id)
         if member is None:
             return UNKNOWN_MEMBER_ID

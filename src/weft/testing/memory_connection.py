@@ -86,7 +86,7 @@ class MemoryLogReader:
         }
 
     def membership(self) -> Membership:
-        """Of nobody."""
+        """Of no member."""
         return Membership("", -1)
 
     def close(self) -> None:

@@ -83,8 +83,8 @@ class Control:
         except ConfigError as error:
             answer = Answer(member, "refused", str(error))
         with self._lock:
-            said = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
-            self._log.append({"at": round(self._time(), 3), **said})
+            logged = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
+            self._log.append({"at": round(self._time(), 3), **logged})
         if not order.dry_run:
             event(
                 _log, "warning" if answer.outcome == "refused" else "info",

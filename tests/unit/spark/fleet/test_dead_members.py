@@ -119,7 +119,7 @@ def dead(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dea
     """Those of a run on it."""
 
     def make(*, transactional: bool = False) -> DeadMembers:
-        made = DeadMembers("g", "00000000", ["t"], cluster, transactional=transactional)  # type: ignore[arg-type]  # as far as it is used
+        made = DeadMembers("g", "00000000", ["t"], cluster, transactional=transactional)
         monkeypatch.setattr(made, "admin", lambda: cluster)
         return made
 
