@@ -216,6 +216,33 @@ def test_what_is_not_imported():
     assert done.stdout.splitlines()[1] == "[[], [], []]", done.stdout
 
 
+ALONE = """
+import importlib.abc, sys
+EXTRAS = {"aiosqlite", "asyncpg", "deltalake", "fastavro", "opentelemetry", "pandas",
+          "prometheus_client", "psycopg", "pyarrow", "pydantic", "pyiceberg", "pyspark",
+          "sqlalchemy", "starlette", "textual", "uvicorn", "uvloop"}
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import weft
+from weft.testing import MemoryKafka
+kafka = MemoryKafka(auto_create=True)
+kafka.produce("t", "text")
+app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+app.consume("t")(lambda record: None)
+print(app.run(until="drained").done)
+"""
+
+
+def test_an_app_runs_without_any_extra():
+    """As `pip install weft` leaves it: SQLAlchemy was imported by every run, not by ledgers."""
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "1", done.stderr
+
+
 def test_a_handler_that_comes_too_late_is_refused():
     """Decorated while the app runs it would never be called."""
     app = handled()

@@ -6,19 +6,21 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.app_options import AppOptions
 from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
 from weft.decoding import decoding_of, is_async
 from weft.kafka.connect import AdminPort
 from weft.kafka.secrets import redacted
-from weft.ledger.ledger_run import LedgerRun
 from weft.options import HandlerOptions
 from weft.policies import Commit
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
 from weft.types import Committed, RunReport
+
+if TYPE_CHECKING:
+    from weft.ledger.ledger_run import LedgerRun
 
 _log = logging.getLogger("weft")
 
@@ -153,6 +155,8 @@ def open_ledgers(
     for handler, plan in zip(handlers, plans, strict=True):
         if handler.ledger is None:
             continue
+        from weft.ledger.ledger_run import LedgerRun  # SQLAlchemy comes with an extra
+
         ledger = LedgerRun(
             handler.ledger,
             group,

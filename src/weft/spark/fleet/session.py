@@ -324,6 +324,9 @@ def one_line(error: BaseException | str) -> str:
     text = str(error)
     if "PYTHON_VERSION_MISMATCH" in text:
         return _other_python(text)
+    _, python, below = text.partition("Traceback (most recent call last):\n")
+    if python:  # its first line that is not indented
+        return next(line for line in (*below.splitlines(), python) if line[:1].strip())[:600]
     for line in text.splitlines():
         if "failed" in line and "Lost task" in line:
             # `Job aborted due to …: Lost task 0.0 … (executor driver): org.x.Y: what happened`

@@ -11,14 +11,17 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.spark.fleet.link import Link
 from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import kernel
 from weft.spark.fleet.wire import WireError
+
+if TYPE_CHECKING:
+    from weft.spark.fleet.hosting import Host
 
 #: What a member imports that is not Python's own.
 NEEDED = ("confluent_kafka", "zstandard")[: 2 if sys.version_info < (3, 14) else 1]
@@ -68,14 +71,12 @@ def _live(task: MemberTask, link: Link, welcome: dict[str, Any]) -> Iterator[str
         link.end({"type": "bye", "why": "told to"})
         return
     try:
-        app = _loaded(task)
+        app, host = _loaded(task)
     except Unusable as error:
         link.end({"type": "bye", "why": "refused", "reason": str(error)})
         return
-    from weft.spark.fleet.hosting import Host
-
     try:
-        bye = Host(task, link, welcome, app).run()
+        bye = host(task, link, welcome, app).run()
     except WireError as error:  # the driver is gone: no one to report to
         bye = {"why": str(error)}
     link.end({"type": "bye", **bye})
@@ -86,8 +87,8 @@ class Unusable(Exception):
     """This executor cannot run the app; trying again would not help."""
 
 
-def _loaded(task: MemberTask) -> Any:
-    """The app; raises Unusable with the cure."""
+def _loaded(task: MemberTask) -> tuple[Any, Callable[..., Host]]:
+    """The app and its host; raises Unusable with the cure."""
     here = f"executor {socket.gethostname()} ({sys.executable})"
     needed = NEEDED if task.table is None else (*NEEDED, "pyarrow")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
@@ -97,7 +98,9 @@ def _loaded(task: MemberTask) -> Any:
             "environment (spark.archives and PYSPARK_PYTHON; docs/spark.md)"
         )
     try:
-        return _resident(pickle.loads(task.app))  # noqa: S301  # it came with the task, from the driver
+        from weft.spark.fleet.hosting import Host
+
+        return _resident(pickle.loads(task.app)), Host  # noqa: S301  # it came with the task, from the driver
     except ModuleNotFoundError as error:
         raise Unusable(
             f"{here} cannot import {error.name}, which the app uses: install it there, or ship it "
