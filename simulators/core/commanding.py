@@ -62,6 +62,10 @@ def obey(world: World, member: Member, command: Command) -> None:
             life.holds[target.key] = until
         elif command.action in ("release", "retry"):
             life.holds.pop(target.key, None)
+            here = life.partition.offsets.incomplete
+            for offset in [o for o in life.held_until if here.get(o) is None]:  # it is to come
+                if life.source.keys.get(offset) == target.key:
+                    del life.held_until[offset]
             if outcome in ("released", "retried"):  # with all of it that is held
                 for offset in [o for o in life.held_until if life.source.lane(o) == target.key]:
                     del life.held_until[offset]

@@ -51,6 +51,8 @@ DECIDED = 23_000_000
 PARKED = 27_000_000
 #: as both COMMANDED and DECIDED
 BOTH = 28_000_000
+#: as PARKED, with more of everything: failures, commands, rebalances, foreign riders, little room
+CROWDED = 29_000_000
 
 #: what handlers call is away for a while, all of it or for one key
 AWAY = 24_000_000
@@ -344,6 +346,34 @@ def _parked(setup: Setup, rng: random.Random) -> Setup:
     return replace(setup, limits=limits, keys=rng.choice((2, 4, 12)), produce_max=12)
 
 
+def _crowded(setup: Setup, rng: random.Random) -> Setup:
+    """Most records fail; parked, held and waiting ones of few lanes fill budgets of any size."""
+    setup = _parked(setup, rng)
+    limits = replace(
+        setup.limits,
+        forget_parked=rng.random() < 0.7,
+        buffer_records=rng.choice((3, 8, 20, 50_000)),
+        buffer_bytes=rng.choice((2_000, 6_000, 10**8)),
+    )
+    weights = {
+        "command": rng.choice((5.0, 40.0)),
+        "meddle": rng.choice((0.0, 2.0, 10.0)),
+        "churn": rng.choice((3.0, 9.0)),
+        "group": 30.0,
+        "control": rng.choice((0.0, 3.0)),
+        "log": rng.choice((0.0, 4.0)),
+        "retention": rng.choice((0.0, 1.0)),
+    }
+    fail = rng.choice((0.4, 0.8))
+    return replace(
+        setup,
+        limits=limits,
+        slots=rng.choice((2, 3)),
+        odds=replace(setup.odds, fail=fail, gap=rng.choice((0.0, 0.3))),
+        ends=_weighted(**weights),
+    )
+
+
 def _decided(setup: Setup, rng: random.Random) -> Setup:
     """Much fails, and for each record it is asked what becomes of it."""
     specs = tuple(
@@ -439,5 +469,6 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     BRAKED: _braked,
     REDONE: _redone,
     PARKED: _parked,
+    CROWDED: _crowded,
     BOTH: _both,
 }

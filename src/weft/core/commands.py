@@ -103,6 +103,7 @@ class Commands:
         if command.action == "hold":
             return self._hold_lane(partition, command, key)
         held = partition.end_hold(key)
+        partition.memory.release(key)
         if first is None or first.state not in (states.RETRYING, states.PARKED):
             waiting = next((w for w in self._of_lane(partition, key) if _held(w)), None)
             if waiting is None:
@@ -135,12 +136,16 @@ class Commands:
         if until <= self._state.now:
             return _row(partition, command, "unchanged", "the hold is over already")
         partition.set_hold(key, until)
-        waiting = next(
-            (w for w in self._of_lane(partition, key) if w.state in states.WAITING), None
-        )
+        waiting = self._first_waiting(partition, key)
         if waiting is None:
             return _row(partition, command, "held", "nothing of it waits now")
         return self._hold(partition, command, waiting, until)
+
+    def _first_waiting(self, partition: Partition, key: LaneKey) -> Work | None:
+        """What a hold of the lane is about now: the lane does not wait for what it went past."""
+        waiting = [w for w in self._of_lane(partition, key) if w.state in states.WAITING]
+        inside = (w for w in waiting if w.failure is None or not w.failure.left_lane)
+        return next(inside, waiting[0] if waiting else None)
 
     # -- one record ------------------------------------------------------------------------------
 

@@ -522,6 +522,9 @@ class Endings:
     def _restore(self, work: Work, known: Remembered) -> None:
         """It begins with what is remembered of it, and waits for the rest of its time."""
         partition, now = work.partition, self._state.now
+        released = partition.memory.released
+        if released and known.held and partition.lanes.key_of(work.record) in released:
+            known = known._replace(held=False, until_s=None)
         due = None
         if known.until_s is not None:  # no commit may put a record off for longer than its cause
             due = min(known.until_s - self._state.wall_s, now + longest_s(work, known))

@@ -26,7 +26,7 @@ from weft.core.retries import DELAY_MAX_S
 from weft.policies import PARKED_S_MAX
 
 if TYPE_CHECKING:
-    from weft.core.work import Work
+    from weft.core.work import LaneKey, Work
 
 #: More have no room in the 4,096 characters of a commit: an entry takes three bytes at least.
 ENTRIES_MAX = 1_024
@@ -37,7 +37,8 @@ class Memory:
     """What one epoch remembers."""
 
     __slots__ = (
-        "_known", "_order", "_sorted", "barred", "changed", "on", "shed", "unseen", "waiting",
+        "_known", "_order", "_sorted", "barred", "changed", "on", "released", "shed", "unseen",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, remembered: Sequence[Remembered] = (), *, on: bool = True) -> None:
@@ -59,6 +60,8 @@ class Memory:
         self.unseen = 0
         #: the broker takes no more than the map
         self.barred = False
+        #: lanes that were released while something was waited for: what comes of them is not held
+        self.released: set[LaneKey] = set()
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -87,6 +90,11 @@ class Memory:
             self.forget(offset)
             self.waiting -= 1
         return known
+
+    def release(self, key: LaneKey) -> None:
+        """Nothing of this lane that is still to come is held; an entry has no key to look for."""
+        if self.waiting:
+            self.released.add(key)
 
     def fetched(self, offset: int) -> Remembered | None:
         """What is remembered of the record that just came in; it is not waited for any more."""

@@ -435,3 +435,32 @@ def test_what_comes_behind_a_failed_record_of_a_held_lane_is_held(make_desk):
     assert started(desk) == []
     desk.pass_time(10.1)
     assert started(desk) == [1]
+
+
+def test_a_held_lane_starts_nothing_behind_a_parked_record_that_it_went_past(make_desk):
+    """exactly_once: the output of 0 was refused, so it is parked, and 1 runs meanwhile."""
+    desk = make_desk(HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=1)))
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(part, 0, 1, 2)
+    (first,) = desk.started()
+    desk.do("calls_ended", [], [Returned(first, ["output"])])
+    (second,) = [w for e in desk.effects if isinstance(e, fx.Start) for w in e.works]
+    (transaction,) = desk.take(fx.Transact)
+    desk.do("transacted", transaction.sequence, committed=False, refused=[(first, ERROR)])
+    assert order(desk, "hold") == [("held", 2)]
+    desk.do("calls_ended", [], [Returned(second, ["output"])])
+    assert started(desk) == []
+    desk.pass_time(10.1)
+    assert started(desk) == [2]
+
+
+@pytest.mark.parametrize("action", ["release", "retry"])
+def test_what_came_held_starts_when_its_lane_was_released_before_it_came(make_desk, action):
+    """The rider has no key, so it is not known which of its records are of the lane."""
+    desk = make_desk(HandlerSpec("h"))
+    held = [Remembered(offset, 0, held=True, until_s=int(UNIX_S) + 60) for offset in (0, 1)]
+    (part,) = desk.assign(0, unix_s=UNIX_S, remembered=tuple(held))
+    assert order(desk, action) == [("unchanged", -1)]
+    desk.poll(part, 0)
+    desk.poll(part, 1, key=b"other")
+    assert started(desk) == [0]
