@@ -249,7 +249,7 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
             done.append(work)
             if life is not None:
                 world.oracle.handled(life, work.record.offset, world.now)
-    member.engine.batch_ended(world.now, call.handler, done, ended, whole=failed)
+    member.engine.batch_ended(world.now, call.handler, done, ended, whole=failed, call=call.call)
 
 
 def _give_back(world: World, member: Member, call: Call) -> None:
@@ -259,7 +259,7 @@ def _give_back(world: World, member: Member, call: Call) -> None:
             away.ended(member, work, GivenBack(work))
             world.oracle.given_back(life, work)
     ended = [GivenBack(work) for work in call.works]
-    member.engine.batch_ended(world.now, call.handler, (), ended)
+    member.engine.batch_ended(world.now, call.handler, (), ended, call=call.call)
 
 
 def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bool) -> None:
@@ -289,7 +289,7 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
         return
     member.calls.remove(call)
     _nack(world, member, call, ended)
-    member.engine.batch_ended(world.now, call.handler, done, ended)
+    member.engine.batch_ended(world.now, call.handler, done, ended, call=call.call)
 
 
 def _nack(world: World, member: Member, call: Call, ended: list[Ended]) -> None:

@@ -28,12 +28,16 @@ OUTPUT_BYTES = 300  # what each record's outputs weigh
 class Call:
     """One handler call that runs."""
 
-    __slots__ = ("batch", "begun_at", "cancelled", "first", "handler", "stuck", "timed", "works")
+    __slots__ = (
+        "batch", "begun_at", "call", "cancelled", "first", "handler", "stuck", "timed", "works",
+    )  # fmt: skip
 
     def __init__(self, handler: int, works: list[Work], *, batch: bool) -> None:
         self.handler = handler
         self.works = works
         self.first = works[0]
+        #: what the engine calls it
+        self.call = works[0].call
         self.batch = batch
         self.cancelled = False
         self.stuck = False
@@ -170,6 +174,9 @@ class Member:
 
     def _cancel(self, effect: fx.Cancel) -> None:
         call = next((call for call in self.calls if effect.work in call.works), None)
+        if call is None:  # all of it is acknowledged
+            call = next((call for call in self.calls if effect.work is call.first), None)
+            self.oracle.stats["acknowledged and cancelled"] += 1
         require(call is not None, "structure", f"{effect.work!r} is cancelled and does not run")
         assert call is not None
         now, limit_s = self.world.now, timeout_s(self, effect.handler)

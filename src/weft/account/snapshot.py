@@ -27,7 +27,7 @@ def snapshot(
     parts = account.parts()
     bad = blockers(account, parts) if worst else []
     rows = [partition_row(part, account.at, epoch_s) for part in parts]
-    calls = _calls_of(parts) if worst else {}
+    calls = _calls_of(parts) if worst else None
     stops = halts(account, parts, epoch_s, calls=calls)
     if unread:
         stops = [one for one in stops if one["cause"] != "unassigned"]
@@ -175,11 +175,11 @@ def halts(
     parts: Sequence[Part],
     epoch_s: float = 0.0,
     *,
-    calls: Mapping[str, Sequence[Work]],
+    calls: Mapping[str, Sequence[Work]] | None,
 ) -> list[dict[str, Any]]:
     """Why nothing starts: of everything, of a handler, of a topic or of a partition.
 
-    `calls`: the records of each handler's calls, for the sentences about these.
+    `calls`: the records of each handler's calls, for the sentences about these; None: none.
     """
     found: list[dict[str, Any]] = []
     if not parts:
@@ -198,7 +198,7 @@ def halts(
     found += [{"cause": hold} for hold in account.holds]
     waiting = {part.handler.name for part in parts if part.places["ready"]}
     for handler in account.handlers:
-        works = calls.get(handler.name, ())
+        works = [] if calls is None else calls.get(handler.name, ())
         running = [work for work in works if not handler.slots.waits(work)]
         if works and not running and (one := _none_begins(handler, works, account.at, epoch_s)):
             found.append(one)
@@ -208,7 +208,7 @@ def halts(
         if handler.name not in waiting and not in_pipes:
             continue
         if handler.slots.free <= 0 or in_pipes:
-            hung = _calls(handler, running, account.at, epoch_s)
+            hung = {} if calls is None else _calls(handler, running, account.at, epoch_s)
             found.append({"cause": "slots", "handler": handler.name, **hung})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
             found.append({"cause": "rate_limit", "handler": handler.name})
@@ -262,7 +262,9 @@ def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float)
     """
     calls = _count(handler, running)
     if calls < handler.slots.concurrency:
-        return {}
+        spec = handler.spec
+        explicit = spec.batch is not None and spec.batch.ack == "explicit"
+        return {"acknowledged": handler.slots.taken - calls} if explicit else {}
     begun = max(work.since for work in running)
     return {
         "calls": min(calls, handler.slots.concurrency),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weft.core.handler import Handler
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
-    from weft.core.work import Tags, Work
+    from weft.core.work import Call, Tags, Work
 
 NO_TAGS: Mapping[Partition, Sequence[Tags]] = {}
 _RESUME_EVERY = 64  # completions between two looks at what may be fetched again
@@ -204,10 +204,14 @@ class Engine:
         ended: Sequence[Ended],
         *,
         whole: bool = False,
+        call: Call | None = None,
     ) -> None:
-        """One batch call has ended, with what became of the records not acknowledged before."""
+        """One batch call has ended, with what became of the records not acknowledged before.
+
+        `call`: which one; not needed where there are such records.
+        """
         self.state.now = now
-        self._batching.ended(self.state.handlers[handler], done, ended, whole=whole)
+        self._batching.ended(self.state.handlers[handler], done, ended, whole=whole, call=call)
         self._since_resume += len(done) + len(ended)
         self._turn()
 
@@ -423,6 +427,13 @@ class Engine:
         for handler in self.state.handlers:
             for work in handler.slots.expired(self.state.now):
                 self.state.emit(fx.Cancel(handler.index, work))
+                if work.state != states.RUNNING:  # no record fails by it: a line instead
+                    self.state.note(
+                        "warning",
+                        "batch call runs past its timeout_s, all its records are acknowledged",
+                        handler=handler.name,
+                        timeout_s=handler.timeout_s,
+                    )
             if handler.slots.all_hung(self.state.now):
                 slots, timeout_s = handler.slots.concurrency, handler.timeout_s
                 self.state.fail(

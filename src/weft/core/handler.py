@@ -317,26 +317,33 @@ class Slots:
             self.deadlines.update(dict.fromkeys(works, due))
 
     def ended(self, work: Work) -> None:
-        """The attempt is over: so is the call's time, when it was the last of its call."""
+        """The attempt is over; a call of several keeps its slot, and its time, to its end."""
         call = work.call
         if call is not None:
             call.running.pop(work, None)
-            if call.running:
-                return
-        self.deadlines.pop(call or work, None)
-        self.overdue.pop(call or work, None)
+            return
+        self.deadlines.pop(work, None)
+        self.overdue.pop(work, None)
+
+    def over(self, call: Call | None) -> None:
+        """A call of several records has ended."""
+        if call is not None:
+            self.deadlines.pop(call, None)
+            self.overdue.pop(call, None)
 
     def expired(self, now: float) -> list[Work]:
         """Attempts past their time, once each: they are overdue from now on.
 
-        Of a batch one record that it still runs: one that was acknowledged and is tried again, as
-        its outputs were refused, names another call.
+        Of a batch one record that it still runs, if any: one that was acknowledged and is tried
+        again, as its outputs were refused, is in another call, too.
         """
         expired = [call for call, _ in takewhile(lambda it: it[1] <= now, self.deadlines.items())]
         for call in expired:
             del self.deadlines[call]
             self.overdue[call] = now
-        return [next(iter(one.running)) if isinstance(one, Call) else one for one in expired]
+        return [
+            next(iter(one.running), one.first) if isinstance(one, Call) else one for one in expired
+        ]
 
     def not_begun(self, works: Sequence[Work], now: float) -> None:
         """The calls of these wait in front of their handler: none of their time is used."""

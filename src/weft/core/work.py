@@ -135,9 +135,11 @@ class Call:
     A record that has a slot of its own needs none of this; the hot loops do without.
     """
 
-    __slots__ = ("order", "running", "works")
+    __slots__ = ("first", "order", "running", "works")
 
-    def __init__(self, order: Mapping[Work, Work]) -> None:
+    def __init__(self, order: Mapping[Work, Work], first: Work) -> None:
+        #: a record of it that names it, also once all are acknowledged
+        self.first = first
         #: records that have not ended yet, where calls have a time-out (`Slots.time`). One that
         #: was acknowledged and whose outputs were refused may be in another call by now
         self.running: dict[Work, None] = {}

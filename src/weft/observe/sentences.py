@@ -114,6 +114,21 @@ def ends_by(row: Row) -> str:
     return f"its timeout_s={limit_s:g} ends it"
 
 
+def _slots(halt: Row) -> tuple[str, str]:
+    text = f"All concurrency slots{_of(halt)} are taken"
+    if acknowledged := halt.get("acknowledged"):
+        whose = "batch calls that have acknowledged all their records and have not returned"
+        after = "return after the last acknowledgement, or set timeout_s"
+        return (
+            f"{text}, {acknowledged:,} of them by {whose}.",
+            f"if it stays so, such a call hangs: {after}",
+        )
+    return (
+        f"{text}; calls end and others start.",
+        "normal under load; if remaining grows, raise concurrency or add members",
+    )
+
+
 def _not_begun(row: Row, member: str) -> tuple[str, str]:
     opens = "worker processes open (imports, the lifespan), " * (row.get("executor") == "processes")
     after = f"{opens}its prefetch has not returned, or calls before it run"
@@ -451,10 +466,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"Calls{_of(halt)} wait for its rate_limit_per_s.",
         "expected; to go faster, raise rate_limit_per_s on @app.consume",
     ),
-    "slots": lambda halt: (
-        f"All concurrency slots{_of(halt)} are taken; calls end and others start.",
-        "normal under load; if remaining grows, raise concurrency or add members",
-    ),
+    "slots": _slots,
     "map": lambda halt: (
         f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
         "normal while the frontier moves; else weft why TOPIC:PARTITION names the blocking record",

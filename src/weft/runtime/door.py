@@ -161,7 +161,8 @@ class Door:
 
     def begun(self, works: Sequence[Work], ran_s: float = 0.0) -> None:
         """Calls of one handler that began only so long ago."""
-        self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
+        if works:
+            self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
 
     def turn(self) -> None:
         """Bring posted events to the engine, unless another thread is doing it."""

@@ -56,6 +56,29 @@ def test_an_async_handler_that_swallows_its_cancellation_has_failed_all_the_same
     assert [m.value() for m in kafka.read(out, 1)] == [b"in time"]
 
 
+def test_an_explicit_batch_that_acknowledged_all_and_hangs_is_ended_by_its_time(kafka):
+    """It has the only slot; no record failed."""
+    source = kafka.topic()
+    kafka.fill(source, [b"first", b"next"])
+    app = kafka.app()
+    ended = []
+
+    @app.consume(
+        source, timeout_s=0.2, concurrency=1, batch=weft.Batch(1, linger_s=0, ack="explicit")
+    )
+    async def handler(batch):
+        for record in batch:
+            batch.ack(record)
+        if batch[0].value == b"first":
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append(True)
+
+    report = kafka.drain(app)
+    assert (report.done, report.failed_attempts, ended) == (2, 0, [True])
+
+
 def test_a_plain_call_past_its_time_keeps_slot_and_lane_until_it_returns(kafka):
     """Then it counts as failed, and its value is not sent."""
     source, out = kafka.topic(), kafka.topic()

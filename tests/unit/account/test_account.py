@@ -18,7 +18,7 @@ from weft.types import ErrorInfo, Record
 ERROR = ErrorInfo("ValueError", "bad \x1b[31m" + "x" * 1000)
 
 #: what a halt tells of the calls that take every slot
-OF_CALLS = {"calls", "concurrency", "since", "for_s", "oldest"}
+OF_CALLS = {"acknowledged", "calls", "concurrency", "since", "for_s", "oldest"}
 
 
 def shot_of(desk, epoch_s=1000.0):
@@ -295,6 +295,16 @@ def test_taken_slots_report_since_when_no_call_has_ended(make_desk):
     (halt,) = [one for one in shot_of(desk)["halts"] if one["cause"] == "slots"]
     assert (halt["calls"], halt["concurrency"], halt["for_s"]) == (2, 2, 5.0)
     assert (halt["oldest"]["offset"], halt["oldest"]["for_s"]) == (0, 12.0)
+
+
+def test_slots_of_calls_that_have_acknowledged_all_are_counted(make_desk):
+    """Nothing else names them: no record is theirs any more."""
+    desk = make_desk(HandlerSpec("h", concurrency=2, batch=Batch(1, 0.0, "explicit")))
+    (partition,) = desk.assign(0)
+    desk.poll(partition, 0, 1, 2, key=None)
+    desk.do("batch_progressed", desk.started()[:1], [])
+    (halt,) = [one for one in shot_of(desk)["halts"] if one["cause"] == "slots"]
+    assert halt == {"cause": "slots", "handler": "h", "acknowledged": 1}
 
 
 def test_a_used_up_rate_limit_is_a_cause(make_desk):

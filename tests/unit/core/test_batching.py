@@ -201,14 +201,46 @@ def test_time_out_of_a_batch_is_of_what_it_still_runs(make_desk):
     assert first in [effect.work for effect in desk.take(fx.Cancel)]
 
 
-def test_no_time_out_is_left_when_all_were_acknowledged(make_desk):
-    """The call whose records are all done has nothing to be cancelled for."""
+def test_a_call_that_has_acknowledged_all_keeps_its_time_out(make_desk):
+    """It has a slot, and nothing else would give that back; its end ends it."""
+    desk = make_desk(in_batches(2, ack="explicit", timeout_s=1.0, concurrency=1))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, key=None)
+    (effect,) = desk.take(fx.Start)
+    desk.do("batch_progressed", effect.works, [])
+    desk.pass_time(1.0)
+    assert [one.work for one in desk.take(fx.Cancel)] == [effect.works[0]]
+    assert len(part.handler.slots.overdue) == 1
+    desk.do("batch_ended", 0, [], [], call=effect.works[0].call)
+    assert not part.handler.slots.overdue
+    desk.pass_time(1.0)
+    assert offsets(desk.started()) == [2]
+
+
+def test_slots_that_such_calls_keep_for_ten_time_outs_end_the_run(make_desk):
+    """Concurrency would be lost for ever; a line names each of them."""
+    desk = make_desk(in_batches(2, ack="explicit", timeout_s=1.0, concurrency=1))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, key=None)
+    (effect,) = desk.take(fx.Start)
+    desk.do("batch_progressed", effect.works, [])
+    desk.pass_time(1.0)
+    (note,) = desk.take(fx.Note)
+    assert "acknowledged" in note.event
+    desk.pass_time(9.9)
+    assert not desk.take(fx.Fatal)
+    desk.pass_time(0.2)
+    assert len(desk.take(fx.Fatal)) == 1
+
+
+def test_no_time_out_is_left_of_a_call_that_ended(make_desk):
+    """Also of one that had acknowledged all."""
     desk = make_desk(in_batches(2, ack="explicit", timeout_s=1.0))
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1, key=None)
     (effect,) = desk.take(fx.Start)
     desk.do("batch_progressed", effect.works, [])
-    desk.do("batch_ended", 0, [], [])
+    desk.do("batch_ended", 0, [], [], call=effect.works[0].call)
     desk.pass_time(20.0)
     assert desk.take(fx.Cancel) == []
 

@@ -46,6 +46,14 @@ def shot(*blockers, halts=(), partitions=None):
     }  # fmt: skip
 
 
+def test_slots_that_acknowledged_batches_keep_are_named():
+    """With what ends that."""
+    halt = {"cause": "slots", "handler": "check", "acknowledged": 3}
+    text, after = HALTED_BY["slots"](halt)
+    assert "3 of them by batch calls that have acknowledged all" in text
+    assert "timeout_s" in after
+
+
 def test_the_sentence_of_the_issue():
     """Since when it is committed to what, which record, for how long, and how much waits."""
     (told,) = why(shot(record()), "orders", 3)

@@ -39,6 +39,8 @@ class BatchCall:
     def __init__(self, plan: HandlerPlan, door: Door, works: Sequence[Work]) -> None:
         self.plan = plan
         self.works = list(works)
+        #: the core's; a record that was acknowledged may be in another one later
+        self.call = works[0].call
         self.explicit = plan.spec.batch is not None and plan.spec.batch.ack == "explicit"
         self.batch: RecordBatch
         self._warned = threading.Event()
@@ -133,7 +135,7 @@ class BatchCall:
         """Whether its time is over, which the engine counts from when it asked for the call."""
         ran_s = time.perf_counter() - self.began
         if ran_s < (self.timeout_s or 0.0):
-            self._door.begun([self.works[index] for index in self._acks.left()], ran_s)
+            self._door.begun([work for work in self.works if work.call is self.call], ran_s)
             return False
         return True
 
@@ -209,7 +211,9 @@ class BatchCall:
         self._acks.end()
         handler = self.works[0].partition.handler.index
         self._door.post(
-            lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
+            lambda engine, now: engine.batch_ended(
+                now, handler, done, ended, whole=whole, call=self.call
+            )
         )
 
 

@@ -249,9 +249,11 @@ class Prefetcher:
         with self._handing_on:
             self._loading.difference_update(works)
         if self._plan.spec.batch is not None:
-            handler = works[0].partition.handler.index
+            handler, call = works[0].partition.handler.index, works[0].call
             self._door.post(
-                lambda engine, now: engine.batch_ended(now, handler, [], ends, whole=whole)
+                lambda engine, now: engine.batch_ended(
+                    now, handler, [], ends, whole=whole, call=call
+                )
             )
         else:
             self._door.ended.extend(ends)

@@ -19,7 +19,7 @@ from weft.core.events import Assignment, Ended, OutputsAnswer
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE
-from weft.core.work import Work
+from weft.core.work import Call, Work
 from weft.errors import FatalError
 from weft.kafka.ports import OutMessage
 from weft.options import HandlerOptions
@@ -91,9 +91,10 @@ class TaskEngine(Engine):
         ended: Sequence[Ended],
         *,
         whole: bool = False,
+        call: Call | None = None,
     ) -> None:
         """As in the core; the same for a batch."""
-        super().batch_ended(now, handler, done, ended, whole=whole)
+        super().batch_ended(now, handler, done, ended, whole=whole, call=call)
         self._taken_in(done, ended)
 
     def _taken_in(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:

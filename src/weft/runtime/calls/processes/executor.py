@@ -218,7 +218,7 @@ class ProcessExecutor:
             waiting = [item for item in (*self._waiting, *given) if item not in running]
         for item, ran_s in running.items():
             if item in self._reported and ran_s >= 0.0:
-                self._door.begun([w for w in item.works if w not in item.acked], ran_s)
+                self._door.begun([w for w in item.works if w.call is item.call], ran_s)
         self._reported = set(waiting)
         self._door.waiting([work for item in self._reported for work in item.works])
 
@@ -400,7 +400,9 @@ class ProcessExecutor:
     ) -> None:
         handler = item.works[0].partition.handler.index
         self._door.post(
-            lambda engine, now: engine.batch_ended(now, handler, done, ended, whole=whole)
+            lambda engine, now: engine.batch_ended(
+                now, handler, done, ended, whole=whole, call=item.call
+            )
         )
 
     # -- death -------------------------------------------------------------------------------------

@@ -53,11 +53,13 @@ def _end_all() -> None:
 class Item:
     """One call that was given to a worker: a record, or a batch."""
 
-    __slots__ = ("acked", "batch", "works")
+    __slots__ = ("acked", "batch", "call", "works")
 
     def __init__(self, works: list[Work], *, batch: bool) -> None:
         self.works = works
         self.batch = batch
+        #: the core's, of a batch; a record that was acknowledged may be in another one later
+        self.call = works[0].call
         #: of a batch, those that were acknowledged while it ran
         self.acked: set[Work] = set()
 
