@@ -6,6 +6,7 @@ handler call to the last completion, as in java/Bench.java.
 
 import asyncio
 import json
+import resource
 import sys
 import threading
 import time
@@ -54,6 +55,9 @@ class Meter:
     #: processor time of this process at these two moments
     started_cpu_s: float = 0.0
     finished_cpu_s: float = 0.0
+    #: and how often its threads had given their processor away
+    started_switches: int = 0
+    finished_switches: int = 0
     #: and of each of its threads
     started_threads: dict[str, float] = field(default_factory=dict)
     finished_threads: dict[str, float] = field(default_factory=dict)
@@ -73,13 +77,30 @@ class Meter:
 
     def start(self) -> None:
         """The first call begins."""
-        self.started_threads = thread_seconds()
+        self.started_threads, self.started_switches = thread_seconds(), _switches()
         self.started_s, self.started_cpu_s = time.perf_counter(), time.process_time()
 
     def finish(self) -> None:
         """The last call has ended."""
         self.finished_s, self.finished_cpu_s = time.perf_counter(), time.process_time()
-        self.finished_threads = thread_seconds()
+        self.finished_threads, self.finished_switches = thread_seconds(), _switches()
+
+    def row(self) -> dict[str, Any]:
+        """What was measured between the two."""
+        return {
+            "complete": self.finished_s > 0,
+            "seconds": self.finished_s - self.started_s,
+            "records": self.total,
+            "calls": max(next(self.calls), self.handled),
+            "calls_cpu_s": self.finished_cpu_s - self.started_cpu_s,
+            "switches": self.finished_switches - self.started_switches,
+            "threads": spent(self.started_threads, self.finished_threads),
+        }
+
+
+def _switches() -> int:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_nvcsw + used.ru_nivcsw
 
 
 def main() -> None:
@@ -92,15 +113,9 @@ def main() -> None:
         threading.Thread(target=_sample, args=(meter, samples), daemon=True).start()
     started_s = time.perf_counter()
     app.run(until="drained")
-    result = {
-        "complete": meter.finished_s > 0,
-        "seconds": meter.finished_s - meter.started_s,
-        "records": spec.records,
-        "calls": max(next(meter.calls), meter.handled),
+    result = meter.row() | {
         "run_s": time.perf_counter() - started_s,
         "cpu_s": time.process_time(),
-        "calls_cpu_s": meter.finished_cpu_s - meter.started_cpu_s,
-        "threads": spent(meter.started_threads, meter.finished_threads),
         "samples": samples,
     }
     print(json.dumps(result))
@@ -142,7 +157,7 @@ def _trace() -> None:
 
 def _handler(spec: AppSpec, meter: Meter) -> Handler:
     if spec.handler == "noop":
-        return _noop(spec.executor, meter)
+        return noop(spec.executor, meter)
     sleep_s = table_s if spec.handler == "table" else _constant(float(spec.handler) / 1000)
 
     async def wait(record: weft.Record) -> None:
@@ -162,7 +177,7 @@ def _constant(seconds: float) -> Callable[[int], float]:
     return lambda _offset: seconds
 
 
-def _noop(executor: str, meter: Meter) -> Handler:
+def noop(executor: str, meter: Meter) -> Callable[[Any], Any]:
     """One count a call: begin and end are the same moment."""
     step, last = meter.calls, meter.total - 1
 
@@ -173,10 +188,10 @@ def _noop(executor: str, meter: Meter) -> Handler:
         if n == last:
             meter.finish()
 
-    async def coroutine(_record: weft.Record) -> None:
+    async def coroutine(_record: Any) -> None:
         tick()
 
-    def function(_record: weft.Record) -> None:
+    def function(_record: Any) -> None:
         tick()
 
     return coroutine if executor == "async" else function

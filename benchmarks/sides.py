@@ -57,9 +57,12 @@ def app_spec(workload: Workload, kind: str, bootstrap: str, topic: str) -> dict[
     }
 
 
-def run_app(spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
-    """Run the app that AppSpec's fields describe; raises SideError, also for a repeated record."""
-    answer = run_python("benchmarks.apps", spec, limit_s)
+def run_app(spec: dict[str, Any], limit_s: int, source: Path | None = None) -> dict[str, Any]:
+    """Run the app that AppSpec's fields describe; raises SideError, also for a repeated record.
+
+    `source`: a `src` of another commit, to be used in the place of this one's.
+    """
+    answer = run_python("benchmarks.apps", spec, limit_s, source)
     if not answer["complete"] or answer["calls"] != answer["records"]:
         raise SideError(f"{answer['calls']} calls for {answer['records']} records")
     return answer
@@ -70,10 +73,12 @@ def fresh_group() -> str:
     return f"bench-{uuid.uuid4().hex[:12]}"
 
 
-def run_python(module: str, spec: dict[str, Any], limit_s: int) -> dict[str, Any]:
+def run_python(
+    module: str, spec: dict[str, Any], limit_s: int, source: Path | None = None
+) -> dict[str, Any]:
     """Run a module of ours with its spec as JSON; return the JSON it prints; raises SideError."""
     command = [sys.executable, "-m", module, json.dumps(spec)]
-    with _process(command) as process:
+    with _process(command, source or _ROOT / "src") as process:
         try:
             stdout, stderr = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -86,9 +91,9 @@ def run_python(module: str, spec: dict[str, Any], limit_s: int) -> dict[str, Any
 
 
 @contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+def _process(command: list[str], source: Path) -> Iterator[subprocess.Popen[str]]:
     """A child in a group of its own, killed whole when the block ends before it does."""
-    path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(_ROOT), str(source), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
