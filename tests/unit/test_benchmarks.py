@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import memory, report, run, seen, sides, spark_kit
+from benchmarks import floor, memory, report, run, seen, sides, spark_kit
 from benchmarks.bare import BareSpec, queues
 from benchmarks.sleeps import sleep_s, table_s
 from benchmarks.workloads import Check, all_workloads
@@ -151,3 +151,31 @@ def test_a_missed_limit_is_the_exit_code_and_every_line_is_kept(
     printed = capsys.readouterr().out
     assert [json.loads(line) for line in printed.splitlines()] == missed
     assert (tmp_path / "lines").read_text() == printed
+
+
+def floor_runs(noop_us: list[float], sleep_us: float, switches: float) -> floor.Runs:
+    """The bare client at 1 and then 2 µs a record, Weft on threads beside it, and sleeping calls."""
+
+    def row(us: float, switched: float = 0.0) -> dict[str, float]:
+        return {"records": 1_000, "calls_cpu_s": us / 1e3, "switches": switched * 1e3}
+
+    return {
+        floor.BARE: [row(1.0), row(2.0)],
+        "weft threads": [row(us) for us in noop_us],
+        "0-5 ms on threads": [row(sleep_us, switches)] * 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("noop_us", "sleep_us", "switches", "passed"),
+    [
+        ([2.5, 5.0], 50.0, 1.3, [None, True, True]),
+        ([2.6, 5.2], 50.1, 1.3, [None, False, False]),
+        ([2.5, 5.0], 50.0, 1.31, [None, True, False]),
+    ],
+)
+def test_processor_time_is_compared_within_a_round(noop_us, sleep_us, switches, passed):
+    """The median of the rounds' own ratios, with the targets at their limit and just past it."""
+    rows = floor.table(floor_runs(noop_us, sleep_us, switches))
+    assert [row["passed"] for row in rows] == passed
+    assert rows[1]["over_bare"] == pytest.approx(noop_us[0], abs=0.01)
