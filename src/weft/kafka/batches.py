@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Iterable
 from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any
@@ -14,8 +14,6 @@ from weft.kafka.ports import PolledBatch
 from weft.sparse import Sparse
 from weft.types import Record, TopicPartition
 
-_make_record = partial(tuple.__new__, Record)
-_where = itemgetter(0, 1)
 _log = logging.getLogger("weft.kafka")
 #: a topic full of such records is logged once per ten seconds
 _sparse = Sparse()
@@ -26,45 +24,55 @@ _UNREADABLE = (SystemError, UnicodeDecodeError)
 
 def batches_of(messages: list[Message]) -> list[PolledBatch]:
     """Messages as records, by partition. Columns first: C loops over all messages at once."""
+    topics = list(map(Message.topic, messages))
+    numbers = list(map(Message.partition, messages))
     values = list(map(Message.value, messages))
     keys = list(map(Message.key, messages))
     sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
-    headers = _all_headers(messages)
+    headers: Iterable[Any] = _all_headers(messages)
     if any(headers):
         sizes = [
             size + sum(len(name) + len(value or b"") for name, value in pairs or ())
             for size, pairs in zip(sizes, headers, strict=True)
         ]
+        headers = [tuple(h) if h else () for h in headers]
+    else:
+        headers = repeat(())
     rows = zip(
-        map(Message.topic, messages),
-        map(Message.partition, messages),
+        topics,
+        numbers,
         map(Message.offset, messages),
         map(itemgetter(1), map(Message.timestamp, messages)),
         keys,
         values,
-        [tuple(h) if h else () for h in headers],
+        headers,
         repeat(1),
         repeat(None),
         repeat(None),
         strict=False,
     )
-    return _by_partition(list(map(_make_record, rows)), sizes)
+    records = list(map(tuple.__new__, repeat(Record), rows))
+    return _by_partition(topics, numbers, records, sizes)
 
 
-def _by_partition(records: list[Record], sizes: list[int]) -> list[PolledBatch]:
+def _by_partition(
+    topics: list[Any], numbers: list[Any], records: list[Record], sizes: list[int]
+) -> list[PolledBatch]:
     batches: dict[TopicPartition, PolledBatch] = {}
     start = 0
-    for where, group in groupby(records, _where):
-        run = list(group)
-        end = start + len(run)
-        batch = batches.get(where)
-        if batch is None:
-            topic, partition = where
-            batches[where] = PolledBatch(topic, partition, run, sizes[start:end])
-        else:
-            batch.records.extend(run)
-            batch.sizes.extend(sizes[start:end])
-        start = end
+    # Two columns, one in the other: a key for each record would be a tuple for each.
+    for number, of_number in groupby(numbers):
+        for topic, run in groupby(topics[start : start + len(list(of_number))]):
+            end = start + len(list(run))
+            batch = batches.get((topic, number))
+            if batch is None:
+                batches[topic, number] = PolledBatch(
+                    topic, number, records[start:end], sizes[start:end]
+                )
+            else:
+                batch.records.extend(records[start:end])
+                batch.sizes.extend(sizes[start:end])
+            start = end
     return list(batches.values())
 
 
