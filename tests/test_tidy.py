@@ -30,7 +30,7 @@ BASIC = {"errors", "types", "numeric", "policies"}
 #: No idea of Weft's: threads that report their death, the time, the limit on log lines.
 MEANS = {"guard", "clock", "sparse"}
 INNER = BASIC | {"core", "codec"}
-SEEN = INNER | {"account"}
+SEEN = INNER | {"account", "where"}
 OPTIONS = {"options", "app_options", "routing", "decoding"}
 LOCAL = SEEN | OPTIONS | MEANS | {
     "config", "kafka", "observe", "runtime", "ledger", "app", "handler_types", "_version", "weft",
@@ -69,7 +69,7 @@ RINGS: dict[str, set[str]] = {
     "broker": {"errors", "owner"},
     "spark": LOCAL,
     "testing": LOCAL | {"broker"},
-    "cli": LOCAL | {"broker", "spark", "dlq", "where"},
+    "cli": LOCAL | {"broker", "spark", "dlq"},
     "__main__": {"cli"},
 }
 #: Programs of the repository: they import Weft, and are in no wheel.

@@ -5,9 +5,9 @@ All of it runs inside the door and walks the records of one partition (for a key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.account.account import gathering, place_of
 from weft.account.blockers import record_row, waiting_behind
@@ -16,8 +16,24 @@ from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.spec import KEY
 from weft.core.work import Work
+from weft.types import ErrorInfo, Record
 
 FOUND_MAX = 20
+
+
+class Undone(NamedTuple):
+    """A record that is not done, as a condition asks for it."""
+
+    record: Record
+    handler: str
+    #: as `weft.core.states.RECORD_NAMES`, or "held" by a command
+    state: str
+    attempts: int
+    error: ErrorInfo | None
+    #: it is the first of a parked lane: its value and headers are not kept
+    bare: bool
+    #: a lane is the records of one key
+    by_key: bool
 
 
 def find(
@@ -110,3 +126,27 @@ def _head(work: Work) -> Work | None:
         if partition.lanes.key_of(other.record) == key:
             return other
     return None
+
+
+def undone_of(engine: Engine, topic: str, states_meant: Collection[int]) -> list[Undone]:
+    """The records of a topic in these states, by partition and offset."""
+    return [
+        _undone(work)
+        for partition in engine.state.partitions.values()
+        if partition.topic == topic
+        for work in partition.offsets.works()
+        if work.state in states_meant
+    ]
+
+
+def _undone(work: Work) -> Undone:
+    failure, spec = work.failure, work.partition.handler.spec
+    return Undone(
+        work.record,
+        spec.name,
+        "held" if failure is not None and failure.held else states.RECORD_NAMES[work.state],
+        0 if failure is None else failure.attempts,
+        None if failure is None else failure.error,
+        work in work.partition.shelves.bare,
+        spec.ordering == KEY,
+    )

@@ -313,7 +313,11 @@ def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> b
     missing = [one for one in order.get("records", ()) if tuple(one) not in here]
     if not missing and (order.get("records") or rows):
         return False
-    what = ":".join(map(str, (order["topic"], *missing[0]))) if missing else f"key {order['key']}"
+    what = f"key {order.get('key')}"
+    if missing:
+        what = ":".join(map(str, (order["topic"], *missing[0])))
+    elif order.get("where") is not None:
+        what = f"a record where {order['where']}"
     more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
     typer.echo(
         f"weft: no member that was reached has {what}{more}: is its owner on another machine?",

@@ -25,7 +25,16 @@ key_app = typer.Typer(no_args_is_help=True)
 record_app = typer.Typer(no_args_is_help=True)
 
 Topic = Annotated[str, typer.Option(help="The topic.")]
-Key = Annotated[str, typer.Option(help="The key, as text.")]
+Key = Annotated[str | None, typer.Option(help="The key, as text.")]
+Here = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="In place of --key: the keys of records that a member has now, such as "
+        '\'error.type == "Timeout" and header.tenant == "acme"\'.',
+    ),
+]
 Places = Annotated[
     list[str], typer.Argument(metavar="TOPIC:PARTITION:OFFSET…", help="The records.")
 ]
@@ -49,45 +58,47 @@ def _record() -> None:
 
 @key_app.command("hold")
 @cluster.spread
-def key_hold(topic: Topic, key: Key, reach: Reach, for_: For = "1h") -> int:
+def key_hold(
+    topic: Topic, reach: Reach, key: Key = None, where: Here = None, for_: For = "1h"
+) -> int:
     """Start no record of this key until it expires, also of those that come later.
 
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
-    order = {"action": "hold", "topic": topic, "key": key}
+    order = {"action": "hold", "topic": topic, "key": key, "where": where}
     return reach.send(order, for_)
 
 
 @key_app.command("release")
 @cluster.spread
-def key_release(topic: Topic, key: Key, reach: Reach) -> int:
+def key_release(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
     """End the hold of a key; a parked record of it gets new attempts.
 
-    Example: weft key release --topic orders --key cust-17 --reason "repaired"
+    Example: weft key release --topic orders --where 'error.type == "Timeout"' --reason "repaired"
     """
-    order = {"action": "release", "topic": topic, "key": key}
+    order = {"action": "release", "topic": topic, "key": key, "where": where}
     return reach.send(order)
 
 
 @key_app.command("retry")
 @cluster.spread
-def key_retry(topic: Topic, key: Key, reach: Reach) -> int:
+def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
     """Try the first record of a key now, which waits for its next attempt or is parked.
 
     Example: weft key retry --topic orders --key cust-17 --reason "the service is back"
     """
-    order = {"action": "retry", "topic": topic, "key": key}
+    order = {"action": "retry", "topic": topic, "key": key, "where": where}
     return reach.send(order)
 
 
 @key_app.command("skip")
 @cluster.spread
-def key_skip(topic: Topic, key: Key, reach: Reach) -> int:
+def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
     """Name the first record of a key, for `weft record skip`: no more than one is skipped by key.
 
     Example: weft key skip --topic orders --key cust-17 --reason "cancelled"
     """
-    order = {"action": "skip", "topic": topic, "key": key}
+    order = {"action": "skip", "topic": topic, "key": key, "where": where}
     return reach.send(order)
 
 
@@ -157,15 +168,19 @@ def export(
 @cluster.spread
 def key_export(
     topic: Topic,
-    key: Key,
     kafka: cluster.Cluster,
+    key: Key = None,
+    where: Where = None,
     group: OfGroup = "",
 ) -> None:
     """Print the parked and held records of a key with their values, one JSON object per line.
 
     Example: weft key export --topic orders --key cust-17 --group billing
     """
-    where = f"key == {json.dumps(key, ensure_ascii=False)}"
+    if (key is None) == (where is None):
+        raise ConfigError("export takes --key, or --where in place of it")
+    if key is not None:
+        where = f"key == {json.dumps(key, ensure_ascii=False)}"
     _export(kafka, group, topic, where)
 
 

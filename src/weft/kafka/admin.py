@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from weft.errors import ConfigError
 from weft.kafka import clib
+from weft.kafka.clib_offsets import LEAST_S, portions
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.failures import Failures, passes, raised_code
 from weft.kafka.ports import KafkaUnavailable
@@ -79,6 +80,24 @@ class StaticMember(NamedTuple):
 
     instance_id: str
     client_id: str
+
+
+def list_offsets(
+    client: AdminClient,
+    asked: Mapping[KafkaPartition, OffsetSpec],
+    level: IsolationLevel,
+    timeout_s: float,
+) -> dict[KafkaPartition, Future[Any]]:
+    """`AdminClient.list_offsets`, so that librdkafka survives it: see clib_offsets."""
+    return {
+        one: future
+        for some in portions(list(asked))
+        for one, future in client.list_offsets(
+            {one: asked[one] for one in some},
+            isolation_level=level,
+            request_timeout=max(LEAST_S, timeout_s),
+        ).items()
+    }
 
 
 class KafkaAdmin:
@@ -182,9 +201,7 @@ class KafkaAdmin:
             return {}
 
         def ask(left_s: float) -> dict[TopicPartition, int]:
-            futures = self._client.list_offsets(
-                asked, isolation_level=level, request_timeout=left_s
-            )
+            futures = list_offsets(self._client, asked, level, left_s)
             try:
                 answers = self._answers(futures, left_s, absent=_MISSING)
             except KafkaException as error:

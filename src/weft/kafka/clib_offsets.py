@@ -3,6 +3,11 @@
 confluent-kafka asks for one partition at a time (400 take 2.6 s, and one without a leader holds up
 the others until its time is over), and only as a read_committed consumer sees it where it is one.
 librdkafka's ListOffsets works on any client and answers for each partition by itself.
+
+In librdkafka (2.16) it first finds the leaders on the thread that calls, comparing each partition
+with each other one; where its time-out is over before that, its own thread ends the request, and
+the one that calls reads freed memory: the process crashes. So many partitions are asked for in
+portions, and none of them with less than a second.
 """
 
 from __future__ import annotations
@@ -12,7 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from itertools import product
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaException
 
@@ -26,8 +32,12 @@ _EARLIEST, _LATEST = -2, -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 #: beside what the request may take, so that its own time-outs come first
 _GRACE_S = 0.5
+#: of one request: see above
+PARTITIONS_MAX = 200
+LEAST_S = 1.0
 SETTLE_S = 1.0
 AGAIN_S = 0.1
+Item = TypeVar("Item")
 #: topics that are looked up one by one; of more the metadata of the whole cluster costs less
 REFRESHED_MAX = 10
 
@@ -71,21 +81,29 @@ def bounds(
 ) -> dict[tuple[str, int], Bounds]:
     """The bounds of those partitions that were answered in full; the others are left out.
 
-    Blocks, up to `timeout_s`.
+    Blocks, up to `timeout_s`, at least `LEAST_S`.
     """
     answers: dict[tuple[str, int], dict[str, int]] = {where: {} for where in partitions}
     if not partitions:
         return {}
+    timeout_s = max(LEAST_S, timeout_s)
+    requests = list(product(specs, portions(partitions)))
     with _queue(consumer) as queue:
-        for number, spec in enumerate(specs):
-            _send(consumer, queue, partitions, spec, number, timeout_s)
+        for number, (spec, some) in enumerate(requests):
+            _send(consumer, queue, some, spec, number, timeout_s)
         deadline = time.monotonic() + timeout_s + _GRACE_S
-        for _ in specs:  # all are on their way at once
+        for _ in requests:  # all are on their way at once
             number, found = _next_answer(queue, deadline - time.monotonic())
             for where, offset in found:
-                answers[where][specs[number]] = offset
+                answers[where][requests[number][0]] = offset
     whole = {where: one for where, one in answers.items() if len(one) == len(specs)}
     return {where: Bounds(**one) for where, one in whole.items()}
+
+
+def portions(partitions: Sequence[Item]) -> list[Sequence[Item]]:
+    """As many of these as one ListOffsets takes, each."""
+    starts = range(0, len(partitions), PARTITIONS_MAX)
+    return [partitions[start : start + PARTITIONS_MAX] for start in starts]
 
 
 def bounds_soon(

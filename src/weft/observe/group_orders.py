@@ -62,7 +62,7 @@ def kind_of(key: bytes) -> tuple[str, str, tuple[Any, ...]] | None:
 
 def command_key(group: str, order: Order) -> bytes:
     """The key of a command: that of its target, or a separate one if it is for now only."""
-    if order.dry_run or order.records or order.action not in _SUBJECTS:
+    if order.dry_run or _of_now(order) or order.action not in _SUBJECTS:
         return key_of(COMMAND, group, "once", order.id)
     target = [order.topic, order.handler, order.key, sorted(order.settings)]
     return key_of(COMMAND, group, _SUBJECTS[order.action], *target)
@@ -70,7 +70,12 @@ def command_key(group: str, order: Order) -> bytes:
 
 def lasts(order: Order) -> bool:
     """Who becomes a member, or an owner, later obeys it, too."""
-    return not order.dry_run and not order.records and order.action in (*_ENDED_BY, *_ENDS, "set")
+    return not (order.dry_run or _of_now(order)) and order.action in (*_ENDED_BY, *_ENDS, "set")
+
+
+def _of_now(order: Order) -> bool:
+    """It is about records, or about what members have now."""
+    return bool(order.records) or order.where is not None
 
 
 def left_s(order: Order, age_s: float) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_whole
+from weft.where import FIELDS, Kind, parse
 
 RUN_ACTIONS: Final = ("pause", "resume", "set", "stop")
 #: of lanes and single records
@@ -26,6 +27,12 @@ SETTINGS: Mapping[str, str] = {
     "concurrency": "calls",
     "rate_limit_per_s": "records per second",
     "timeout_s": "seconds of one attempt",
+}
+#: what `where` may ask of a record that a member has
+HERE_FIELDS: Mapping[str, Kind] = {
+    **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "handler")},
+    **{name: FIELDS[name] for name in ("error.type", "error.message", "attempts")},
+    "state": "text",
 }
 #: in place of a value: as the handler was declared
 DECLARED: Final = "default"
@@ -58,6 +65,8 @@ class Order:
     key: str | None = None
     #: or these: partition and offset, in `topic`
     records: Sequence[tuple[int, int]] = ()
+    #: or: the lane of each record, in `topic`, that the member has and that this condition means
+    where: str | None = None
 
     def row(self) -> dict[str, Any]:
         """JSON-able, and what `order_of` reads."""
@@ -98,12 +107,14 @@ def order_of(given: object) -> Order:
         _refuse("dry_run is true or false")
     topic, handler = (_text(given, name, NAME_CHARS_MAX) for name in ("topic", "handler"))
     key, records = _key(given.get("key")), _records(given.get("records") or ())
+    where = _where(given.get("where"))
     if action in RECORD_ACTIONS:
-        if topic is None or handler is not None or (key is None) == (not records):
-            _refuse(f"{action} takes a topic, and a key or records of it")
-        if action == "redo" and key is not None:
-            _refuse("redo takes records, not a key")
-    elif key is not None or records:
+        meant = (key is not None) + bool(records) + (where is not None)
+        if topic is None or handler is not None or meant != 1:
+            _refuse(f"{action} takes a topic, and one of key, records, where")
+        if action == "redo" and not records:
+            _refuse("redo takes records, no key and no where")
+    elif key is not None or records or where is not None:
         _refuse(f"{action} is of a topic or handler, not of single records")
     if topic is not None and handler is not None:
         _refuse("a topic has one handler: give topic or handler")
@@ -125,6 +136,7 @@ def order_of(given: object) -> Order:
         _text(given, "claimed_by", NAME_CHARS_MAX) or "",
         key,
         records,
+        where,
     )
 
 
@@ -145,6 +157,14 @@ def _key(given: object) -> str | None:
     if given is not None and not (isinstance(given, str) and len(given) <= KEY_CHARS_MAX):
         _refuse(f"key must be text of at most {KEY_CHARS_MAX:,} characters")
     return given
+
+
+def _where(given: object) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        _refuse("where must be text")
+    return parse(given, HERE_FIELDS).text
 
 
 def _records(given: object) -> tuple[tuple[int, int], ...]:
@@ -221,6 +241,8 @@ def what(order: Order) -> str:
     """What it is about, in words."""
     if order.key is not None:
         return f"key {order.key:.60} of {order.topic}"
+    if order.where is not None:
+        return f"keys of {order.topic} where {order.where:.100}"
     if order.records:
         return f"{len(order.records):,} records of {order.topic}"
     if order.topic is not None:

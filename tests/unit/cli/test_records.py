@@ -53,6 +53,17 @@ def test_a_key_is_held_by_whoever_has_it(members, capsys):
     assert len(two.orders) == 2
 
 
+def test_keys_are_selected_by_a_condition(members, capsys):
+    """In place of a key; where no member has such a record the exit code is 1."""
+    (one,) = members(Owner("m1", 0))
+    words = ("key", "retry", "--topic", TOPIC, "--where", 'error.type == "Timeout"', *BECAUSE)
+    assert called(capsys, *words)[0] == 0
+    assert (one.orders[0].key, one.orders[0].where) == (None, 'error.type == "Timeout"')
+    one.owns = ()
+    code, _, err = called(capsys, *words)
+    assert (code, "has a record where error.type ==" in err) == (1, True)
+
+
 def test_records_of_several_topics_are_one_command_each(members, capsys):
     """Each record once; what no member has is named."""
     (one,) = members(Owner("m1", 0))
@@ -124,6 +135,9 @@ def test_exports_are_lines_of_json(kafka, capsys):
         (("record", "retry", *BECAUSE), "Missing argument"),
         (("key", "hold", "--key", "k", *BECAUSE), "Missing option '--topic'"),
         (("key", "hold", "--topic", "t", "--key", "k"), "Missing option '--reason'"),
+        (("key", "hold", "--topic", "t", *BECAUSE), "one of key, records, where"),
+        (("key", "hold", "--topic", "t", "--where", "key", *BECAUSE), "expected"),
+        (("key", "export", "--topic", "t", "--group", "g"), "takes --key, or --where"),
         (("key", "hold", "--topic", "t", "--key", "k" * 17_000, *BECAUSE), "at most 16,384"),
     ],
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from weft.kafka import clib, clib_offsets
-from weft.kafka.clib_offsets import REFRESHED_MAX, Bounds, bounds_soon
+from weft.kafka.admin import list_offsets
+from weft.kafka.clib_offsets import PARTITIONS_MAX, REFRESHED_MAX, Bounds, bounds_soon
 from weft.kafka.consumer import _Asking
 from weft.kafka.group_lag import GroupLag, PartitionLag
 from weft.kafka.ports import CommittedOffset
@@ -106,3 +109,39 @@ def test_whatever_asks_for_a_log_has_a_moved_leader_looked_up(
     monkeypatch.setattr(clib, "committed", lambda *_: held)
     assert len(ask(client)) == len(HERE)
     assert client.refreshed == ["orders"]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [
+    (0, []), (PARTITIONS_MAX - 1, [199]), (PARTITIONS_MAX, [200]), (PARTITIONS_MAX + 1, [200, 1]),
+])  # fmt: skip
+def test_many_partitions_are_asked_for_in_portions(monkeypatch, count, sizes) -> None:
+    """And with a second at least: librdkafka crashes where a request's time is over too soon."""
+    given = []
+
+    def asked(_client: Any, _queue: int, some: Any, spec: str, number: int, limit_s: float) -> None:
+        given.append((spec, len(some), limit_s))
+        answers.append((number, [((one[0], one[1]), number) for one in some]))
+
+    answers: list[Any] = []
+    monkeypatch.setattr(clib_offsets, "_queue", lambda _: nullcontext(1))
+    monkeypatch.setattr(clib_offsets, "_send", asked)
+    monkeypatch.setattr(clib_offsets, "_next_answer", lambda *_: answers.pop())
+    where = [("t", number) for number in range(count)]
+    found = clib_offsets.bounds(SimpleNamespace(), where, ["start", "end"], 0.001)
+    assert given == [(spec, size, 1.0) for spec in ("start", "end") for size in sizes]
+    assert set(found) == set(where)
+
+
+def test_an_admin_client_asks_in_portions() -> None:
+    """The same bug lies behind its list_offsets."""
+    given = []
+
+    class Admin:
+        def list_offsets(self, asked: Any, **more: Any) -> dict[Any, Any]:
+            given.append((len(asked), more["request_timeout"]))
+            return dict.fromkeys(asked)
+
+    wanted = {TopicPartition("t", number): OffsetSpec.latest() for number in range(450)}
+    found = list_offsets(Admin(), wanted, IsolationLevel.READ_COMMITTED, 0.05)
+    assert given == [(200, 1.0), (200, 1.0), (50, 1.0)]
+    assert list(found) == list(wanted)

@@ -37,6 +37,7 @@ LASTING = [
 FOR_NOW = [
     order("retry", topic="t", key="k"), order("skip", topic="t", records=((0, 1),)),
     order("release", topic="t", records=((0, 1),)), order(dry_run=True),
+    order("hold", topic="t", where='key == "k"'),
 ]  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def test_a_tombstone_ends_what_it_replaces():
     """A pause is resumed, a hold released, a setting as declared; what ended stays ended."""
     found = [tombstoned(one) for one in (*LASTING, *FOR_NOW)]
     assert [None if one is None else one.action for one in found] == [
-        "resume", "resume", None, "set", "release", None, None, None, None, None,
+        "resume", "resume", None, "set", "release", None, None, None, None, None, None,
     ]  # fmt: skip
     assert found[0] is not None
     assert found[0].topic == "t"

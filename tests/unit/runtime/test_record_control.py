@@ -100,6 +100,41 @@ def test_a_dry_run_names_records_and_keys(started):
     assert started.parked() == 2
 
 
+def test_a_condition_selects_keys(started):
+    """Those of the records here that match now: all of such a lane waits, others do not."""
+    started.mended = True
+    where = 'error.message =~ "b0" and state == "parked" and attempts == 2'
+    answer = started.obey("release", where=where, dry_run=True)
+    assert (answer.outcome, "t:0:0 would: parked, key a" in answer.detail) == ("would", True)
+    answer = started.obey("release", where=where)
+    assert (answer.outcome, "released 1" in answer.detail) == ("done", True)
+    until(lambda: started.done == ["b0", "2"])
+    assert started.parked() == 1
+    assert started.obey("hold", where='key == "none"').outcome == "not here"
+    assert started.obey("hold", where="offset == 1", for_s=600.0).outcome == "done"
+    assert started.obey("release", where='state == "parked"').outcome == "done"
+    until(lambda: started.done == ["b0", "2", "b1", "3"])
+
+
+def test_a_condition_asks_for_headers(started):
+    """Those of a parked record are read from its topic: they are not in memory."""
+    started.kafka.produce("t", b"b9", b"h", headers=(("tenant", b"acme"),))
+    until(lambda: started.parked() == 3)
+    started.mended = True
+    assert started.obey("retry", where='header.tenant == "acme"').outcome == "done"
+    until(lambda: started.done == ["b9"])
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_condition_selects_no_more_than_a_command_takes(started, monkeypatch, most):
+    """Two keys match: one too many is one line that names the cure, and changes nothing."""
+    monkeypatch.setattr("weft.runtime.run.record_control.RECORDS_MAX", most)
+    answer = started.obey("hold", where="attempts >= 1", for_s=600.0)
+    assert answer.outcome == ("refused" if most < 2 else "done")
+    if most < 2:
+        assert "2 keys match here, and a command takes 1: narrow --where" in answer.detail
+
+
 def test_a_key_cannot_be_skipped_as_a_whole(started):
     """The refusal names its first record."""
     answer = started.obey("skip", key="a")

@@ -19,7 +19,15 @@ from weft.errors import ConfigError
 from weft.observe.orders import RECORD_ACTIONS, SETTINGS, Answer, Order, what
 from weft.observe.sentences import clock
 from weft.runtime.logs import event
-from weft.runtime.run.record_control import fetched, looked_at, obeyed_by, summary
+from weft.runtime.run.record_control import (
+    fetched,
+    looked_at,
+    meant_by,
+    obeyed_by,
+    summary,
+    targets_of,
+    would,
+)
 
 if TYPE_CHECKING:
     from weft.kafka.log_reader import LogReader
@@ -101,12 +109,16 @@ class Control:
             raise ConfigError("it is starting: ask again")
         until = self._time() + order.for_s
         try:
+            meant = {} if order.where is None else meant_by(member, order, self._reader)
             if order.dry_run:
-                return summary(name, order, looked_at(member, order, self._time()), None)
+                there = order.where is None
+                rows = looked_at(member, order, self._time()) if there else would(meant)
+                return summary(name, order, rows, None)
             found: Mapping[tuple[int, int], Record] = {}
             if order.action == "redo":
                 found = fetched(member, order, self._time(), self._reader)
-            rows = obeyed_by(member, order, until, self._time(), found)
+            targets = meant or targets_of(order)
+            rows = obeyed_by(member, order, targets, until, self._time(), found)
         except InternalError:
             raise ConfigError("the engine has failed: this run is ending") from None
         return summary(name, order, rows, until if order.action == "hold" else None)

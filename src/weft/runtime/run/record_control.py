@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.account.finding import find, find_key
+from weft.account.finding import Undone, find, find_key, undone_of
 from weft.core import effects as fx
+from weft.core import states
 from weft.core.events import Command, Target
 from weft.errors import ConfigError
 from weft.kafka.log_reader import fetch
 from weft.kafka.ports import KafkaUnavailable
-from weft.observe.orders import Answer, Order, what
+from weft.observe.orders import HERE_FIELDS, RECORDS_MAX, Answer, Order, what
+from weft.where import HEADER, Value, parse
 
 if TYPE_CHECKING:
     from weft.kafka.log_reader import LogReader
@@ -47,27 +51,122 @@ def fetched(
     }
     if not places:
         return {}
+    return {(one.partition, one.offset): one for one in _read(reader, places)}
+
+
+def targets_of(order: Order) -> list[Target]:
+    """The lanes and records that a command names."""
+    if order.key is not None:
+        return [Target(str(order.topic), order.key.encode(errors="surrogateescape"))]
+    return [Target(str(order.topic), None, *one) for one in order.records]
+
+
+def meant_by(
+    member: Member, order: Order, reader: Callable[[], LogReader]
+) -> dict[Target, list[Undone]]:
+    """The lanes of the records here that its condition means, and these records.
+
+    Where a record has no key, or its lane is no key's, it is a target itself. ConfigError for too
+    many, or if the log has to be read for their headers and cannot be.
+    """
+    topic = str(order.topic)
+    condition = parse(order.where or "", HERE_FIELDS)
+    meant: Collection[int] = range(len(states.RECORD_NAMES))
+    if order.action in ("release", "retry"):
+        meant = (states.RETRYING, states.PARKED)
+    undone = member.door.call(lambda engine, now: undone_of(engine, topic, meant))
+    if HEADER in condition.text:
+        undone = _with_headers(undone, reader)
+    found: dict[Target, list[Undone]] = {}
+    for one in undone:
+        if condition.matches(partial(_field, one)):
+            record = one.record
+            target = Target(topic, None, record.partition, record.offset)
+            if one.by_key and record.key is not None:
+                target = Target(topic, record.key)
+            found.setdefault(target, []).append(one)
+    if len(found) > RECORDS_MAX:
+        raise ConfigError(
+            f"{len(found):,} keys match here, and a command takes {RECORDS_MAX:,}: narrow --where"
+        )
+    return found
+
+
+def _with_headers(undone: Sequence[Undone], reader: Callable[[], LogReader]) -> list[Undone]:
+    """The same; what is parked gets its headers from the log."""
+    places = {place_of(one) for one in undone if one.bare}
+    if len(places) > RECORDS_MAX:
+        raise ConfigError(
+            f"the headers of {len(places):,} parked records are not in memory, and a command reads "
+            f"{RECORDS_MAX:,}: weft parked release --where reads them all"
+        )
+    if not places:
+        return list(undone)
+    whole = {(one.topic, one.partition, one.offset): one for one in _read(reader, places)}
+    return [one._replace(record=whole.get(place_of(one), one.record)) for one in undone]
+
+
+def place_of(one: Undone) -> tuple[str, int, int]:
+    """Where its record is in the log."""
+    return one.record.topic, one.record.partition, one.record.offset
+
+
+def _read(
+    reader: Callable[[], LogReader], places: AbstractSet[tuple[str, int, int]]
+) -> list[Record]:
     with closing(reader()) as log:
         try:
-            return {(one.partition, one.offset): one for one in fetch(log, places)}
+            return list(fetch(log, places))
         except KafkaUnavailable as error:
             raise ConfigError(f"the log cannot be read: {error}") from None
+
+
+def _field(one: Undone, name: str) -> Value:
+    """For a condition."""
+    record, error = one.record, one.error
+    if name == "time":
+        return record.timestamp_ms if record.timestamp_ms >= 0 else None
+    if name.startswith(HEADER):
+        wanted = name.removeprefix(HEADER)
+        return _text(next((v for n, v in reversed(record.headers) if n == wanted), None))
+    values: dict[str, Value] = {
+        "topic": record.topic, "partition": record.partition, "offset": record.offset,
+        "key": _text(record.key), "handler": one.handler, "state": one.state,
+        "attempts": one.attempts, "error.type": None if error is None else error.type,
+        "error.message": None if error is None else error.message,
+    }  # fmt: skip
+    return values[name]
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode(errors="replace")
+
+
+def would(found: Mapping[Target, Sequence[Undone]]) -> list[Row]:
+    """What a dry run answers: the first of the records of each lane."""
+    return [
+        {
+            "topic": some[0].record.topic, "partition": some[0].record.partition,
+            "offset": some[0].record.offset, "outcome": "would",
+            "detail": f"{some[0].state}, key {_text(some[0].record.key)}"
+            + (f", and {len(some) - 1:,} more of it" if len(some) > 1 else ""),
+        }
+        for some in found.values()
+    ]  # fmt: skip
 
 
 def obeyed_by(
     member: Member,
     order: Order,
+    targets: Iterable[Target],
     until: float,
     unix_s: float,
     found: Mapping[tuple[int, int], Record],
 ) -> list[Row]:
-    """What the engine answers for each record; InternalError when it has failed.
+    """What the engine answers for each target; InternalError when it has failed.
 
     `found`: by partition and offset, what is to be handled again.
     """
-    targets = [Target(str(order.topic), None, *one) for one in order.records]
-    if order.key is not None:
-        targets = [Target(str(order.topic), order.key.encode(errors="surrogateescape"))]
     prefix = f"{order.id}.{next(_numbers)}"
     commands = [
         Command(
@@ -142,6 +241,8 @@ def summary(member: str, order: Order, rows: Sequence[Row], until: float | None)
     """The member's answer, in one line and by records."""
     here = [one for one in rows if one["outcome"] != NOT_HERE]
     counts = Counter(str(one["outcome"]) for one in here)
+    if not here and order.where is not None:
+        return Answer(member, NOT_HERE, f"no record here matches: {what(order)}")
     if not here:
         return Answer(member, NOT_HERE, f"it owns nothing of {what(order)}", None, list(rows))
     outcome = "done"

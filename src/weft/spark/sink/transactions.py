@@ -31,6 +31,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from weft.kafka.admin import list_offsets
 from weft.spark.sink import protocol as p
 from weft.spark.sink.columns import Rows, rows_of
 from weft.spark.sink.options import SinkOptions
@@ -340,10 +341,8 @@ class Client:
         timeout_s = request_timeout_s(self._options.kafka)
 
         def asked(_: float) -> dict[Place, int]:
-            futures = self._admin().list_offsets(
-                {TopicPartition(*place): LOG_END for place in places},
-                isolation_level=isolation, request_timeout=timeout_s,
-            )  # fmt: skip
+            ends = {TopicPartition(*place): LOG_END for place in places}
+            futures = list_offsets(self._admin(), ends, isolation, timeout_s)
             return {
                 (tp.topic, tp.partition): future.result(timeout_s + LATE_S).offset
                 for tp, future in futures.items()

@@ -23,6 +23,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
 from weft.errors import ConfigError
+from weft.kafka.admin import list_offsets
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.verdicts import poll_verdict
 from weft.spark.source.bounds import PartitionMap
@@ -164,11 +165,8 @@ class Cluster:
         return self._asked(lambda: self._listed(specs)) if specs else {}
 
     def _listed(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
-        futures: dict[KafkaPartition, Future[Any]] = self._admin.list_offsets(
-            {KafkaPartition(*tp): spec for tp, spec in specs.items()},
-            isolation_level=self._isolation,
-            request_timeout=self._timeout_s,
-        )
+        asked = {KafkaPartition(*tp): spec for tp, spec in specs.items()}
+        futures = list_offsets(self._admin, asked, self._isolation, self._timeout_s)
         result: dict[TopicPartition, int] = {}
         for tp, future in futures.items():
             try:
