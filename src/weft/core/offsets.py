@@ -64,10 +64,9 @@ class Offsets:
             return self._receive_wanted(records, sizes, epoch)
         if self.expected:
             self._prune(first)
-        incomplete, works = self.incomplete, []
-        for record, size in zip(records, sizes, strict=True):
-            incomplete[record[2]] = work = Work(record, epoch, size)
-            works.append(work)
+        incomplete, works = self.incomplete, Work.several(records, sizes, epoch)
+        for work in works:
+            incomplete[work.record[2]] = work
         self.position = records[-1][2] + 1
         return works
 

@@ -11,7 +11,7 @@ from weft.core.lanes import Lanes
 from weft.core.reach import Reach
 from weft.core.shelves import Shelves
 from weft.core.spec import AT_MOST_ONCE
-from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, RUNNING, InternalError
+from weft.core.states import DONE, EPOCH_NAMES, EPOCH_TABLE, QUEUED, RUNNING, InternalError
 from weft.types import Record
 
 if TYPE_CHECKING:
@@ -432,19 +432,37 @@ def begin(works: Iterable[Work], now: float) -> None:
 
 def plain_done(works: Iterable[Work]) -> list[Work]:
     """Calls returned and have nothing to send: what is done by that alone; returns the others."""
-    others = []
+    others: list[Work] = []
+    partition = None
     for work in works:
-        partition = work.partition
-        handler = partition.handler
-        if handler.timed:
+        if work.partition is not partition:
+            partition = work.partition
+            handler, offsets, lanes = partition.handler, partition.offsets, partition.lanes
+            plain, timed, add_ready = handler.plain, handler.timed, lanes.ready.append
+            incomplete = offsets.incomplete
+        if timed:
             handler.slots.ended(work)
-        if work.state != RUNNING or not handler.plain:
+        if work.state != RUNNING or not plain:
             others.append(work)
             continue
         partition.in_flight -= 1
         partition.bytes -= work.size
         work.state = DONE
-        partition.offsets.done(work.record[2])
-        if partition.lanes.leave(work) and not partition.listed:
+        offset = work.record[2]  # as `Offsets.done`
+        del incomplete[offset]
+        if offset > offsets.top:  # noqa: PLR1730 - as there: max() costs five times as much
+            offsets.top = offset
+        offsets.changed = True
+        following = work.next
+        if (
+            following is not None
+            and following.state == QUEUED
+            and work.charge is None
+            and work.call is None
+        ):
+            add_ready(following)  # as `Lanes.leave`
+        elif not lanes.leave(work):
+            continue
+        if not partition.listed:
             handler.enqueue(partition)
     return others

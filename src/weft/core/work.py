@@ -7,8 +7,9 @@ A work is made when its record is received and dropped when it is done. Where it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.codec.rider import error_hash
@@ -62,6 +63,24 @@ class Work:
         self.outputs: Any = None
         #: the batch it is, or was last, called in
         self.call: Call | None = None
+
+    @classmethod
+    def several(
+        cls, records: Sequence[Record], sizes: Sequence[int], partition: Partition
+    ) -> list[Work]:
+        """One for each record, as the constructor makes it, without a call for each."""
+        works: list[Work] = list(map(object.__new__, repeat(cls, len(records))))
+        for work, record, size in zip(works, records, sizes, strict=True):
+            work.record = record
+            work.partition = partition
+            work.size = size
+            work.state = QUEUED
+            work.next = None
+            work.failure = None
+            work.charge = None
+            work.outputs = None
+            work.call = None
+        return works
 
     def move(self, state: int) -> None:
         """Change the state, by the table."""
