@@ -30,7 +30,7 @@ CALLED = {
     "handler": "Handler", "offsets": "Offsets", "lanes": "Lanes", "commit": "CommitState",
     "reach": "Reach", "failure": "Failure", "charge": "LaneCharge", "state": "EngineState",
     "outage": "Outage", "_state": "EngineState", "slots": "Slots", "gathering": "Gathering",
-    "shelf": "Shelf", "shelves": "Shelves", "decision": "Decision",
+    "export": "Export", "shelf": "Shelf", "shelves": "Shelves", "decision": "Decision",
 }  # fmt: skip
 #: Files that are one idea: what one of them owns, the others may write.
 ROOMS = (
@@ -42,7 +42,7 @@ ROOMS = (
     # a call, and what becomes of its records
     {
         "work.py", "lanes.py", "handler.py", "batching.py", "endings.py", "retries.py", "holds.py",
-        "commands.py", "outages.py", "delivery/__init__.py", "delivery/exactly_once.py",
+        "commands.py", "outages.py", "exports.py", "valve.py", "delivery/__init__.py", "delivery/exactly_once.py",
     },
     # the commit of an epoch, and the records that wait for it
     {

@@ -14,6 +14,7 @@ from weft.account.account import PLACES, gathering, place_of, take
 from weft.core import states
 from weft.core.engine import Engine
 from weft.core.engine_state import EngineState
+from weft.core.exports import is_exported
 from weft.core.handler import Handler
 from weft.core.lanes import follows
 from weft.core.partition import Partition
@@ -102,6 +103,7 @@ def _check_forgotten(state: EngineState, partition: Partition) -> None:
             continue
         assert work.failure is not None
         kept = work in shelves.bare or work in shelves.later or work.failure.left_lane
+        kept = kept or is_exported(work)
         _need(kept, work, "is parked and keeps its bytes")
     idle = not shelves or partition in state.shelving
     _need(idle, partition, "keeps offsets, and nobody will fetch them")
@@ -235,6 +237,7 @@ def _check_retries(state: EngineState) -> None:
     )
     scheduled = state.retries.waiting()
     _need(scheduled == waiting, state.retries, f"{scheduled} scheduled, {waiting} retrying")
+    waiting += sum(partition.parked for partition in state.partitions.values())  # for its time
     _need(len(state.retries) <= 2 * waiting + 64, state.retries, "keeps what is long gone")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulators.core import away
+from simulators.core import away, exporting
 from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.steered import calls_max, may_start, timeout_s
@@ -20,9 +20,15 @@ def check_liveness(world: World, member: Member) -> None:
         life = world.oracle.lives[partition]
         if life.state == "open":
             _commits_in_time(world, member, life)
+            if _steady(member) and may_start(member, partition.topic, partition.handler.index):
+                exporting.in_time(life, world.now, member.engine.state.refused_at)
             if _may_start(world, member, life):
                 _starts_in_time(world, member, life)
     _ends_asked_for(world, member)
+
+
+def _steady(member: Member) -> bool:
+    return not (member.user_paused or member.stop_at is not None or member.fatal)
 
 
 def _ends_asked_for(world: World, member: Member) -> None:

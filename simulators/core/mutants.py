@@ -14,6 +14,7 @@ from simulators.core import (
     mutants_parked,
     mutants_redone,
     mutants_steered,
+    mutants_valve,
     profiles,
 )
 from simulators.core.mutant import MUTANTS, Mutant, mutant
@@ -45,6 +46,7 @@ __all__ = [
     "mutants_parked",
     "mutants_redone",
     "mutants_steered",
+    "mutants_valve",
 ]
 
 

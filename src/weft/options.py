@@ -46,6 +46,7 @@ CONCURRENCY = _Default(100)
 #: stand for "not given": at_most_once has other defaults
 RETRY = Retry()
 PARK = Park()
+EXPORT = 'Park(export="{topic}.dlq", at_map=0.7)'
 COMMIT = Commit()
 
 
@@ -222,12 +223,13 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
     policy = options.on_exhausted
     if not isinstance(policy, GivenUp):
         _check_decide(where, options, policy)
-    if isinstance(policy, DeadLetter):
+    if isinstance(policy, DeadLetter | Park):
+        like = 'DeadLetter("{topic}.dlq")' if isinstance(policy, DeadLetter) else EXPORT
         for topic in options.topics:
             if policy.topic_for(topic) == topic:
                 raise ConfigError(
                     f"{where}: the dead-letter topic {topic!r} is the topic it reads: name "
-                    'another, such as weft.DeadLetter("{topic}.dlq")'
+                    f"another, such as weft.{like}"
                 )
 
 

@@ -157,9 +157,16 @@ class Park:
 
     It stays parked also after a restart (with `Retry(remember=True)`).
     `release_after_s`: after so many seconds its attempts start over; None: when it is released.
+    `export`: a topic ("{topic}.dlq" is allowed), and with it the pressure valve: parked lanes are
+    dead-lettered there, whole and in order, the oldest first,
+    `at_map`: as long as so much of the room in the offset map is taken, above 0 to 1, and
+    `after_s`: when their first record has been parked for so many seconds.
     """
 
     release_after_s: float | None = None
+    export: str | None = None
+    at_map: float | None = None
+    after_s: float | None = None
 
     def __post_init__(self) -> None:
         after = self.release_after_s
@@ -167,6 +174,44 @@ class Park:
             raise ConfigError(
                 f"Park(release_after_s={after!r}): give 0 to {PARKED_S_MAX} seconds, or None"
             )
+        self._check_valve()
+
+    def _check_valve(self) -> None:
+        share, after_s = self.at_map, self.after_s
+        if self.export is None:
+            for name, value in (("at_map", share), ("after_s", after_s)):
+                if value is not None:
+                    raise ConfigError(
+                        f"Park({name}={value!r}) needs a topic to export to: add "
+                        'export="{topic}.dlq"'
+                    )
+            return
+        if not _is_name(self.export) or not is_topic(self.topic_for("t")):
+            raise ConfigError(
+                f"Park(export={self.export!r:.80}) cannot be a topic: letters, digits, '.', '_' "
+                "and '-', at most 249; {topic} is the only placeholder"
+            )
+        if share is None and after_s is None:
+            raise ConfigError(
+                f"Park(export={self.export!r}): give at_map=0.7, after_s=SECONDS, or both: when "
+                "to export"
+            )
+        if share is not None and (not is_positive(share) or share > 1):
+            raise ConfigError(f"Park(at_map={share!r}): give a share above 0, at most 1, or None")
+        if after_s is not None and not (is_positive(after_s) and after_s <= PARKED_S_MAX):
+            raise ConfigError(
+                f"Park(after_s={after_s!r}): give a number of seconds above 0, at most "
+                f"{PARKED_S_MAX}, or None"
+            )
+        if after_s is not None and self.release_after_s is not None:
+            raise ConfigError(
+                "Park(release_after_s=, after_s=): give one of them: after its time a parked "
+                "record is either tried again or exported"
+            )
+
+    def topic_for(self, source: str) -> str:
+        """Where parked records that came from `source` are exported to; empty: nowhere."""
+        return (self.export or "").replace("{topic}", source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,13 @@ WORDS = {
     profiles.BRAKED: {"brakes": 100, "probes": 200, "attempts spared": 50},
     profiles.REDONE: {"redo begun": 500, "outcome redone": 200},
     profiles.BOTH: {"answered skip": 300, "answered release": 300, "decided Retry": 100},
-    profiles.PARKED: {"fetched again": 1_000, "gone while parked": 1},
+    profiles.PARKED: {
+        "fetched again": 1_000,
+        "gone while parked": 1,
+        "exported by map": 50,
+        "exported by time": 50,
+        "exports refused": 1,
+    },
     profiles.REFUSED_MAPS: {"maps refused in a transaction": 1_000},
     profiles.ABORTED: {"transactions aborted for their content": 3_000, "culprits found": 300},
 }

@@ -72,6 +72,7 @@ HALTS = (
     Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),
     Place("map", "the offset map is full: records further out start when the frontier moves"),
+    Place("valve", "`Park(export=)`: parked keys of the partition are being dead-lettered"),
     Place("buffers", "the partition is not fetched: its buffers are full"),
     Place("open_transaction", "the next records are behind another producer's open transaction"),
     Place("start_unknown", "the partition is assigned, but its start offset is unknown"),
@@ -128,6 +129,9 @@ class Part(NamedTuple):
     marked: Sequence[Work]
     #: lanes in which a call of an earlier epoch runs
     held: Mapping[LaneKey, Work | None]
+    #: of lanes that the pressure valve exports: how many there are, and records not sent yet
+    #: to which topic, and why the oldest of them
+    exports: tuple[int, int, str, str] | None
     #: how many records of a parked lane are kept as offsets; of one that counts, none
     shelved: Mapping[LaneKey, int]
 
@@ -288,11 +292,17 @@ def copies(
                 not_begun[p] if not_begun else 0,
                 len(p.again),
                 _queued(p.lanes.held) if p.lanes.held else 0,
+                _exported(p) if p.exports else None,
             ),
         )
         for p in partitions
         if p.state != states.CLOSED
     ]
+
+
+def _exported(partition: Partition) -> tuple[int, int, str, str]:
+    exports = list(partition.exports.values())
+    return len(exports), sum(len(one.left) for one in exports), exports[0].topic, exports[0].why
 
 
 def _queued(held: Mapping[LaneKey, Work | None]) -> int:
@@ -320,7 +330,7 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
     plain, counts, ready, far, wanted, aside, claims, *offsets, ends = copy
-    held, shelved, gathered, not_begun, again, heads = ends
+    held, shelved, gathered, not_begun, again, heads, exports = ends
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
     delivery = plain[3].spec.delivery
@@ -346,7 +356,7 @@ def _part(copy: tuple[Any, ...]) -> Part:
         "on_hold": on_hold,
         "parked": parked,
     }
-    return Part._make((*plain, places, *offsets, held, shelved))
+    return Part._make((*plain, places, *offsets, held, exports, shelved))
 
 
 def place_of(work: Work, gathered: set[Work]) -> str:

@@ -219,6 +219,10 @@ def halts(
             found.append({"cause": "revoking", **where})
         if part.places["past_map"]:
             found.append({"cause": "map", **where, **_waits_for_map(part, account.at)})
+        if part.exports is not None:
+            keys, left, target, why = part.exports
+            valve = {"waiting": keys, "behind": left, "value": target, "reason": why}
+            found.append({"cause": "valve", **where, **valve})
         if part.intake_paused:
             found.append({"cause": "buffers", **where})
     return found

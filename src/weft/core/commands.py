@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from weft.core import again, states
 from weft.core import effects as fx
 from weft.core.delivery import complete
+from weft.core.exports import under_export
 from weft.core.holds import HOLD_MAX_S, held_until, hold, hold_behind
 from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, KEY
 from weft.core.states import RECORD_NAMES
@@ -87,6 +88,8 @@ class Commands:
     def _in(self, partition: Partition, command: Command) -> fx.Obeyed | None:
         """What was done there; None: it is answered when that is true."""
         target = command.target
+        if partition.exports and under_export(partition, target.key, target.offset):
+            return _row(partition, command, "refused", _UNDER_WAY.format("exported with its lane"))
         if target.offset is not None:
             redo = command.action == "redo"
             return (self._redo if redo else self._record)(partition, command, target.offset)

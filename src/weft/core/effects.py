@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from weft.core.work import Work
 
 Trouble = Literal["failed", "parked", "dead_lettered", "skipped"]
+ExportReason = Literal["map", "time"]
 
 
 class Start(NamedTuple):
@@ -42,6 +43,26 @@ class SendDeadLetter(NamedTuple):
     work: Work
     topic: str
     error: ErrorInfo
+
+
+class Exported(NamedTuple):
+    """The pressure valve takes a parked lane: these go to the topic, one after the other."""
+
+    partition: Partition
+    #: in the order of the lane
+    offsets: tuple[int, ...]
+    topic: str
+    #: so much of the map was taken, or the head was parked for so long
+    why: ExportReason
+    #: "map": of the room in the map, without the lanes that were taken before
+    share: float
+
+
+class ExportEnded(NamedTuple):
+    """A letter was refused: these of its lane stay where they are, as that one does."""
+
+    partition: Partition
+    offsets: tuple[int, ...]
 
 
 class AskExhausted(NamedTuple):
@@ -184,6 +205,8 @@ Effect = (
     | Cancel
     | Send
     | SendDeadLetter
+    | Exported
+    | ExportEnded
     | AskExhausted
     | CommitOffsets
     | Transact

@@ -12,6 +12,7 @@ from weft.core import again, states
 from weft.core import effects as fx
 from weft.core.delivery import complete
 from weft.core.events import Failed, Returned
+from weft.core.exports import is_exported, park_with_lane
 from weft.core.holds import hold_back, hold_behind
 from weft.core.lanes import unfollow
 from weft.core.memory import longest_s
@@ -316,7 +317,10 @@ class Endings:
                 self._state.retries.add(self._state.now + MATE_WAIT_S, work)
                 continue
             if work.state == states.PARKED:
-                self.release(work, "its time is over")
+                if work.exported_in_time:
+                    self._state.overdue.append(work)
+                else:
+                    self.release(work, "its time is over")
                 continue
             if failure.exhausted_by and work in partition.lanes.behind:
                 self._state.retries.add(self._state.now + TURN_WAIT_S, work)
@@ -413,17 +417,14 @@ class Endings:
             failure.keep(error._replace(message=f"{error.message}{before}"))
             self._state.count("on_exhausted_failed")
         decision.policy = outcome or Park()
+        if isinstance(outcome, Park) and outcome.export:
+            work.partition.handler.valve = outcome
         self._give_up(work, failure, decision.policy)
 
     def _give_up(self, work: Work, failure: Failure, policy: GivenUp) -> None:
         failure.tell(self._state.now, f"given up: {type(policy).__name__}")
         if isinstance(policy, DeadLetter):
-            failure.given_up = "dead_lettered"
-            assert failure.error is not None
-            topic = policy.topic_for(work.record.topic)
-            work.partition.remember(work)
-            letter = fx.SendDeadLetter(work, topic, failure.error)
-            self._delivery(work).send_dead_letter(work, letter)
+            self.send_letter(work, failure, policy.topic_for(work.record.topic))
         elif isinstance(policy, Park):
             self._park(work, failure)
         elif isinstance(policy, Skip):
@@ -439,6 +440,14 @@ class Endings:
                 failure.error,
             )
 
+    def send_letter(self, work: Work, failure: Failure, topic: str) -> None:
+        """The record is given up, and goes to this topic."""
+        failure.given_up = "dead_lettered"
+        assert failure.error is not None
+        work.partition.remember(work)
+        letter = fx.SendDeadLetter(work, topic, failure.error)
+        self._delivery(work).send_dead_letter(work, letter)
+
     def _park(self, work: Work, failure: Failure, *, outcome_failed: bool = False) -> None:
         partition = work.partition
         self._set_release(work, failure)
@@ -447,18 +456,19 @@ class Endings:
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
         work.shed()
-        self._put_away(work)
+        self.put_away(work)
 
-    def _put_away(self, work: Work) -> None:
+    def put_away(self, work: Work) -> None:
         """Of what is parked only offsets are kept, where it can be fetched again."""
-        if self._state.limits.forget_parked:
+        if self._state.limits.forget_parked and not is_exported(work):
             work.partition.shelves.put_away(work)
             self._state.watch_shelves(work.partition, on=True)
 
     def resume(self, work: Work) -> None:
         """A released record has its bytes again."""
         assert work.failure is not None
-        self._continue(work, work.failure)
+        if not is_exported(work):  # else the valve sends it
+            self._continue(work, work.failure)
 
     def lost(self, work: Work) -> None:
         """A record that was released is in the log no more: it counts as skipped."""
@@ -483,13 +493,16 @@ class Endings:
             self._state.retries.add(released_at, work)
 
     def _released_at(self, work: Work, due: float | None = None) -> float | None:
-        """When its policy releases a parked record that was to be released at `due`, if it was."""
+        """When its policy releases or exports a parked record; `due`: when it was to be."""
         policy = work.given_up_by
         if policy is None:  # it came parked, and what the function returned is not remembered
             return due
-        if not isinstance(policy, Park) or policy.release_after_s is None:
+        if not isinstance(policy, Park):
             return None
-        latest = self._state.now + policy.release_after_s
+        after_s = policy.after_s if policy.release_after_s is None else policy.release_after_s
+        if after_s is None:
+            return None
+        latest = self._state.now + after_s
         return latest if due is None else min(due, latest)
 
     # -- what came with the commit -----------------------------------------------------------------
@@ -505,8 +518,15 @@ class Endings:
 
     def take_in(self, work: Work) -> None:
         """A record came in, and the commit may remember it."""
-        known = work.partition.memory.fetched(work.record[2])
-        if known is None:
+        partition = work.partition
+        known = partition.memory.fetched(work.record[2])
+        export = partition.exports.get(partition.lanes.key_of(work.record))
+        if export is not None and export.awaits(work):
+            if known is not None:
+                work.resume(known.attempts, self._state.texts)
+            partition.lanes.join_waiting(work)
+            park_with_lane(self._state, work)
+        elif known is None:
             self._join(work)
         else:
             self._restore(work, known)
@@ -528,8 +548,8 @@ class Endings:
         due = None
         if known.until_s is not None:  # no commit may put a record off for longer than its cause
             due = min(known.until_s - self._state.wall_s, now + longest_s(work, known))
-        released_at = self._released_at(work, due)
-        if known.parked and released_at is not None and released_at <= now:
+        released_at, timed = self._released_at(work, due), work.exported_in_time
+        if known.parked and released_at is not None and released_at <= now and not timed:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
         failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by
@@ -550,7 +570,7 @@ class Endings:
         if known.parked:
             self._set_release(work, failure, due)
             partition.park(work)
-            self._put_away(work)
+            self.put_away(work)
         else:
             # What is used up is given up at once, unless it is held.
             held = known.held and due is not None and due > now
@@ -576,4 +596,5 @@ class Endings:
         failure.exhausted_by = "other"
         failure.keep(error)
         failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
+        self._state.refused_at = self._state.now
         self._park(work, failure)

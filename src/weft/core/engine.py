@@ -23,6 +23,7 @@ from weft.core.epochs import Epochs
 from weft.core.plans import Plans
 from weft.core.shelves import Returns
 from weft.core.spec import Limits
+from weft.core.valve import Valve
 from weft.types import ErrorInfo, Record, Sent, StopMode
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Engine:
         self._commands = Commands(self.state, self._endings, self._batching)
         self._epochs = Epochs(self.state, self._commits, self._batching)
         self._returns = Returns(self.state, self._endings)
+        can_park = any(handler.may_export for handler in self.state.handlers)
+        self._valve = Valve(self.state, self._endings) if can_park else None
         self._since_resume = 0
 
     # -- partitions ------------------------------------------------------------------------------
@@ -384,6 +387,8 @@ class Engine:
                     partition.reopen()
             if handler.slots.free > 0 and (handler.rotation or handler.batched):
                 self._fill(handler)
+        if self._valve is not None:
+            self._valve.run()
         if state.shelving:
             self._returns.ask()
         if state.flow.paused and self._since_resume >= _RESUME_EVERY:

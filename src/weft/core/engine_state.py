@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
@@ -76,6 +77,11 @@ class EngineState:
         self.claiming: dict[Partition, None] = {}
         #: partitions with records that are kept as offsets
         self.shelving: dict[Partition, None] = {}
+        #: partitions with lanes that are exported (valve.py), and records parked for too long
+        self.exporting: dict[Partition, None] = {}
+        self.overdue: list[Work] = []
+        #: when a dead letter was refused last
+        self.refused_at = -inf
         #: why nothing may start, besides the causes of each partition
         self.halts: set[str] = set()
         self.pauses = Pauses()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Call
+from weft.policies import GivenUp, Park
 from weft.types import Record
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class Handler:
 
     __slots__ = (
         "again", "batched", "dead_lettered", "done", "exact", "failures", "flood", "good_calls",
-        "index", "limited", "name", "outages", "parked", "plain", "rate_per_s", "remembers",
-        "retries", "rotation", "short_of_room", "skipped", "slots", "spec", "standing",
-        "superseded", "timed", "tokens", "tokens_at",
+        "index", "limited", "name", "outages", "parked", "plain", "rate_per_s",
+        "remembers", "retries", "rotation", "short_of_room", "skipped", "slots", "spec", "standing",
+        "superseded", "timed", "tokens", "tokens_at", "valve",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -71,6 +72,9 @@ class Handler:
         self.flood = None if spec.brake is None else Flood(spec.brake)
         #: what its calls need and is away: by the value of `Hold.by`, or of the whole handler
         self.outages: dict[Hashable, Outage] = {}
+        policy = spec.on_exhausted
+        #: by what its parked lanes are exported; of a function what it returned last
+        self.valve = policy if isinstance(policy, Park) and policy.export else None
         #: batch calls that handled something
         self.good_calls = 0
         # counts since the start
@@ -82,6 +86,11 @@ class Handler:
     def waits(self, work: Work) -> bool:
         """Its call was asked for and has not begun, as far as is known."""
         return self.slots.waits(work)
+
+    @property
+    def may_export(self) -> bool:
+        """Its parked lanes are exported, or a function may decide that."""
+        return self.valve is not None or not isinstance(self.spec.on_exhausted, GivenUp)
 
     def tune(self, tuning: Tuning) -> None:
         """Set what a command asks for; calls that run continue, also if they are too many now.

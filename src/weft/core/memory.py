@@ -83,6 +83,30 @@ class Memory:
             self._sorted = False  # not removed one by one: thousands are released at once
             self.changed = True
 
+    def expect(self, offset: int) -> Remembered | None:
+        """A record that is kept as an offset is parked from now on; what was known of it before."""
+        known = self._known.get(offset)
+        before = known if isinstance(known, Remembered) else None
+        if not self.on:
+            return before
+        if known is None:
+            self._order.append(offset)
+            self._sorted = False
+        self.waiting += before is None
+        one = before or Remembered(offset, 0)
+        by = one.exhausted_by or "policy"
+        self._known[offset] = one._replace(parked=True, held=False, exhausted_by=by, until_s=None)
+        self.changed = True
+        return before
+
+    def unexpect(self, offset: int, before: Remembered | None) -> None:
+        """It is not, after all."""
+        if before is None:
+            self.start_over(offset)
+        elif isinstance(self._known.get(offset), Remembered):
+            self._known[offset] = before
+            self.changed = True
+
     def start_over(self, offset: int) -> bool:
         """A record that was not fetched yet begins as a new one; False: nothing was known of it."""
         known = isinstance(self._known.get(offset), Remembered)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from weft.types import Record
 if TYPE_CHECKING:
     from weft.core.again import Again
     from weft.core.commits import CommitState
+    from weft.core.exports import Export
     from weft.core.handler import Handler
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
@@ -62,6 +63,8 @@ class Partition:
     on_hold: int = 0
     #: held lanes, until when on the engine's clock
     holds: dict[LaneKey, float] = field(default_factory=dict)
+    #: lanes that the pressure valve exports (valve.py)
+    exports: dict[LaneKey, Export] = field(default_factory=dict)
     #: of all records it holds
     bytes: int = 0
     #: done, and handled again by command; no offset and no commit knows of them
@@ -245,6 +248,15 @@ class Partition:
             self.handler.enlist(self)
         if not lanes.far:
             self.handler.short_of_room.pop(self, None)
+
+    def taken_without(self, claimed: Collection[int]) -> float:
+        """The share of the map's room that is taken, if all these offsets were done.
+
+        1 while records wait for room and nothing is under way that could make some.
+        """
+        if self.lanes.far and not claimed and not self._under_way():
+            return 1.0
+        return self.reach.taken_without(claimed)
 
     def _under_way(self) -> int:
         """Records that have started and will be done, which no map contains yet."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.codec.rider import error_hash
 from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
-from weft.policies import GivenUp, Retry
+from weft.policies import GivenUp, Park, Retry
 from weft.types import ErrorInfo, Record
 
 if TYPE_CHECKING:
@@ -139,6 +139,18 @@ class Work:
             return policy
         decision = None if self.failure is None else self.failure.decision
         return None if decision is None else decision.policy
+
+    @property
+    def parked_by(self) -> Park | None:
+        """What it is parked by; one that came parked: what its handler's function returned last."""
+        policy = self.given_up_by or self.partition.handler.valve
+        return policy if isinstance(policy, Park) else None
+
+    @property
+    def exported_in_time(self) -> bool:
+        """Where it stays parked for `after_s`, it is exported then, not released."""
+        policy = self.parked_by
+        return policy is not None and policy.after_s is not None
 
     def story(self) -> list[StoryEvent]:
         """The bounded history of its failures, oldest first."""

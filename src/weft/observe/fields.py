@@ -116,7 +116,8 @@ FIELDS: dict[str, str] = {
     "`on_exhausted_failed` (records parked since that function raised or returned no outcome), "
     "`outages` and `brakes` (times that `hold=` and `brake=` made records wait), "
     "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
-    "their log grew), `parked_records_gone` (released, and deleted from the log meanwhile), "
+    "their log grew), `parked_records_exported` (dead-lettered by the pressure valve of "
+    "`Park(export=)`), `parked_records_gone` (released, and deleted from the log meanwhile), "
     "`late_refetches`; only non-zero ones",
     "failures[]": "failures by handler and error type, the latest first; at most 50 types",
     "failures[].handler": "name of the handler",

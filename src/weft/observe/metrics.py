@@ -91,6 +91,10 @@ ENGINE = {
     ),
     "weft_outages": ("Times that hold= made records wait for a probe", "outages"),
     "weft_brakes": ("Times that brake= made records wait for a probe", "brakes"),
+    "weft_parked_records_exported": (
+        "Parked records dead-lettered by the pressure valve of Park(export=)",
+        "parked_records_exported",
+    ),
     "weft_partitions_revoked": ("Partitions revoked", "partitions_revoked"),
     "weft_partitions_lost": ("Partitions lost without notice", "partitions_lost"),
     "weft_partitions_refetched": (

@@ -56,6 +56,7 @@ RANKS = {
     "slots": LOAD,
     "rate_limit": LOAD,
     "map": LOAD,
+    "valve": INTENT,
 }
 
 
@@ -417,6 +418,15 @@ def _brake(halt: Row) -> tuple[str, str]:
     )
 
 
+def _valve(halt: Row) -> tuple[str, str]:
+    topic = halt.get("value", "its topic")
+    text = (
+        f"The pressure valve{_of(halt)} exports {halt.get('waiting', 0):,} parked keys to {topic} "
+        f"({halt.get('behind', 0):,} records remain to be sent): {halt.get('reason', '')}."
+    )
+    return text, f"fix why they fail; then weft dlq replay {topic} brings them back in key order"
+
+
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -471,6 +481,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         f"The offset map{_of(halt)} is full: {halt.get('waiting', 0):,} keys wait for room in it.",
         "normal while the frontier moves; else weft why TOPIC:PARTITION names the blocking record",
     ),
+    "valve": _valve,
     "buffers": lambda halt: (
         f"Fetching{_of(halt)} is paused: the buffers are full until handlers finish records.",
         "normal under load; raise concurrency or add members to go faster",

@@ -14,7 +14,7 @@ from weft.errors import ConfigError, FatalError
 from weft.kafka.ports import OutMessage
 from weft.ledger.policy import SqlLedger
 from weft.options import HandlerOptions
-from weft.policies import DeadLetter, Stop
+from weft.policies import DeadLetter, Park, Stop
 from weft.testing.clock import VirtualClock
 from weft.testing.memory_cluster import MemoryCluster
 from weft.testing.memory_connection import MemoryKafka
@@ -82,8 +82,9 @@ def _prepare(kafka: MemoryKafka, app: App, partitions: int) -> list[str]:
     read = [t for handler in app.handlers for t in handler.topics if not t.startswith("^")]
     written = [handler.output for handler in app.handlers if handler.output is not None]
     for handler in app.handlers:
-        if isinstance(handler.on_exhausted, DeadLetter):
-            written += [handler.on_exhausted.topic_for(topic) for topic in handler.topics]
+        policy = handler.on_exhausted
+        if isinstance(policy, DeadLetter) or (isinstance(policy, Park) and policy.export):
+            written += [policy.topic_for(topic) for topic in handler.topics]
     for topic in [*read, *(topic for topic in written if not topic.startswith("^"))]:
         ensure_topic(kafka, topic, partitions)
     return read

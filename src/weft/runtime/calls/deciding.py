@@ -8,7 +8,7 @@ from typing import Any
 from weft.core import effects as fx
 from weft.core.events import Decided
 from weft.errors import RemoteError
-from weft.policies import DeadLetter, GivenUp, Retry
+from weft.policies import DeadLetter, GivenUp, Park, Retry
 from weft.runtime.calls.invoke import asked_delay, error_info
 from weft.types import ErrorInfo, Raised
 
@@ -42,6 +42,6 @@ def _wrong(outcome: object, topic: str) -> str:
         return "a coroutine: make it a plain `def`"
     if not isinstance(outcome, GivenUp | Retry):
         return f"{outcome!r:.80}: {RETURN_ONE}"
-    if isinstance(outcome, DeadLetter) and outcome.topic_for(topic) == topic:
-        return f"DeadLetter({outcome.topic!r}), the topic it reads: name another"
+    if isinstance(outcome, DeadLetter | Park) and outcome.topic_for(topic) == topic:
+        return f"{outcome!r:.80}, and {topic} is the topic it reads: name another"
     return ""

@@ -53,6 +53,8 @@ class Performer:
             fx.Cancel: lambda one: seat.executors[one.handler].cancel(one.work, expired=True),
             fx.Send: lambda one: outputs.send(one.work, one.outputs),
             fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
+            fx.Exported: self._exported,
+            fx.ExportEnded: lambda one: None,  # what was refused is logged as parked
             fx.AskExhausted: lambda one: seat.callbacks.call(self._decide, one),
             fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
@@ -109,6 +111,22 @@ class Performer:
         assert self._config.decide is not None
         answer = self._config.decide(effect)
         self._seat.door.post(lambda engine, now: engine.decided(now, [answer]))
+
+    def _exported(self, effect: fx.Exported) -> None:
+        partition = effect.partition
+        note = fx.Note(
+            "warning",
+            "pressure valve: a parked key is dead-lettered",
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "first_offset": effect.offsets[0],
+                "records": len(effect.offsets),
+                "to": effect.topic,
+                "because": "at_map" if effect.why == "map" else "after_s",
+            },
+        )
+        self._note(note)
 
     def _note(self, effect: fx.Note) -> None:
         # Of records by the thousand, as those that are parked, one line in ten seconds.

@@ -16,7 +16,7 @@ from weft.kafka.properties import canonical
 from weft.observe import group_orders
 from weft.observe.reports import TOPIC_CONFIG
 from weft.options import HandlerOptions
-from weft.policies import DeadLetter
+from weft.policies import DeadLetter, Park
 from weft.routing import Routes
 from weft.runtime.logs import event
 from weft.runtime.run.drain import Drain
@@ -154,14 +154,16 @@ def _targets(
     for topic in topics:
         handler = handlers[routes.handler_of(topic)]
         policy = handler.on_exhausted
-        if not isinstance(policy, DeadLetter):
+        if not isinstance(policy, DeadLetter | Park) or not (target := policy.topic_for(topic)):
             continue
-        target = policy.topic_for(topic)
         if target == topic:
             raise ConfigError(
                 f"the dead-letter topic of {handler.name} is {topic!r}, which it reads: name "
-                'another, such as weft.DeadLetter("{topic}.dlq")'
+                'another, such as "{topic}.dlq"'
             )
+        if isinstance(policy, Park):
+            wanted.setdefault(target, f"Park(export=) of {handler.name}")
+            continue
         if policy.on_missing == "create":
             create.setdefault(target, []).append(topic)
         wanted.setdefault(target, f"DeadLetter of {handler.name}")

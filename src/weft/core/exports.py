@@ -1,0 +1,102 @@
+"""A parked lane on its way to the topic of `Park(export=...)`; valve.py decides which and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.core import states
+from weft.core.work import Failure
+
+if TYPE_CHECKING:
+    from weft.codec import Remembered
+    from weft.core.engine_state import EngineState
+    from weft.core.partition import Partition
+    from weft.core.work import LaneKey, Work
+
+
+FINISHED = (states.DONE, states.PENDING, states.SUPERSEDED)
+
+
+class Export:
+    """One lane that is exported."""
+
+    __slots__ = (
+        "expected",
+        "first",
+        "head",
+        "key",
+        "known",
+        "left",
+        "parked",
+        "sent",
+        "topic",
+        "why",
+    )
+
+    def __init__(self, key: LaneKey, topic: str, why: str, head: Work, left: list[int]) -> None:
+        self.key = key
+        self.topic = topic
+        #: in words, for views
+        self.why = why
+        self.first = left[0]
+        #: what goes next; None while that is only known by its offset, or nothing is left
+        self.head: Work | None = head
+        #: offsets that were not sent, in the order of the lane
+        self.left = dict.fromkeys(left)
+        #: went last
+        self.sent: Work | None = None
+        #: the record that was parked only to go next
+        self.parked: Work | None = None
+        #: the same of one that is kept as an offset, and what was remembered of it before
+        self.expected = -1
+        self.known: Remembered | None = None
+
+    def awaits(self, work: Work) -> bool:
+        """The record that came in is to be parked: it goes next."""
+        offset = work.record[2]
+        over = self.head is None or self.head.state in FINISHED
+        if offset not in self.left or not (over or offset == self.expected):
+            return False
+        if over:
+            self.head = work
+        self.parked = work
+        return True
+
+    def has(self, offset: int) -> bool:
+        """It is exported with the lane, or on its way."""
+        return offset in self.left or (self.sent is not None and self.sent.record[2] == offset)
+
+
+def under_export(partition: Partition, key: LaneKey | None, offset: int | None) -> bool:
+    """A lane, or a record, is on its way to the topic."""
+    if offset is None:
+        return key in partition.exports
+    return any(export.has(offset) for export in partition.exports.values())
+
+
+def is_exported(work: Work) -> bool:
+    """The record is on its way there."""
+    exports = work.partition.exports
+    return bool(exports) and under_export(work.partition, None, work.record[2])
+
+
+def park_with_lane(state: EngineState, work: Work) -> None:
+    """A queued record behind one that is exported."""
+    failure = work.failure = work.failure or Failure(state.texts)
+    failure.exhausted_by = failure.exhausted_by or "policy"
+    failure.due = state.now
+    work.partition.charge_failure(work, failure)
+    work.partition.park(work)
+
+
+def unpark_with_lane(work: Work) -> None:
+    """It is not exported after all, and waits behind the parked record."""
+    partition, failure = work.partition, work.failure
+    assert failure is not None
+    failure.exhausted_by = ""
+    partition.unpark(work)
+    partition.lanes.behind.discard(work)
+    if failure.error is None:
+        partition.resize(work, -failure.charged)
+        partition.memory.forget(work.record[2])
+        work.failure = None

@@ -1,0 +1,240 @@
+"""The pressure valve of `Park(export=...)`: parked lanes are dead-lettered before they cost more.
+
+Theory of operation. A lane is taken, the oldest first, while so much of the map is taken that
+`at_map` is reached (`Reach.taken_without`, which counts as done what is exported already), or when
+its head has been parked for `after_s`. What is in the lane then, and nothing that comes later, goes
+to the topic, one record after the other::
+
+    head PARKED ──its next one is parked──► bytes are here ──► SENDING ──► DONE
+                                                 ▲                           │ the next one is head
+      QUEUED, bare: read from the log again ─────┘     PARKED ◄──────────────┘
+
+A record is sent only when the next one is parked, and so remembered by every commit from then on:
+the next owner after a crash finds the rest of the lane parked, and handles none of it.
+A refused letter ends the export of its lane, and none is taken for `REFUSED_S`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.core import effects as fx
+from weft.core import states
+from weft.core.endings import USED_UP
+from weft.core.exports import FINISHED, Export, park_with_lane, unpark_with_lane
+from weft.core.holds import held_until
+from weft.core.lanes import follows
+from weft.types import ErrorInfo
+
+if TYPE_CHECKING:
+    from weft.core.effects import ExportReason
+    from weft.core.endings import Endings
+    from weft.core.engine_state import EngineState
+    from weft.core.partition import Partition
+    from weft.core.work import LaneKey, Work
+
+LOOK_S = 0.1  # between two looks at what is parked
+AGAIN_S = 1.0  # a lane that cannot be taken when its time is over: its time is over again
+REFUSED_S = 30.0  # after a letter was refused
+#: so many lanes of one partition are exported at a time; no further one behind so many records
+LANES_MAX = 100
+RECORDS_MAX = 10_000
+
+
+class Valve:
+    """Takes parked lanes and has them dead-lettered."""
+
+    def __init__(self, state: EngineState, endings: Endings) -> None:
+        self._state = state
+        self._endings = endings
+        self._look_at = 0.0
+
+    def run(self) -> None:
+        """At the end of a turn: send what can be sent, and take what is to be exported."""
+        state = self._state
+        for partition in list(state.exporting):
+            if partition.state == states.CLOSED:
+                partition.exports.clear()
+            for export in list(partition.exports.values()):
+                self._advance(partition, export)
+            if not partition.exports:
+                del state.exporting[partition]
+        overdue, state.overdue = state.overdue, []
+        for work in overdue:
+            if work.state == states.PARKED and not self._take(work, "time", 0.0):
+                state.retries.add(state.now + AGAIN_S, work)
+        if state.now >= self._look_at:
+            self._look_at = state.now + LOOK_S
+            for partition in state.partitions.values():
+                if partition.handler.valve is not None and partition.parked:
+                    self._relieve(partition, partition.handler.valve.at_map)
+
+    # -- which lanes -------------------------------------------------------------------------------
+
+    def _relieve(self, partition: Partition, at_map: float | None) -> None:
+        """Take the oldest parked lanes, until without them less than the share is taken."""
+        if at_map is None or not self._may_take(partition):
+            return
+        claimed = {work.record[2] for work in partition.commit.claims}
+        for export in partition.exports.values():
+            claimed.update(export.left)
+            if export.sent is not None:
+                claimed.add(export.sent.record[2])
+        share = partition.taken_without(claimed)
+        if share < at_map:
+            return
+        for work in list(partition.offsets.incomplete.values()):
+            if work is None or work.state != states.PARKED:
+                continue
+            taken = self._take(work, "map", share)
+            if taken is None:
+                continue
+            claimed.update(taken)
+            share = partition.taken_without(claimed)
+            full = len(partition.exports) >= LANES_MAX or len(claimed) >= RECORDS_MAX
+            if share < at_map or full:
+                return
+
+    def _may_take(self, partition: Partition) -> bool:
+        return self._may_go(partition) and self._state.now >= self._state.refused_at + REFUSED_S
+
+    def _may_go(self, partition: Partition) -> bool:
+        return partition.startable and self._state.stop_mode is None
+
+    def _take(self, work: Work, why: ExportReason, share: float) -> list[int] | None:
+        """Begin with the lane of this parked record; its offsets, None where that cannot be now."""
+        partition, policy = work.partition, work.parked_by
+        if policy is None or policy.export is None or not self._may_take(partition):
+            return None
+        if why == "map" and (policy.at_map is None or share < policy.at_map):
+            return None
+        found = _lane(partition, work)
+        if found is None or len(partition.exports) >= LANES_MAX:
+            return None
+        key, offsets = found
+        if key in partition.exports or held_until(self._state, partition, work.record) is not None:
+            return None
+        topic = policy.topic_for(partition.topic)
+        because = (
+            f"parked for after_s={policy.after_s:g}"
+            if why == "time"
+            else f"{share:.0%} of the room in its offset map was taken (at_map={policy.at_map:g})"
+        )
+        export = partition.exports[key] = Export(key, topic, because, work, offsets)
+        self._state.exporting[partition] = None
+        self._state.emit(fx.Exported(partition, tuple(offsets), topic, why, share))
+        self._advance(partition, export)
+        return offsets
+
+    # -- one lane ----------------------------------------------------------------------------------
+
+    def _advance(self, partition: Partition, export: Export) -> None:
+        """Send what can be sent of the lane."""
+        sent = export.sent
+        if sent is not None and sent.state == states.PARKED and not partition.handler.exact:
+            self._end(partition, export)
+            return
+        while (head := export.head) is not None and self._send(partition, export, head):
+            pass  # with exactly_once the lane has gone on
+        if export.head is not None:
+            return
+        if next((one for one in export.left if one in partition.offsets.incomplete), None) is None:
+            sent = export.sent
+            if sent is None or sent.state in (states.DONE, states.SUPERSEDED, states.PARKED):
+                del partition.exports[export.key]
+                self._look_at = 0.0
+
+    def _send(self, partition: Partition, export: Export, head: Work) -> bool:
+        """Send the head of the lane, if its turn has come and its bytes are here."""
+        if head.state in FINISHED:  # it is in the log no more
+            export.left.pop(head.record[2], None)
+            self._next(export, head)
+            return True
+        failure, bare = head.failure, head in partition.shelves.bare
+        assert failure is not None
+        if not self._may_go(partition):
+            if head.state == states.QUEUED and not bare:
+                partition.park(head)
+            return False
+        if head.state == states.PARKED:
+            if head in partition.lanes.behind or follows(head):
+                return False
+            self._mark_next(partition, export, head)
+            partition.unpark(head)
+            if bare:
+                partition.shelves.want(head)
+                self._state.watch_shelves(partition, on=True)
+        if bare:
+            return False
+        self._mark_next(partition, export, head)
+        del export.left[head.record[2]]
+        export.sent = head
+        self._next(export, head)
+        if failure.error is None:
+            with_head = f"offset {export.first} of its key was parked: exported with it"
+            first = head.record[2] == export.first
+            failure.replace(USED_UP if first else ErrorInfo("Parked", with_head))
+        failure.exhausted_by = failure.exhausted_by or "policy"
+        self._state.count("parked_records_exported")
+        self._endings.send_letter(head, failure, export.topic)
+        return True
+
+    def _next(self, export: Export, head: Work) -> None:
+        following = _behind(head)
+        export.head = following if following and following.record[2] in export.left else None
+
+    def _mark_next(self, partition: Partition, export: Export, head: Work) -> None:
+        """The record behind is parked before the head is sent."""
+        following = _behind(head)
+        if following is not None:
+            if following.record[2] in export.left and following.state == states.QUEUED:
+                partition.lanes.behind.add(following)
+                park_with_lane(self._state, following)
+                export.parked, export.known = following, None
+            return
+        shelf = partition.lanes.shelves.get(export.key)
+        first = shelf.offsets[0] if shelf is not None and shelf.offsets else -1
+        if first in export.left and first != export.expected:
+            export.expected, export.known = first, partition.memory.expect(first)
+
+    def _end(self, partition: Partition, export: Export) -> None:
+        """A letter was refused: the record is parked again, and what is behind it waits."""
+        del partition.exports[export.key]
+        self._state.emit(fx.ExportEnded(partition, tuple(export.left)))
+        parked = export.parked
+        was_parked = export.known is not None and export.known.parked
+        if parked is not None and parked in partition.lanes.behind and not was_parked:
+            unpark_with_lane(parked)
+        if partition.offsets.incomplete.get(export.expected, parked) is None:
+            partition.memory.unexpect(export.expected, export.known)
+        if export.sent is not None:
+            self._endings.put_away(export.sent)
+
+
+def _behind(work: Work) -> Work | None:
+    """The next of its lane that is not finished with."""
+    if work.failure is not None and work.failure.left_lane:
+        return None
+    following = work.next
+    while following is not None and following.state in FINISHED:
+        following = following.next
+    return following
+
+
+def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
+    """The offsets of a lane that waits behind a parked head, and nothing else happens to it."""
+    lanes, failure = partition.lanes, head.failure
+    if failure is not None and failure.left_lane:
+        return head.record[2], [head.record[2]]
+    key = lanes.key_of(head.record)
+    if head in lanes.behind or follows(head) or key in lanes.held:
+        return None
+    offsets = []
+    work: Work | None = head
+    while work is not None:
+        if work.state not in (states.QUEUED, states.PARKED) or work in partition.again:
+            return None
+        offsets.append(work.record[2])
+        work = _behind(work)
+    shelf = lanes.shelves.get(key)
+    return key, offsets if shelf is None else [*offsets, *shelf.offsets]

@@ -1,0 +1,214 @@
+"""The pressure valve of `Park(export=...)`: which parked lanes are dead-lettered, and when."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.core.conftest import ERROR
+from tests.unit.core.test_shelves import LIMITS, Parking
+
+from weft.codec import Remembered
+from weft.core import effects as fx
+from weft.core.events import Decided, Failed
+from weft.core.spec import HandlerSpec
+from weft.core.valve import LANES_MAX, REFUSED_S
+from weft.policies import Park, Retry
+from weft.types import ErrorInfo
+
+#: the span of the map in which records start without a count: 0.75 of its bits
+NEAR = 18_396
+
+
+def spec(**valve: float) -> HandlerSpec:
+    """One attempt, then parked with this valve."""
+    return HandlerSpec(
+        "h", retry=Retry(attempts=1), on_exhausted=Park(None, "{topic}.dlq", **valve)
+    )
+
+
+class Relief(Parking):
+    """Letters are taken from the effects, and answered."""
+
+    def letters(self) -> list[int]:
+        """The offsets whose letters were sent since the last time."""
+        sent = [e for e in self.effects if isinstance(e, fx.SendDeadLetter)]
+        self.effects = [e for e in self.effects if not isinstance(e, fx.SendDeadLetter)]
+        assert {effect.topic for effect in sent} <= {"t.dlq"}
+        self.sent = [effect.work for effect in sent]
+        self.errors = [effect.error for effect in sent]
+        return [effect.work.record.offset for effect in sent]
+
+    def answer_letters(self, error: ErrorInfo | None = None) -> None:
+        """The broker has taken, or refused, the letters."""
+        self.do("outputs_answered", [(work, (), error) for work in self.sent])
+
+    def finish(self, *keys: bytes) -> list[int]:
+        """All letters are taken and all requests answered; the offsets in their order."""
+        order = []
+        for _ in range(100):
+            if found := self.letters():
+                order += found
+                self.answer_letters()
+            elif [e for e in self.effects if isinstance(e, fx.Refetch)]:
+                self.came(*self.asked())
+            else:
+                break
+        return order
+
+
+def full_to(desk: Relief, span: int) -> None:
+    """Records of other keys are done, so that the map spans so many offsets."""
+    desk.poll(desk.part, span - 1, key=b"other")
+    desk.do("calls_ended", desk.started())
+
+
+@pytest.mark.parametrize(("span", "opens"), [(99, False), (100, True), (101, True)])
+def test_a_lane_is_exported_where_the_share_is_reached(span, opens):
+    """Not one offset before that."""
+    desk = Relief(spec(at_map=100 / NEAR))
+    desk.park(0, 1)
+    full_to(desk, span)
+    desk.pass_time(1.0)
+    assert desk.finish() == ([0, 1] if opens else [])
+
+
+def test_only_as_many_lanes_as_it_takes_go_the_oldest_first():
+    """What is younger stays parked, for without the oldest ones there is room."""
+    desk = Relief(spec(at_map=100 / NEAR))
+    for offset in (0, 40, 80):
+        desk.park(offset, key=b"k%d" % offset)
+    full_to(desk, 139)
+    desk.pass_time(1.0)
+    order = []
+    while request := [e for e in desk.effects if isinstance(e, fx.Refetch)]:
+        offsets = request[0].offsets
+        desk.asked()
+        desk.came(*offsets, key=b"k%d" % offsets[0])
+        order += desk.letters()
+        desk.answer_letters()
+    assert order == [0]
+    assert desk.part.parked == 2
+
+
+def test_a_lane_goes_whole_and_in_order_and_what_comes_later_is_handled():
+    """The letters of the records behind the parked one name it; the next record starts after."""
+    desk = Relief(spec(after_s=10.0))
+    desk.park(0, 1, 2)
+    desk.pass_time(9.9)
+    assert desk.finish() == []
+    desk.pass_time(0.2)
+    assert desk.letters() == []
+    desk.poll(desk.part, 3)
+    desk.came(*desk.asked())
+    errors = []
+    for offset in (0, 1, 2):
+        assert desk.letters() == [offset]
+        assert desk.started() == []
+        errors += desk.errors
+        desk.answer_letters()
+    assert errors[0] == ERROR
+    assert errors[1] == ErrorInfo("Parked", "offset 0 of its key was parked: exported with it")
+    desk.came(*desk.asked())
+    assert [work.record.offset for work in desk.started()] == [3]
+    assert (desk.engine.state.counts["parked_records_exported"], desk.part.exports) == (3, {})
+
+
+def test_no_commit_has_a_letter_done_without_the_next_record_parked():
+    """Whoever has the partition next handles nothing of the lane."""
+    desk = Relief(spec(after_s=1.0))
+    desk.park(0, 1, 2)
+    desk.pass_time(1.1)
+    desk.came(*desk.asked())
+    assert desk.letters() == [0]
+    desk.answer_letters()
+    memory = desk.part.memory.entries(3, (), desk.engine.state.now, 0.0)
+    assert [(one.offset, one.parked or one.exhausted_by) for one in memory] == [
+        (1, "policy"),
+        (2, True),
+    ]
+
+
+def test_a_refused_letter_ends_the_export_and_the_lane_waits():
+    """It is tried again after a while, not at once."""
+    desk = Relief(spec(after_s=1.0))
+    desk.park(0, 1)
+    desk.pass_time(1.1)
+    desk.came(*desk.asked())
+    assert desk.letters() == [0]
+    desk.answer_letters(ErrorInfo("TopicAuthorization", "no"))
+    assert [type(e) for e in desk.effects if isinstance(e, fx.ExportEnded)] == [fx.ExportEnded]
+    desk.pass_time(REFUSED_S - 1)
+    assert desk.finish() == []
+    assert (desk.part.parked, desk.part.exports, desk.started()) == (1, {}, [])
+    desk.pass_time(3.0)
+    assert desk.finish() == [0, 1]
+
+
+def test_a_lane_that_is_exported_takes_no_command():
+    """Neither its parked record nor what is behind it is released or skipped."""
+    desk = Relief(spec(after_s=1.0))
+    desk.park(0, 1)
+    desk.pass_time(1.1)
+    for offset in (0, 1):
+        row = desk.command("release", offset)
+        assert (row.outcome, "exported with its lane" in row.detail) == ("refused", True)
+
+
+def test_a_held_lane_is_not_exported():
+    """A person decides about it, until the hold is over."""
+    desk = Relief(spec(after_s=1.0))
+    desk.part.set_hold(b"k", 20.0)
+    desk.part.end_hold(b"k")
+    desk.park(0)
+    desk.part.set_hold(b"k", 20.0)
+    desk.pass_time(5.0)
+    assert desk.finish() == []
+    desk.pass_time(16.0)
+    assert desk.finish() == [0]
+
+
+def test_the_time_survives_a_restart():
+    """It is part of the commit, as that of a release."""
+    remembered = (Remembered(0, 1, parked=True, exhausted_by="attempts", until_s=8),)
+    desk = Relief(spec(after_s=100.0), remembered=remembered, committed=0)
+    desk.poll(desk.part, 0)
+    desk.pass_time(7.5)
+    assert desk.finish() == []
+    desk.pass_time(1.0)
+    assert desk.finish() == [0]
+
+
+def test_a_function_may_return_such_a_park():
+    """The record it returned that for is exported."""
+    policy = Park(None, "{topic}.dlq", after_s=1.0)
+    asks = HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=lambda record, error: policy)
+    desk = Relief(asks)
+    desk.park(0)
+    (asked,) = [e for e in desk.effects if isinstance(e, fx.AskExhausted)]
+    desk.do("decided", [Decided(asked.work, asked.number, policy)])
+    desk.pass_time(1.1)
+    assert desk.finish() == [0]
+
+
+@pytest.mark.parametrize("count", [LANES_MAX - 1, LANES_MAX, LANES_MAX + 1])
+def test_so_many_lanes_are_exported_at_a_time(count):
+    """The others wait for their turn."""
+    desk = Relief(spec(after_s=1.0), LIMITS)
+    desk.poll(desk.part, *range(count), key=None)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    while works := desk.started():
+        desk.do("calls_ended", [], [Failed(work, ERROR) for work in works])
+    assert desk.part.parked == count
+    desk.pass_time(1.1)
+    assert len(desk.part.exports) == min(count, LANES_MAX)
+
+
+def test_a_paused_partition_exports_nothing():
+    """Until it is resumed."""
+    desk = Relief(spec(after_s=1.0))
+    desk.park(0)
+    desk.do("pause", "t", on=True)
+    desk.pass_time(1.5)
+    assert desk.finish() == []
+    desk.do("pause", "t", on=False)
+    desk.pass_time(1.5)
+    assert desk.finish() == [0]
