@@ -7,6 +7,7 @@ version 2 has 32-bit runs, both signed.
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import compress, pairwise
 from operator import sub
 
 from weft.codec.limits import NOT_DONE_MAX, RANGE_MAX, UnreadableMap
@@ -21,17 +22,14 @@ def runs(frontier: int, length: int, not_done: Sequence[int]) -> list[int]:
     """The run lengths of a map, in O(number of not-done offsets)."""
     if not not_done:
         return [0, length] if length else [0]
-    gaps = map(sub, not_done[1:], not_done)
-    breaks = [place for place, gap in enumerate(gaps, 1) if gap != 1]
-    # edges: where a not-done run begins, where the done run after it begins, and so on.
-    edges = [not_done[0]] * (2 * len(breaks) + 3)
-    edges[2:-1:2] = [not_done[place] for place in breaks]
-    edges[1:-2:2] = [not_done[place - 1] + 1 for place in breaks]
-    edges[-2] = not_done[-1] + 1
-    edges[-1] = frontier + length
-    lengths = list(map(sub, edges[1:], edges))
-    if lengths[-1] == 0:  # The last offset is not done: no done run follows.
-        lengths.pop()
+    # Done runs; 0 between neighbours. Where there is one, a run that is not done begins behind it.
+    done = [after - before - 1 for before, after in pairwise(not_done)]
+    begins = list(compress(range(1, len(not_done)), done))
+    lengths = [0] * (2 * len(begins) + 1)
+    lengths[::2] = map(sub, [*begins, len(not_done)], [0, *begins])
+    lengths[1::2] = filter(None, done)
+    if behind := frontier + length - 1 - not_done[-1]:
+        lengths.append(behind)
     if not_done[0] != frontier:
         lengths[:0] = [0, not_done[0] - frontier]
     return lengths

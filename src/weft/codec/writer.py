@@ -33,7 +33,8 @@ def encode(frontier: int, top: int, not_done: Sequence[int]) -> str:
     if length > RANGE_MAX or len(not_done) > NOT_DONE_MAX:
         raise MapTooLarge(f"{length} offsets with {len(not_done)} not done are too many for a map")
     runs = runlength.runs(frontier, length, not_done)
-    sizes = _plain_sizes(length, len(runs), max(runs))
+    run_max = length if length <= runlength.V1_RUN_MAX else max(runs)
+    sizes = _plain_sizes(length, len(runs), run_max)
     smallest = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[smallest] < _COMPRESS_FROM_BYTES:
         return wire.to_text(smallest, _body(smallest, frontier, length, not_done, runs))
@@ -138,12 +139,13 @@ def _clip(frontier: int, top: int, not_done: Sequence[int]) -> tuple[Sequence[in
 def _plain_sizes(length: int, runs_count: int, run_max: int) -> dict[Encoding, int]:
     """Body sizes of the uncompressed encodings that can hold this map, best tie first."""
     sizes: dict[Encoding, int] = {}
+    short = run_max <= runlength.V1_RUN_MAX
     for encoding in wire.PLAIN:
         is_v1 = encoding.width == 2
         if encoding.is_bitset:
             if not is_v1 or length <= bitset.V1_RANGE_MAX:
                 sizes[encoding] = bitset.size_bytes(length, encoding.width)
-        elif not is_v1 or run_max <= runlength.V1_RUN_MAX:
+        elif is_v1 == short:  # version 2 is version 1 with zeros between: never shorter
             sizes[encoding] = runs_count * encoding.width
     return sizes
 
