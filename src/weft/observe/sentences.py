@@ -421,8 +421,8 @@ def _brake(halt: Row) -> tuple[str, str]:
 def _valve(halt: Row) -> tuple[str, str]:
     topic = halt.get("value", "its topic")
     text = (
-        f"The pressure valve{_of(halt)} exports {halt.get('waiting', 0):,} parked keys to {topic} "
-        f"({halt.get('behind', 0):,} records remain to be sent): {halt.get('reason', '')}."
+        f"The pressure valve{_of(halt)} exports parked keys to {topic} ({halt.get('waiting', 0):,} "
+        f"now, records to send: {halt.get('behind', 0):,}): {halt.get('reason', '')}."
     )
     return text, f"fix why they fail; then weft dlq replay {topic} brings them back in key order"
 

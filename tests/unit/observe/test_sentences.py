@@ -333,3 +333,17 @@ def test_what_ends_a_call_depends_on_the_executor(kind, timeout_s):
     """Without a limit, within it and past it."""
     row = record("running", executor=kind, timeout_s=timeout_s)
     assert record_sentence(row).next.startswith(ENDS[kind, timeout_s])
+
+
+def test_the_pressure_valve_says_what_it_exports_and_why():
+    """With the command that brings it back; it is no cause of anything that is stuck."""
+    halt = {
+        "cause": "valve", "topic": "orders", "partition": 3, "waiting": 2, "behind": 40,
+        "value": "orders.dlq", "reason": "parked for after_s=60",
+    }  # fmt: skip
+    (told,) = [one for one in why(shot(record(), halts=[halt])) if one.about == "valve"]
+    assert told.text == (
+        "The pressure valve of orders[3] exports parked keys to orders.dlq (2 now, records to send: "
+        "40): parked for after_s=60."
+    )
+    assert "weft dlq replay orders.dlq" in told.next
