@@ -79,6 +79,8 @@ class Calls:
         for number, record in enumerate(batch):
             if number % 10 == 0:
                 await asyncio.sleep(self._plan.work_s)
+            if self._handlers._epoch(record) < 0:
+                continue  # revoked while this batch runs: its next owner handles it
             epoch = self._handlers._begin(record)
             if number % 10 == 9 and record.attempt == 1:
                 self._handlers._write("F", record, epoch)
