@@ -32,6 +32,8 @@ def poll(world: World, member: Member, dice: Dice) -> None:
     """Fetch from every assigned partition that is not paused."""
     if member.revoking:
         return  # the polling thread is in the rebalance callback
+    if member.parts:
+        member.engine.room(member.parts.values())  # asked for before each poll
     batches: list[tuple[Partition, list[Record], list[int]]] = []
     ends = []
     for tp, partition in member.parts.items():

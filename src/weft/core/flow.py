@@ -83,7 +83,9 @@ class Flow:
             return Room(0.25, limits.buffer_records // 4 - 1)
         kept = KEPT_SHARE / len(every)
         share = 1.0 - sum([max(self._healthy(p), kept) for p in every])
-        each = sum([p.bytes for p in every]) / sum([len(p.offsets.incomplete) for p in every])
+        # at_most_once: what is marked as started is not incomplete, and in memory.
+        records = sum([len(p.offsets.incomplete) + len(p.commit.marked) for p in every])
+        each = sum([p.bytes for p in every]) / max(1, records)
         most = min(limits.buffer_records, limits.buffer_bytes * ACTIVE_BYTES_SHARE / max(1.0, each))
         return Room(share, max(0, ceil(most * share - ROUNDING) - 1))
 

@@ -47,6 +47,7 @@ report = app.run(until="drained")
 lines = open("/proc/self/status").read().splitlines()
 peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 print(json.dumps([before / 2**20, peak / 2**20, report.done, sum(sizes) / 2**20]))
+raise SystemExit(report.exit_code)
 """
 
 

@@ -66,6 +66,19 @@ def test_outputs_that_wait_for_their_transaction_take_room(make_desk):
     assert [effect.partitions for effect in desk.take(fx.PauseIntake)] == [[part]]
 
 
+def test_room_beside_records_that_are_all_marked(make_desk):
+    """at_most_once: none of them is incomplete any more, and each takes memory until it is done."""
+    limits = Limits(buffer_records=1_000, buffer_bytes=1_600)
+    desk = make_desk(HandlerSpec("h", delivery="at_most_once"), limits=limits)
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, size=200)
+    (effect,) = desk.take(fx.CommitOffsets)
+    desk.answer(effect)
+    assert desk.under_way
+    assert not part.offsets.incomplete
+    assert desk.engine.room([part]).records == 1
+
+
 def test_a_partition_that_goes_is_not_fetched_again(make_desk):
     """It was paused, and is another member's now; the others go on."""
     desk = make_desk(SLOW, limits=Limits(buffer_records=10))
