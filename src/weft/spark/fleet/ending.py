@@ -2,9 +2,87 @@
 
 from __future__ import annotations
 
-from weft.spark.fleet.drained import GroupDrain
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from weft.kafka.connect import AdminPort
+from weft.kafka.ports import KafkaUnavailable
 from weft.spark.fleet.roster import Roster
-from weft.types import ErrorInfo, RunReport
+from weft.types import ErrorInfo, RunReport, TopicPartition
+
+# -- drained ---------------------------------------------------------------------------------------
+# `until="drained"` of a fleet: judged on the driver, for the whole group.
+
+
+_log = logging.getLogger("weft")
+
+_ANSWER_S = 10.0
+_ASK_EVERY_S = 1.0
+#: The broker answers a transaction's end before its offsets can be read, as a rule by
+#: milliseconds.
+_VISIBLE_S = 10.0
+_LOOK_S = 0.05
+
+
+class GroupDrain:
+    """The ends as they were at the start, and which of them the group has not reached.
+
+    A partition is finished with when the group has committed its end, or when the member that
+    holds it reports that: parked records are never committed.
+    """
+
+    def __init__(
+        self,
+        admin: AdminPort,
+        group: str,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        self._admin, self._group = admin, group
+        self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
+        self._asked_at = 0.0
+
+    def ends(self) -> list[list[Any]]:
+        """[topic, partition, end] of all that has records."""
+        return [[*where, end] for where, end in self._left.items()]
+
+    def over(self, finished: Iterable[TopicPartition]) -> bool:
+        """Whether only records that members report as finished remain."""
+        elsewhere = set(self._left) - set(finished)
+        if elsewhere and time.monotonic() - self._asked_at > _ASK_EVERY_S:
+            self._asked_at = time.monotonic()
+            self._strike(elsewhere)
+            elsewhere &= set(self._left)
+        return not elsewhere
+
+    def missing(self, parked: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """After everybody has left: what the group has not committed, beside what is parked.
+
+        Not empty when a member was killed while it left. The last offsets are waited for.
+        """
+        beside, until = set(parked), time.monotonic() + _VISIBLE_S
+        while True:
+            self._strike(set(self._left) - beside)
+            left = sorted(set(self._left) - beside)
+            if not left or time.monotonic() >= until:
+                return left
+            time.sleep(_LOOK_S)
+
+    def _strike(self, partitions: set[TopicPartition]) -> None:
+        """Strike out what the group has committed."""
+        if not partitions:
+            return
+        try:
+            held = self._admin.group_offsets(self._group, sorted(partitions), _ANSWER_S)
+        except KafkaUnavailable as error:
+            _log.debug("the group's offsets cannot be read now: %s", error)
+            return
+        for where in partitions:
+            offset = held.get(where)
+            if offset is not None and offset >= self._left[where]:
+                del self._left[where]
 
 
 class Ending:

@@ -24,7 +24,6 @@ from weft.runtime.run.drain import passed
 from weft.runtime.run.outside import RunSource
 from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import pickles
-from weft.spark.fleet.handle import MemberApp, MemberHandle
 from weft.spark.fleet.limits import (
     AGAIN_MAX_S,
     AGAIN_S,
@@ -35,12 +34,12 @@ from weft.spark.fleet.limits import (
     PROGRESS_EVERY_S,
 )
 from weft.spark.fleet.link import Link
-from weft.spark.fleet.member_run import MemberRun
-from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.member_run import MemberApp, MemberHandle, MemberRun
 from weft.spark.fleet.membership import client_id, has_ended, member_kafka, static_id
 from weft.spark.fleet.outside import answered
-from weft.spark.fleet.places import place_of, places_at_start
 from weft.spark.fleet.results import ResultsUp
+from weft.spark.fleet.slots import place_of, places_at_start
+from weft.spark.fleet.task import MemberTask
 from weft.spark.fleet.wire import Message
 from weft.types import RunReport, StopMode, TopicPartition
 

@@ -6,13 +6,148 @@ import logging
 import time
 from collections.abc import Sequence
 
+from weft import guard
+from weft.errors import WeftError
+from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
-from weft.spark.fleet.dead_members import DeadMembers
-from weft.spark.fleet.limits import AWAY_S
-from weft.spark.fleet.lost import Lost
+from weft.spark.fleet.dead_members import GRACE_S, DeadMembers
+from weft.spark.fleet.limits import AWAY_S, IN_THE_WAY_S, RETURN_S
+from weft.spark.fleet.membership import has_ended, kernel
 from weft.spark.fleet.roster import Roster
 from weft.spark.fleet.session import FleetSession
 from weft.spark.fleet.slots import Slot
+
+# -- lost ------------------------------------------------------------------------------------------
+# Members that die while their fleet runs: pushed out of the group, so that no one waits for them.
+#
+# A classic group ends a rebalance when every member has joined again, or when a session has passed
+# without a word of it. A dead member is waited for like that: its own partitions, and those that
+# are on the move between members that live, wait too. So the driver pushes it out, once it is
+# proved to be dead: its line has ended without a goodbye, and
+# - its process is gone, as seen by the driver or a member under the same kernel; or
+# - Spark has given its executor up, and an orphan has had the time to leave by itself.
+# One that has said goodbye is looked for, too: where a dead member held up the rebalance that it
+# left in, its own request to leave may have been lost behind its join. It is pushed out until the
+# group lists it no more: brokers that do not answer now, or a rebalance that is slow, end nothing.
+# Without proof the session decides: a member that lives and is pushed out would be fenced in the
+# middle of its work.
+#
+# Mostly Spark starts a member again within a second. The successor joins under another id, and a
+# former holder that the group still lists is pushed out then, without further proof: it would be
+# fenced by the same id, too.
+
+
+_LOOK_S = 0.1
+_PROOF_EVERY_S = 0.5
+_ANSWER_S = 2.0
+
+
+class Lost:
+    """Looks after members whose line has ended; each on a thread of its own, for it waits."""
+
+    def __init__(self, roster: Roster, session: FleetSession, dead: DeadMembers) -> None:
+        self._roster, self._session, self._dead = roster, session, dead
+        self._kernel = kernel()
+        #: member -> since when it was silent when we began to look after it
+        self._begun: dict[int, float] = {}
+
+    def look(self) -> None:
+        """Begin with those who are lost since the last look; returns at once."""
+        for slot in self._roster.slots:
+            while slot.displaced:
+                name = self._dead.static_id(slot.index, slot.displaced.pop())
+                guard.thread("weft-lost", self._follow_up, guard.log_death, slot, name).start()
+            since = slot.silent_since
+            if since is None or self._begun.get(slot.index) == since:
+                continue
+            self._begun[slot.index] = since
+            guard.thread("weft-lost", self._look_after, guard.log_death, slot, since).start()
+
+    # -- one member --------------------------------------------------------------------------------
+
+    def _look_after(self, slot: Slot, since: float) -> None:
+        proof = self._proved(slot, since)
+        if proof is None:
+            return
+        self._await_return(slot, since)
+        if (name := self._vacated(slot, since)) is not None:
+            self._push_out(slot, name, f"{proof}; the others get its partitions", since)
+
+    def _follow_up(self, slot: Slot, name: str) -> None:
+        """Its successor is there: it goes, unless it has left as it should."""
+        if self._dead.in_the_group([name]):
+            self._push_out(slot, name, "Spark has started it again; the group rebalances")
+
+    def _push_out(self, slot: Slot, name: str, reason: str, since: float | None = None) -> None:
+        """Take a dead holder out of the group; `since` when it was silent, where that is known."""
+        left = self._dead.push_out([name])
+        what = "a dead member is still in the group" if left else "pushed out a dead member"
+        silent = {} if since is None else {"seconds": round(time.monotonic() - since, 1)}
+        event(_log, "warning", what, member=slot.index, **silent, reason=reason)
+
+    def _waits(self, slot: Slot, since: float) -> bool:
+        """It has not returned, and the run continues."""
+        return slot.silent_since == since and self._roster.orders.stop is None
+
+    def _proved(self, slot: Slot, since: float) -> str | None:
+        """Wait for a proof that it is dead; None when there is none, or it is back."""
+        if slot.leaving:
+            return "it has said goodbye, and its group has not received that"
+        while self._waits(slot, since):
+            if self._has_ended(slot):
+                return "its process is gone"
+            executor = slot.executor
+            given_up = executor is not None and self._session.removed(executor)
+            if given_up and time.monotonic() - since >= GRACE_S:
+                return "Spark has given its executor up"
+            self._pause(slot, since, _PROOF_EVERY_S)
+        return None
+
+    def _has_ended(self, slot: Slot) -> bool:
+        """Its process is gone, which only those know who live under its kernel."""
+        if slot.kernel is None or slot.incarnation is None:
+            return False
+        pid = slot.incarnation[1]
+        if slot.kernel == self._kernel:
+            return has_ended(pid)
+        with self._roster.changed:
+            near = (one for one in self._roster.slots if one.wire and one.kernel == slot.kernel)
+            neighbour = next(near, None)
+        if neighbour is None:
+            return False
+        return True in self._roster.ask({"ask": "ended", "pid": pid}, neighbour).values()
+
+    def _await_return(self, slot: Slot, since: float) -> None:
+        """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
+        try:
+            with self._dead.admin() as admin:
+                while self._waits(slot, since) and time.monotonic() - since < RETURN_S:
+                    in_the_way = time.monotonic() - since >= IN_THE_WAY_S
+                    if in_the_way and admin.group_state(self._dead.group, _ANSWER_S)[0] != "STABLE":
+                        return
+                    self._pause(slot, since, _LOOK_S)
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+            self._pause(slot, since, since + RETURN_S - time.monotonic())
+
+    def _vacated(self, slot: Slot, since: float) -> str | None:
+        """Take its place away, so that who comes now gets another one; its id.
+
+        None when it is not in the group any more, or somebody is back.
+        """
+        name = self._dead.static_id(slot.index, slot.seat)
+        if not self._dead.in_the_group([name]):
+            return None
+        with self._roster.changed:
+            if not self._waits(slot, since):
+                return None
+            slot.seat, slot.vacant = slot.seat + 1, True
+            return name
+
+    def _pause(self, slot: Slot, since: float, seconds: float) -> None:
+        with self._roster.changed:
+            self._roster.changed.wait_for(lambda: not self._waits(slot, since), seconds)
+
 
 _log = logging.getLogger("weft")
 

@@ -8,27 +8,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from weft.observe.asking import Source
 from weft.observe.orders import Answer, Order, order_of
 
-
-class Asks(Protocol):
-    """The members, as the driver reaches them."""
-
-    def members(self) -> list[dict[str, Any]]:
-        """Each one's snapshot."""
-
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """What each one answers, by its name."""
+if TYPE_CHECKING:
+    from weft.spark.fleet.roster import Roster
 
 
 class FleetSource:
     """All members as one."""
 
     def __init__(
-        self, snapshot: Callable[[], dict[str, Any]], fleet: Asks, stop: Callable[..., None]
+        self, snapshot: Callable[[], dict[str, Any]], fleet: Roster, stop: Callable[..., None]
     ) -> None:
         """`snapshot` is the fleet's, merged; `stop` ends all of it."""
         self.snapshot = self.measures = self.report = snapshot

@@ -13,11 +13,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.runtime.logs import event
-from weft.spark.fleet import places
 from weft.spark.fleet.aggregate import owned
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from weft.spark.fleet.results import decoded
-from weft.spark.fleet.slots import Incarnation, Slot
+from weft.spark.fleet.slots import Incarnation, Slot, places_read
 from weft.spark.fleet.wire import Message, Wire, WireError
 from weft.types import Result, StopMode, TopicPartition
 
@@ -129,7 +128,7 @@ class Roster:
     def _begun(self, slot: Slot, message: Message) -> None:
         """It starts at the group's commits: they show what its predecessor did not report."""
         assignment = next(self._assignments)
-        for where, at in places.read(message["partitions"]).items():
+        for where, at in places_read(message["partitions"]).items():
             slot.since[where] = assignment
             if where in self._left_off:
                 before, reported = self._left_off.pop(where)

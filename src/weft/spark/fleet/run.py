@@ -21,11 +21,9 @@ from weft.runtime.run.result_stream import ResultStream, as_handled
 from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.dead_members import DeadMembers
-from weft.spark.fleet.drained import GroupDrain
-from weft.spark.fleet.ending import Ending
+from weft.spark.fleet.ending import Ending, GroupDrain
 from weft.spark.fleet.jobs import MemberJobs
 from weft.spark.fleet.lookout import Lookout
-from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import instance_name
 from weft.spark.fleet.outside import FleetSource
 from weft.spark.fleet.relay import Relay
@@ -34,10 +32,11 @@ from weft.spark.fleet.server import Server
 from weft.spark.fleet.session import FleetSession, one_line, open_session
 from weft.spark.fleet.settings import FleetSettings
 from weft.spark.fleet.shipping import forget, packed, sources_zip
+from weft.spark.fleet.task import MemberTask
 from weft.spark.fleet.upfront import Upfront
 from weft.spark.fleet.wire import Message
-from weft.spark.table.handlers import with_table
-from weft.spark.table.plan import served
+from weft.spark.table.committer import served
+from weft.spark.table.sink import with_table
 from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
 from weft.spark.fleet.limits import (
@@ -18,20 +18,10 @@ from weft.spark.fleet.limits import (
 )
 from weft.spark.fleet.wire import Message, Wire, WireError, admit
 
+if TYPE_CHECKING:
+    from weft.spark.fleet.roster import Roster
+
 _log = logging.getLogger("weft")
-
-
-class Audience(Protocol):
-    """The receiver of members' messages. Called on one thread per member."""
-
-    def joined(self, hello: Message, wire: Wire) -> int | None:
-        """A member has authenticated: welcome it; its index, None to hang up."""
-
-    def received(self, index: int, wire: Wire, message: Message) -> None:
-        """A message of a member."""
-
-    def left(self, index: int, wire: Wire) -> None:
-        """A member's line has ended."""
 
 
 class Unauthenticated:
@@ -79,7 +69,7 @@ class Unauthenticated:
 class Server:
     """Listens until closed."""
 
-    def __init__(self, bind: str, port: int, secret: bytes, run: str, audience: Audience) -> None:
+    def __init__(self, bind: str, port: int, secret: bytes, run: str, audience: Roster) -> None:
         """`run` is sent to every client: it names the owner of the port, and proves nothing."""
         try:
             self._listener = socket.create_server((bind, port), backlog=128)

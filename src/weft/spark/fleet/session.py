@@ -9,13 +9,12 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
 from weft.spark.fleet.limits import FAILURES_TELL, TASK_FAILURES_MAX
-from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.settings import (
     CONNECT,
     CONTROL_PORT,
@@ -29,7 +28,7 @@ from weft.spark.fleet.settings import (
     local_slots,
     refuse_what_kills,
 )
-from weft.spark.fleet.task import run_member
+from weft.spark.fleet.task import MemberTask, run_member
 from weft.spark.requirements import check_connect_packages
 
 if TYPE_CHECKING:
@@ -37,52 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger("weft")
-
-
-class FleetSession(Protocol):
-    """A Spark session of either kind, as a fleet needs it."""
-
-    #: Spark's own
-    spark: Any
-
-    @property
-    def master(self) -> str:
-        """Its master's URL."""
-
-    @property
-    def ui(self) -> str | None:
-        """The address of Spark's UI, None where it is off or unknown."""
-
-    @property
-    def stopped(self) -> bool:
-        """It has ended; nothing can be submitted."""
-
-    def control_address(self, conf: dict[str, str]) -> tuple[str, str, int]:
-        """(address to bind, address that executors dial, port) of the control channel."""
-
-    def ship(self, sources: Path) -> None:
-        """Put a zip of sources on the executors' path."""
-
-    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        """A thread from which members can be held."""
-
-    def hold(self, task: MemberTask, group: str, description: str) -> None:
-        """Run a member; returns when it has left. Raises Spark's error if it could not."""
-
-    def going(self, executors: Collection[str]) -> list[str]:
-        """Those of these executors that are being decommissioned."""
-
-    def removed(self, executor: str) -> bool:
-        """Spark has given this executor up; False where it cannot be asked."""
-
-    def trouble(self, group: str) -> str | None:
-        """Why tasks fail repeatedly, if Spark reports it before it gives up."""
-
-    def cancel(self, group: str) -> None:
-        """Kill the members that have not left."""
-
-    def close(self) -> None:
-        """Stop the session if it was made for the fleet."""
 
 
 class ClassicSession:
@@ -196,6 +149,107 @@ class ClassicSession:
             _log.debug("the Spark session could not be stopped", exc_info=True)
 
 
+class ConnectSession:
+    """A Spark Connect session, and whether it ends with the fleet.
+
+    There is no SparkContext: members live in the tasks of queries of one row, whose generators
+    yield when the member has left. Queries carry the run as their tag, by which they are
+    interrupted.
+    """
+
+    def __init__(self, spark: Any, *, own: bool) -> None:
+        """Raises ConfigError when the server's settings would end members."""
+        self.spark, self.own = spark, own
+        self._builder = spark.client._builder  # noqa: SLF001  # PySpark has no public way to ask where the server is
+        refuse_what_kills(killers(lambda name: spark.conf.get(name, None)))
+
+    @property
+    def master(self) -> str:
+        """The server's address."""
+        return f"sc://{self._builder.endpoint}"
+
+    @property
+    def ui(self) -> str | None:
+        """Only the server knows."""
+        return None
+
+    @property
+    def stopped(self) -> bool:
+        """It has ended; nothing can be submitted."""
+        return bool(self.spark.is_stopped)
+
+    def control_address(self, conf: dict[str, str]) -> tuple[str, str, int]:
+        """(address to bind, address that executors dial, port) of the control channel.
+
+        Executors are taken to reach this machine where the server does.
+        """
+        here = _address_towards(self._builder.host)
+        return bound(conf, here, here, int(conf.get(CONTROL_PORT, "0")))
+
+    def ship(self, sources: Path) -> None:
+        """Put a zip of sources on the executors' path."""
+        self.spark.addArtifacts(str(sources), pyfile=True)
+
+    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """A plain one: tags are the client's."""
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def hold(self, task: MemberTask, group: str, _description: str) -> None:
+        """Run a member; returns when it has left."""
+        self.spark.addTag(group)
+        rows = self.spark.range(0, 1, 1, 1)
+        rows.mapInArrow(_Holder(task), "why string").collect()
+
+    def going(self, _executors: Collection[str]) -> list[str]:
+        """Only the server knows."""
+        return []
+
+    def removed(self, _executor: str) -> bool:
+        """Only the server knows."""
+        return False
+
+    def trouble(self, _group: str) -> str | None:
+        """A query fails as a whole, with its reason."""
+        return None
+
+    def cancel(self, group: str) -> None:
+        """Kill the members that have not left."""
+        if not self.stopped:
+            self.spark.interruptTag(group)
+
+    def close(self) -> None:
+        """Stop the session if it was made for the fleet."""
+        if self.own:
+            self.spark.stop()
+
+
+class _Holder:
+    """What Spark runs in a task: takes the task's one row and holds a member."""
+
+    def __init__(self, task: MemberTask) -> None:
+        self._task = task
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for _ in batches:  # else the socket behind us stays full of it
+            pass
+        whys = list(run_member(self._task, ()))
+        yield pa.RecordBatch.from_pydict({"why": pa.array(whys, pa.string())})
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to another. Nothing is sent."""
+    family, _, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])
+
+
+#: Either kind.
+FleetSession = ClassicSession | ConnectSession
+
+
 def is_connect(spark: Any) -> bool:
     """Whether a session is one of Spark Connect."""
     return ".connect." in type(spark).__module__
@@ -231,8 +285,6 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
 
 
 def _connect_session(spark: Any, *, own: bool) -> FleetSession:
-    from weft.spark.fleet.connect import ConnectSession
-
     session = ConnectSession(spark, own=own)
     if session.stopped:
         raise ConfigError("the Spark Connect session has been stopped: give a running one")

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.spark.fleet import places
+from weft.core.epochs import Found, OffsetLost, resolve
+from weft.core.partition import Partition
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, SILENT_S
 from weft.spark.fleet.wire import Message, Wire
-from weft.types import TopicPartition
+from weft.types import OnLost, TopicPartition
+
+# -- places ----------------------------------------------------------------------------------------
+# Positions of members in each partition, to count what a killed one did not report.
+#
+# Members report counts a few times per second. What a member finished after the last one is in the
+# group's commit, with which its successor begins: the offsets between the two are what it did not
+# report, or, if it reported uncommitted records, what is handled and counted again.
+
+
+def place_of(partition: Partition) -> int:
+    """How many offsets of a partition are finished with, or were never records."""
+    offsets = partition.offsets
+    return max(offsets.position, offsets.restored_top + 1) - len(offsets.incomplete)
+
+
+def places_at_start(found: Mapping[TopicPartition, Found], on_lost: OnLost) -> list[list[Any]]:
+    """[topic, partition, place] from the group's commits."""
+    starts = {where: resolve(one, on_lost) for where, one in found.items()}
+    return [
+        [*where, max(start.offset, _top(start.restored_top) + 1) - len(start.restored_not_done)]
+        for where, start in starts.items()
+        if not isinstance(start, OffsetLost)
+    ]
+
+
+def _top(restored: int | None) -> int:
+    return -1 if restored is None else restored
+
+
+def places_read(rows: Iterable[Any]) -> dict[TopicPartition, int]:
+    """[topic, partition, place] as they come over the line."""
+    return {(str(topic), int(number)): int(place) for topic, number, place in rows}
+
 
 #: (host, process id, generation, Spark's attempt): another one is another process or life
 Incarnation = tuple[str, int, int, int]
@@ -125,7 +160,7 @@ class Slot:
         self.counts = Counter({name: int(n) for name, n in message["counts"].items()})
         self.finished = {(t, int(p)): bool(at_end) for t, p, at_end in message["finished"]}
         self.parked = int(message["parked"])
-        before, self.places = self.places, places.read(message.get("places", ()))
+        before, self.places = self.places, places_read(message.get("places", ()))
         for where in before.keys() - self.places.keys():
             self.since.pop(where, None)
         for where in self.places:

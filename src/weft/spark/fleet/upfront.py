@@ -10,9 +10,9 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.routing import Routes
 from weft.runtime.run.preflight import ANSWER_S, check_cluster, unanswered
 from weft.spark.fleet.dead_members import DeadMembers
-from weft.spark.fleet.drained import GroupDrain
+from weft.spark.fleet.ending import GroupDrain
 from weft.spark.fleet.membership import member_kafka
-from weft.spark.table.handlers import without_table
+from weft.spark.table.sink import without_table
 
 if TYPE_CHECKING:
     from weft.runtime.hosted import Hosted

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.events import Assignment, Ended, OutputsAnswer
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
-from weft.core.states import DONE
+from weft.core.states import DONE, RUNNING
 from weft.core.work import Call, Work
 from weft.errors import FatalError
 from weft.kafka.ports import OutMessage
@@ -32,7 +33,6 @@ from weft.runtime.member.outputs import dead_letter
 from weft.spark.processing.intake import Group
 from weft.spark.processing.leftovers import Key
 from weft.spark.processing.rows import Outputs, message_bytes
-from weft.spark.processing.slow import SlowCalls
 from weft.spark.processing.typed import as_json
 from weft.types import ErrorInfo, Record
 
@@ -285,3 +285,52 @@ class Lanes:
         engine.tick(now)
         self._door.wakes_at = engine.next_deadline()
         return self._door.wakes_at - now
+
+
+# -- slow ------------------------------------------------------------------------------------------
+# Calls that take very long: a line in the executor's log, since a task that waits says nothing.
+
+
+#: A call that has run so long is told, and again as often.
+SLOW_S = 60.0
+#: Between two looks; a call is known to run only once two looks have seen it.
+LOOK_EVERY_S = 15.0
+
+
+class SlowCalls:
+    """Looks at the calls that run, now and then, and remembers since when each was seen."""
+
+    def __init__(self) -> None:
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        self._next_line = 0.0
+        #: call (record and failed attempts so far) -> when it was first seen
+        self._seen: dict[tuple[Work, int], float] = {}
+
+    def is_due(self) -> bool:
+        """Whether it is time for a look."""
+        return time.monotonic() >= self._next_look
+
+    def look(self, partitions: Iterable[Partition], now: float) -> None:
+        """See which calls run. Inside the door."""
+        self._next_look = now + LOOK_EVERY_S
+        running = [
+            (work, work.attempts)
+            for partition in partitions
+            for work in partition.works()
+            if work.state == RUNNING
+        ]
+        self._seen = {call: self._seen.get(call, now) for call in running}
+
+    def tell(self, name: str) -> None:
+        """One line about the oldest call, if it is slow."""
+        now = time.monotonic()
+        slow = sorted(since for since in self._seen.values() if now - since >= SLOW_S)
+        if not slow or now < self._next_line:
+            return
+        self._next_line = now + SLOW_S
+        (work, attempts), since = min(self._seen.items(), key=lambda item: item[1])
+        event(
+            _log, "warning", "slow call", handler=name, record=repr(work.record),
+            attempt=attempts + 1, running_s=round(now - since), slow_calls=len(slow),
+            next="timeout_s= ends such calls",
+        )  # fmt: skip

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import pickle
 import sys
 import types
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from weft.errors import ConfigError
 from weft.spark.fleet import pickles, shipping
 from weft.spark.fleet.limits import APP_BYTES_MAX
-from weft.spark.processing.modules import SHIPPED, sources_of
 from weft.spark.processing.settings import TaskSettings, name_of
 
 
@@ -51,3 +55,135 @@ def _main(carried: Iterable[Any]) -> list[types.ModuleType]:
     """The script that is run, where the handler stands in it."""
     inside = any(getattr(value, "__module__", "") == "__main__" for value in carried)
     return [sys.modules["__main__"]] if inside else []
+
+
+# -- modules ---------------------------------------------------------------------------------------
+# The user's own modules on their way to the executors: those a handler imports travel with it.
+#
+# The driver reads the imports out of the sources, also those inside functions, and follows them as
+# long as they lead to files that are not installed. In a task they are imported from memory.
+
+
+#: What executors have, whatever the driver imports it from.
+_THERE = frozenset(sys.stdlib_module_names) | {"weft", "pyspark", "__main__"}
+
+
+class Source(NamedTuple):
+    """One module: its text, and whether other modules are inside it."""
+
+    text: str
+    is_package: bool
+
+
+Sources = Mapping[str, Source]
+
+
+# -- on the driver ---------------------------------------------------------------------------------
+
+
+def sources_of(modules: Iterable[types.ModuleType]) -> dict[str, Source]:
+    """The sources of everything of the user's own that these modules import."""
+    found: dict[str, Source] = {}
+    waiting: list[str] = []
+    for module in modules:
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py"):
+            package = module.__package__ or ""
+            waiting += imports(Path(path).read_text(encoding="utf-8"), package)
+    while waiting:
+        name = waiting.pop()
+        if name in found or (path := _own_file(name)) is None:
+            continue
+        is_package = path.name == "__init__.py" or path.is_dir()
+        text = "" if path.is_dir() else path.read_text(encoding="utf-8")
+        found[name] = Source(text, is_package)
+        waiting += imports(text, name if is_package else name.rpartition(".")[0])
+        waiting += [name.rpartition(".")[0]] if "." in name else []
+    return found
+
+
+def imports(text: str, package: str) -> Iterator[str]:
+    """Every name that may be a module in the import statements of a source."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _own_file(name: str) -> Path | None:
+    """Where a module of the user's own is; None for what is installed or is no module."""
+    top, *inside = name.split(".")
+    if not top or top in _THERE:
+        return None
+    spec = importlib.machinery.PathFinder.find_spec(top)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        place = Path(next(iter(spec.submodule_search_locations)))
+        path = _module_at(place.parent.joinpath(top, *inside))
+    else:
+        path = Path(spec.origin) if spec.origin and not inside else None
+    if path is None or {"site-packages", "dist-packages"} & set(path.parts):
+        return None
+    return path if path.is_dir() or path.suffix == ".py" else None
+
+
+def _module_at(place: Path) -> Path | None:
+    for path in (place / "__init__.py", place.with_name(f"{place.name}.py"), place):
+        if path.exists():
+            return path
+    return None
+
+
+# -- in a task -------------------------------------------------------------------------------------
+
+
+class Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports modules from the sources that came with the handler."""
+
+    def __init__(self) -> None:
+        self.sources: Sources = {}
+
+    def replace(self, sources: Sources) -> None:
+        """Import these from now on; what another job's handler brought is forgotten.
+
+        Spark uses a worker for many jobs, and a notebook sends the same module again, changed.
+        """
+        if sources == self.sources:
+            return
+        for name in self.sources:
+            if getattr(sys.modules.get(name), "__loader__", None) is self:
+                del sys.modules[name]
+        self.sources = sources
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module, if it is one of them."""
+        source = self.sources.get(fullname)
+        if source is None:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, is_package=source.is_package)
+
+    def get_source(self, fullname: str) -> str:
+        """The text of a module; tracebacks show its lines."""
+        return self.sources[fullname].text
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether other modules are inside it."""
+        return self.sources[fullname].is_package
+
+
+SHIPPED = Shipped()

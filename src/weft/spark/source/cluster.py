@@ -35,8 +35,8 @@ from weft.spark.source.codes import (
     UNREACHABLE,
 )
 from weft.spark.source.errors import SourceError
-from weft.spark.source.oauth import with_oauth
 from weft.spark.source.options import SourceOptions, Subscription
+from weft.spark.source.secrets import with_oauth
 from weft.types import TopicPartition
 
 #: How long one question to the brokers may take, unless the user set `request.timeout.ms`

@@ -22,8 +22,8 @@ from deltalake.exceptions import (
 )
 
 from weft.errors import ConfigError
-from weft.spark.table.matching import check_same, in_order, plain
 from weft.spark.table.progress import Done, Entry, Progress, Source
+from weft.spark.table.rows import check_same, in_order, plain
 from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
 
 _KEY = "weft"

@@ -22,8 +22,8 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from weft.errors import ConfigError
-from weft.spark.table.matching import check_same, in_order, plain
 from weft.spark.table.progress import Entry, Progress, Source
+from weft.spark.table.rows import check_same, in_order, plain
 from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
 
 #: Several groups may write one table: each has a property of its own.

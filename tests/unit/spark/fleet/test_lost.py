@@ -14,8 +14,8 @@ from benchmarks.spark_lost import wait_until
 from tests.unit.spark.fleet.test_roster import FakeWire, Heard
 
 from weft.kafka.ports import KafkaUnavailable
-from weft.spark.fleet import lost
-from weft.spark.fleet.lost import Lost
+from weft.spark.fleet import lookout
+from weft.spark.fleet.lookout import Lost
 from weft.spark.fleet.membership import has_ended, kernel, static_id
 from weft.spark.fleet.roster import Orders, Roster
 
@@ -103,9 +103,9 @@ class Fleet:
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """One whose times are short; what its threads wait for ends with it."""
-    monkeypatch.setattr(lost, "kernel", lambda: OURS)
+    monkeypatch.setattr(lookout, "kernel", lambda: OURS)
     for name, seconds in {"IN_THE_WAY_S": 0.0, "RETURN_S": 0.1, "_PROOF_EVERY_S": 0.01}.items():
-        monkeypatch.setattr(lost, name, seconds)
+        monkeypatch.setattr(lookout, name, seconds)
     made = Fleet()
     yield made
     made.roster.orders.stop = "now"
@@ -160,7 +160,7 @@ def test_an_executor_that_spark_gave_up_is_a_proof_after_an_orphan_s_time(
     fleet, monkeypatch, grace_s, out
 ) -> None:
     """Its members may live on for a moment, and leave by themselves."""
-    monkeypatch.setattr(lost, "GRACE_S", grace_s)
+    monkeypatch.setattr(lookout, "GRACE_S", grace_s)
     fleet.session.gone = {"5"}
     fleet.roster.left(1, fleet.join(1, 8, None, "5"))
     assert fleet.pushed_out(30 if out else 0.3) == out
@@ -179,7 +179,7 @@ def test_who_says_goodbye_has_left_or_is_pushed_out(fleet, left, out, back, monk
     wire = fleet.join(1, os.getpid())
     fleet.roster.received(1, wire, {"type": "bye", "why": "moved"})
     if back:
-        monkeypatch.setattr(lost, "RETURN_S", 60.0)
+        monkeypatch.setattr(lookout, "RETURN_S", 60.0)
         fleet.ghosts.state = "STABLE"
     fleet.roster.left(1, wire)
     if back:
@@ -191,7 +191,7 @@ def test_who_says_goodbye_has_left_or_is_pushed_out(fleet, left, out, back, monk
 
 def test_a_group_at_rest_waits_for_the_member_s_return(fleet, dead, monkeypatch) -> None:
     """One rebalance then is enough, in which the successor joins: under an id of its own."""
-    monkeypatch.setattr(lost, "RETURN_S", 60.0)
+    monkeypatch.setattr(lookout, "RETURN_S", 60.0)
     fleet.ghosts.state = "STABLE"
     fleet.roster.left(1, fleet.join(1, dead))
     assert fleet.pushed_out() == []

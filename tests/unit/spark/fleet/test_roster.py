@@ -11,7 +11,7 @@ import pytest
 
 from weft.kafka.ports import KafkaUnavailable
 from weft.spark.fleet.aggregate import merged, percentiles_ms
-from weft.spark.fleet.drained import GroupDrain
+from weft.spark.fleet.ending import GroupDrain
 from weft.spark.fleet.limits import DEATHS_MAX
 from weft.spark.fleet.roster import Orders, Receivers, Roster
 from weft.spark.fleet.wire import WireError
@@ -412,8 +412,8 @@ class FakeAdmin:
 
 def test_drained_is_judged_for_the_group(monkeypatch) -> None:
     """Every end must be committed, or held by a member that says it is finished with it."""
-    monkeypatch.setattr("weft.spark.fleet.drained._ASK_EVERY_S", -1.0)
-    monkeypatch.setattr("weft.spark.fleet.drained._VISIBLE_S", 0.0)
+    monkeypatch.setattr("weft.spark.fleet.ending._ASK_EVERY_S", -1.0)
+    monkeypatch.setattr("weft.spark.fleet.ending._VISIBLE_S", 0.0)
     admin = FakeAdmin()
     ends = {("t", 0): 5, ("t", 1): 7, ("t", 2): 0}
     drain = GroupDrain(admin, "g", {("t", 2): 0}, ends)

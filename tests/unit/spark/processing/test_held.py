@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from weft.spark.processing.held import KEPT_PART_MIN, Held
+from weft.spark.processing.task import KEPT_PART_MIN, Held
 from weft.types import Record
 
 NAME = "__weft_0"

@@ -15,7 +15,7 @@ import weft
 from weft.broker.process import wait_until
 from weft.errors import ConfigError, FatalError
 from weft.spark.processing import lanes as lanes_module
-from weft.spark.processing import slow as slow_module
+from weft.spark.processing import lanes as slow_module
 from weft.spark.processing import task as task_module
 
 

@@ -14,8 +14,8 @@ from weft.errors import ConfigError
 from weft.spark.sink.options import check_producer, sink_options
 from weft.spark.source.cluster import accepted
 from weft.spark.source.fetch import FetchSettings, check_consumer
-from weft.spark.source.oauth import with_oauth
 from weft.spark.source.options import source_options
+from weft.spark.source.secrets import with_oauth
 
 OPTIONS = {
     "kafka.bootstrap.servers": "127.0.0.1:1",

@@ -13,9 +13,8 @@ import weft.spark
 from weft.errors import ConfigError
 from weft.spark.fleet.settings import fleet_settings
 from weft.spark.table import DeltaTable, delta, sink
-from weft.spark.table.handlers import with_table, without_table
-from weft.spark.table.plan import planned
-from weft.spark.table.sink import TABLE
+from weft.spark.table.committer import planned
+from weft.spark.table.sink import TABLE, with_table, without_table
 
 SCHEMA = StructType().add("inside", BooleanType()).add("zone", StringType())
 OTHER = StructType().add("inside", BooleanType()).add("zone", LongType())

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pytest
 
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
-from weft.spark.table.pace import Pace
 from weft.spark.table.rows import columns_of, row_of
 from weft.spark.table.sink import TABLE
-from weft.spark.table.transactions import TableTransactions
+from weft.spark.table.transactions import Pace, TableTransactions
 from weft.types import ErrorInfo, Record, Sent
 
 COLUMNS = columns_of(pa.schema([("n", pa.int64())]))
