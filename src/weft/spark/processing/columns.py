@@ -25,6 +25,7 @@ from weft.spark.processing.settings import TaskSettings, name_of
 from weft.spark.processing.stretches import HASH
 from weft.spark.processing.took import TOOK, TOOK_SCHEMA
 from weft.spark.processing.typed import ddl, quoted, typed_value
+from weft.spark.sink.columns import are_headers
 
 #: Needed column -> (types it may have, what to call them, what the task gets).
 NEEDED: dict[str, tuple[tuple[type[DataType], ...], str, str]] = {
@@ -200,22 +201,12 @@ def _column(
     found = [field.dataType for field in schema.fields if field.name == name]
     if len(found) > 1:
         raise ConfigError(f"{where}: two columns are named {name}: drop or rename one")
-    if not isinstance(found[0], types) or (name == "headers" and not _are_headers(found[0])):
+    if not isinstance(found[0], types) or (name == "headers" and not are_headers(found[0])):
         raise ConfigError(
             f"{where}: column {name} is {found[0].simpleString()}, not {wanted}: cast or rename it"
         )
     column = F.col(f"`{name}`")
     return column.cast(cast_to).alias(name) if cast_to else column
-
-
-def _are_headers(kind: DataType) -> bool:
-    element = kind.elementType if isinstance(kind, ArrayType) else None
-    if not isinstance(element, StructType):
-        return False
-    return [(f.name, f.dataType) for f in element.fields] == [
-        ("key", StringType()),
-        ("value", BinaryType()),
-    ]
 
 
 def hash_column(records: DataFrame) -> Column:

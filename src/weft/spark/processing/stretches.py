@@ -192,7 +192,7 @@ class Stretches:
         try:
             table = pq.read_table(io.BytesIO(data or b""), columns=columns)
         except pa.ArrowInvalid:  # a machine that lost its power may leave an empty file
-            event(_log, "warning", "stretch unreadable", file=name, cure="its rows are done again")
+            event(_log, "warning", "stretch unreadable", file=name, next="its rows are done again")
             return []
         return list(table.combine_chunks().to_batches())
 

@@ -62,7 +62,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         )
     for name, (types, wanted) in TYPES.items():
         if name in found and not (
-            isinstance(found[name], types) and (name != "headers" or _are_headers(found[name]))
+            isinstance(found[name], types) and (name != "headers" or are_headers(found[name]))
         ):
             raise ConfigError(
                 f"the sink's column {name} is {found[name].simpleString()}, not {wanted}: cast it,"
@@ -72,7 +72,8 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         raise ConfigError("the sink has no topic: give option topic, or a column topic")
 
 
-def _are_headers(kind: DataType) -> bool:
+def are_headers(kind: DataType) -> bool:
+    """Whether a column's type is that of headers."""
     element = kind.elementType if isinstance(kind, ArrayType) else None
     if not isinstance(element, StructType):
         return False

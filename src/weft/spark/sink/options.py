@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from weft.kafka.clientlog import with_client_log
 from weft.spark.source.bounds import shown
 from weft.spark.source.cluster import accepted
 from weft.spark.source.javanames import librdkafka_properties
-from weft.spark.source.options import flag
+from weft.spark.source.options import check_brokers_given, flag, split_options
 from weft.spark.source.secrets import resolved
 
 KNOWN = ("topic", "transactional", "transactionalIdPrefix")
@@ -62,14 +61,8 @@ class SinkOptions:
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
-    options = {name.lower(): str(value) for name, value in raw.items()}
-    kafka = {n.removeprefix("kafka."): options.pop(n) for n in list(options) if n[:6] == "kafka."}
-    for name in options:
-        if name not in SPELLED and name not in SPARKS:
-            raise _unknown(name)
-    given = {SPELLED[name]: value for name, value in options.items() if name in SPELLED}
-    if not kafka.get("bootstrap.servers", "").strip():
-        raise ConfigError("no broker: give option kafka.bootstrap.servers, such as localhost:9092")
+    given, kafka = split_options(raw, SPELLED, SPARKS)
+    check_brokers_given(kafka)
     for name in sorted(REFUSED.keys() & kafka.keys()):
         raise ConfigError(f"option kafka.{name} is not supported: {REFUSED[name]}")
     transactional = flag("transactional", given.get("transactional", "false"))
@@ -83,16 +76,6 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     )
     _check_delivery(found)
     return found
-
-
-def _unknown(name: str) -> ConfigError:
-    if name == "path":
-        return ConfigError("weft writes to no path: call save() or start() without, and set topic")
-    if name == "bootstrap.servers":
-        return ConfigError("unknown option bootstrap.servers: write kafka.bootstrap.servers")
-    near = difflib.get_close_matches(name, SPELLED, n=1)
-    cure = f"did you mean {SPELLED[near[0]]}?" if near else f"there are {', '.join(KNOWN)}, kafka.*"
-    return ConfigError(f"unknown option {shown(name)} of the sink: {cure}")
 
 
 def _topic(name: str | None) -> str | None:

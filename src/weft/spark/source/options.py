@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -137,12 +137,7 @@ class SourceOptions:
 
 def source_options(raw: Mapping[str, str]) -> SourceOptions:
     """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
-    options = {name.lower(): str(value) for name, value in raw.items()}
-    kafka = {n.removeprefix("kafka."): options.pop(n) for n in list(options) if n[:6] == "kafka."}
-    for name in options:
-        if name not in SPELLED:
-            raise unknown_option(name)
-    given = {SPELLED[name]: value for name, value in options.items()}
+    given, kafka = split_options(raw, SPELLED)
     check_together(given, kafka)
     return SourceOptions(
         subscription=subscription(given),
@@ -180,10 +175,34 @@ def numbers_and_flags(given: Mapping[str, str]) -> dict[str, object]:
     return {**fields, "columns": columns(given)}
 
 
-def unknown_option(name: str) -> ConfigError:
+def split_options(
+    raw: Mapping[str, str], spelled: Mapping[str, str], ignored: Collection[str] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The options as people write their names, and those of Kafka without `kafka.`.
+
+    `spelled`: those that there are, by lower-case name; `ignored` are Spark's own.
+    """
+    options = {name.lower(): str(value) for name, value in raw.items()}
+    kafka = {n.removeprefix("kafka."): options.pop(n) for n in list(options) if n[:6] == "kafka."}
+    for name in options:
+        if name not in spelled and name not in ignored:
+            raise unknown_option(name, spelled)
+    return {spelled[name]: text for name, text in options.items() if name in spelled}, kafka
+
+
+def check_brokers_given(kafka: Mapping[str, str]) -> None:
+    """ConfigError where no broker is named."""
+    if not kafka.get("bootstrap.servers", "").strip():
+        raise ConfigError("no broker: give option kafka.bootstrap.servers, such as localhost:9092")
+
+
+def unknown_option(name: str, spelled: Mapping[str, str]) -> ConfigError:
     """The error for a name in no table, with the nearest one that is."""
     if name == "path":
-        return ConfigError("weft reads no path: call load() without one and set subscribe")
+        return ConfigError(
+            "weft reads and writes no path: call load(), save() or start() without one and set"
+            " subscribe or topic"
+        )
     if name == "bootstrap.servers":
         return ConfigError("unknown option bootstrap.servers: write kafka.bootstrap.servers")
     if name == "maxbytespertrigger":
@@ -191,8 +210,9 @@ def unknown_option(name: str) -> ConfigError:
             "option maxBytesPerTrigger is impossible: brokers report no sizes before records are"
             " read: use maxOffsetsPerTrigger"
         )
-    near = difflib.get_close_matches(name, SPELLED, n=1)
-    cure = f"did you mean {SPELLED[near[0]]}?" if near else f"there are {', '.join(KNOWN)}, kafka.*"
+    near = difflib.get_close_matches(name, spelled, n=1)
+    known = f"there are {', '.join(spelled.values())}, kafka.*"
+    cure = f"did you mean {spelled[near[0]]}?" if near else known
     return ConfigError(f"unknown option {shown(name)}: {cure}")
 
 
@@ -204,8 +224,7 @@ def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
             raise ConfigError(f"options {' and '.join(both)} contradict each other: give one")
     if not any(name in given for name in TOPICS):
         raise ConfigError(f"no topic: give one of the options {', '.join(TOPICS)}")
-    if not kafka.get("bootstrap.servers", "").strip():
-        raise ConfigError("no broker: give option kafka.bootstrap.servers, such as localhost:9092")
+    check_brokers_given(kafka)
     if "groupIdPrefix" in given and "group.id" in kafka:
         raise ConfigError(
             "options groupIdPrefix and kafka.group.id contradict each other: give one"
