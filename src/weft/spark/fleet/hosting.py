@@ -35,11 +35,11 @@ from weft.spark.fleet.limits import (
 )
 from weft.spark.fleet.link import Link
 from weft.spark.fleet.member_run import MemberApp, MemberHandle, MemberRun
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import client_id, has_ended, member_kafka, static_id
 from weft.spark.fleet.outside import answered
 from weft.spark.fleet.results import ResultsUp
 from weft.spark.fleet.slots import place_of, places_at_start
-from weft.spark.fleet.task import MemberTask
 from weft.spark.fleet.wire import Message
 from weft.types import RunReport, StopMode, TopicPartition
 

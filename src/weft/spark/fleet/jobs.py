@@ -10,8 +10,8 @@ import functools
 import threading
 from collections.abc import Callable
 
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.session import FleetSession
-from weft.spark.fleet.task import MemberTask
 
 
 class MemberJobs:

@@ -24,6 +24,7 @@ from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.ending import Ending, GroupDrain
 from weft.spark.fleet.jobs import MemberJobs
 from weft.spark.fleet.lookout import Lookout
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import instance_name
 from weft.spark.fleet.outside import FleetSource
 from weft.spark.fleet.relay import Relay
@@ -32,7 +33,6 @@ from weft.spark.fleet.server import Server
 from weft.spark.fleet.session import FleetSession, one_line, open_session
 from weft.spark.fleet.settings import FleetSettings
 from weft.spark.fleet.shipping import forget, packed, sources_zip
-from weft.spark.fleet.task import MemberTask
 from weft.spark.fleet.upfront import Upfront
 from weft.spark.fleet.wire import Message
 from weft.spark.table.committer import served

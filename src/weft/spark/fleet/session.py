@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
 from weft.spark.fleet.limits import FAILURES_TELL, TASK_FAILURES_MAX
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.settings import (
     CONNECT,
     CONTROL_PORT,
@@ -28,7 +29,7 @@ from weft.spark.fleet.settings import (
     local_slots,
     refuse_what_kills,
 )
-from weft.spark.fleet.task import MemberTask, run_member
+from weft.spark.fleet.task import run_member
 from weft.spark.requirements import check_connect_packages
 
 if TYPE_CHECKING:

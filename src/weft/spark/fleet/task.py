@@ -12,47 +12,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.spark.fleet.link import Link
+from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import kernel
 from weft.spark.fleet.wire import WireError
 
 if TYPE_CHECKING:
     from weft.spark.fleet.hosting import Host
-    from weft.spark.table.line import TablePlan
-
-
-# -- member task -----------------------------------------------------------------------------------
-# One member's place in the fleet, as it travels to an executor.
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MemberTask:
-    """One member's place in the fleet, as it travels inside the Spark task. Holds secrets."""
-
-    index: int
-    #: how often the driver has submitted this member
-    generation: int
-    #: `{group}-{run}`: begins the static ids, so that two runs never fence each other
-    name: str
-    host: str
-    port: int
-    secret: bytes
-    app: bytes
-    #: where results go as rows; None for topics
-    table: TablePlan | None = None
-
-    @property
-    def run(self) -> str:
-        """The run that it is of."""
-        return self.name.rpartition("-")[2]
-
-    def __repr__(self) -> str:
-        return f"<MemberTask {self.index} of {self.name}>"
-
 
 #: What a member imports that is not Python's own.
 NEEDED = ("confluent_kafka", "zstandard")[: 2 if sys.version_info < (3, 14) else 1]
