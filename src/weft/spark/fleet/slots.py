@@ -86,7 +86,7 @@ class Slot:
     #: partitions it holds whose end is reached -> whether by the frontier, or else all but parked
     finished: dict[TopicPartition, bool] = field(default_factory=dict)
     parked: int = 0
-    #: its reported position in each partition it holds (places.py), with its last counts
+    #: its reported position in each partition it holds (`places_read`), with its last counts
     places: dict[TopicPartition, int] = field(default_factory=dict)
     #: of these, those where another member has started since
     taken: dict[TopicPartition, int] = field(default_factory=dict)
