@@ -10,7 +10,6 @@ nothing was set in it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import time
 import types
@@ -42,37 +41,56 @@ class AttemptTimeout(TimeoutError):
     """The attempt ran longer than `timeout_s`."""
 
 
+#: what a burst awaits for a context in which nothing is set
+_FRESH = object()
+
+
 @types.coroutine
-def resumed(
-    call: Coroutine[Any, Any, Any], waits_for: Any, run: Callable[..., Any]
-) -> Generator[Any, Any, Any]:
-    """Continue a coroutine that has waited once, within the awaiting task.
+def _fresh_context() -> Generator[Any, Any, None]:
+    yield _FRESH
 
-    `run` is that of the call's own context: each of its steps is taken in there.
+
+@types.coroutine
+def _in_contexts(
+    worker: _Worker, calls: Coroutine[Any, Any, None], suspended: Callable[[], None]
+) -> Generator[Any, Any, None]:
+    """Run a burst within the awaiting task, each of its calls in a context of its own.
+
+    `suspended` is called whenever one of the calls waits.
     """
+    worker.context = Context()
+    step: Callable[[Any], Any] = calls.send
+    value: Any = None
     while True:
-        step: Callable[[Any], Any] = call.send
         try:
-            with_this = yield waits_for
+            waits_for = worker.context.run(step, value)
+        except StopIteration:
+            return
+        step, value = calls.send, None
+        if waits_for is _FRESH:
+            worker.context = Context()
+            continue
+        worker.waited = True
+        suspended()
+        try:
+            value = yield waits_for
         except BaseException as error:  # a cancellation: the handler's to see first
-            step, with_this = call.throw, error
-        try:
-            waits_for = run(step, with_this)
-        except StopIteration as stop:
-            return stop.value
-
-
-def _send(call: Coroutine[Any, Any, Any], value: Any) -> Any:
-    return call.send(value)
+            step, value = calls.throw, error
 
 
 class _Worker:
     """One worker coroutine and what it is at."""
 
-    __slots__ = ("mark", "task", "work")
+    __slots__ = ("calls", "context", "mark", "task", "waited", "work")
 
     def __init__(self) -> None:
         self.work: Work | None = None
+        #: that of its present call, kept for the next one as long as nothing is set in it
+        self.context = Context()
+        #: its present burst, a coroutine that awaits that call
+        self.calls: Any = None
+        #: a call has waited since the worker looked at the clock: any time may have passed
+        self.waited = False
         #: why its present call was cancelled; the call's, so taken off when it ends
         self.mark: str | None = None
         self.task: asyncio.Task[None] | None = None
@@ -100,10 +118,6 @@ class AsyncExecutor(Executor):
         waits = decoding is not None and decoding.waits
         self._function = decoding.around(plan.function) if decoding and waits else plan.function
         self._decode = decoding.here if decoding and not waits else None
-        #: calling it gives Python's own coroutines, no others (such as Cython's)
-        self._native = isinstance(self._function, types.FunctionType | types.MethodType) and bool(
-            self._function.__code__.co_flags & inspect.CO_COROUTINE
-        )
 
     # -- from any thread ---------------------------------------------------------------------------
 
@@ -136,11 +150,10 @@ class AsyncExecutor(Executor):
             task = worker.task
             if task is None or not stacks.is_of(worker.work, where):
                 continue
-            burst = task.get_coro().cr_await  # type: ignore[union-attr]  # of our own coroutine
-            if burst is None:  # it runs at this moment
+            calls = worker.calls
+            if calls is None or calls.cr_running:  # it runs at this moment
                 return stacks.of_thread(self._loop_thread, inside=AsyncExecutor._burst.__code__)
-            frame = getattr(burst, "cr_frame", None)
-            return [] if frame is None else stacks.of_coroutine(frame.f_locals.get("call"))
+            return stacks.of_coroutine(calls.cr_await)
         return []
 
     def _call_on_loop(self, call: Callable[[], None]) -> None:
@@ -185,7 +198,10 @@ class AsyncExecutor(Executor):
         try:
             while not self._closed:
                 if self._ready or self._turn():
-                    await self._burst(worker)
+                    worker.calls = calls = self._burst(worker)
+                    await _in_contexts(worker, calls, self._on_suspend)
+                    if self._ready:
+                        await asyncio.sleep(0)
                 else:
                     await self._rest()
         finally:
@@ -215,17 +231,16 @@ class AsyncExecutor(Executor):
             self._door.ended.append(GivenBack(self._ready.popleft()))
 
     async def _burst(self, worker: _Worker) -> None:
-        """Call the handler for what is ready, until nothing is or the loop should breathe."""
+        """Call the handler for what is ready, until nothing is or the loop should breathe.
+
+        Driven by `_in_contexts`: what runs in here, runs in the context of the present call.
+        """
         plan, ready, done = self._plan, self._ready, self._door.done
-        function, decode, suspend = self._function, self._decode, self._on_suspend
+        function, decode = self._function, self._decode
         clock, trusted = time.perf_counter, self._door.trusted
         began = slice_ends = clock()
         slice_ends += SLICE_S
         since_look, look_at = 0, 1
-        # Unbound where it can be: a bound method for each record is a tenth of a no-op call.
-        send = types.CoroutineType.send if self._native else _send
-        context = Context()
-        run = context.run
         if not trusted():
             self._give_back()
         while (ready or self._turn()) and not self._closed:
@@ -235,16 +250,7 @@ class AsyncExecutor(Executor):
                 self._door.ended.append(GivenBack(work))
                 continue
             try:
-                record = work.record if decode is None else run(decode, work.record)
-                call = function(record)
-                try:  # its first step here: most handlers that do not wait never need more
-                    waits_for = run(send, call, None)
-                except StopIteration as stop:
-                    returned = stop.value
-                else:
-                    suspend()
-                    look_at = 0  # any time may pass until it continues
-                    returned = await resumed(call, waits_for, run)
+                returned = await function(work.record if decode is None else decode(work.record))
             except BaseException as error:
                 returned = None
                 self._failed(worker, work, error)
@@ -252,40 +258,34 @@ class AsyncExecutor(Executor):
                 if returned is None and worker.mark is None:
                     done.append(work)
                 else:
-                    self._returned(worker, work, returned, run)
+                    self._returned(worker, work, returned)
             worker.work = None
-            if context:  # it has set something, which stays private
-                context = Context()
-                run = context.run
+            if worker.context:  # it has set something, which stays private
+                await _fresh_context()
             since_look += 1
-            if plan.calls is None and since_look < look_at and ready:
+            if plan.calls is None and since_look < look_at and ready and not worker.waited:
                 continue
             now = clock()
             each_s = (now - began) / since_look
             plan.timed(each_s, work)
             if plan.calls is not None:
                 plan.calls[work] = call_of(began, now, returned)
-            began, since_look = now, 0
+            began, since_look, worker.waited = now, 0, False
             look_at = min(_LOOK_EVERY, int(_LOOK_S / (each_s or _LOOK_S)))
             if now > slice_ends:
-                await asyncio.sleep(0)
-                began = clock()
-                slice_ends = began + SLICE_S
+                return
             if not trusted():  # the process was suspended: another member may own these by now
                 self._give_back()
 
-    def _returned(
-        self, worker: _Worker, work: Work, returned: Any, run: Callable[..., Any]
-    ) -> None:
+    def _returned(self, worker: _Worker, work: Work, returned: Any) -> None:
         plan = self._plan
         # It may have caught its own cancellation; if its time was over, it has failed all the same.
         if worker.mark is not None and self._unmarked(worker) == EXPIRED:
             self._door.ended.append(failed(work, self._timeout(work), plan.retry))
             return
-        # In the call's context: a generator's body runs only now.
         ended = None
-        if returned is not None:
-            ended = run(ending, work, returned, plan.output, plan.retry)
+        if returned is not None:  # a generator's body runs only now
+            ended = ending(work, returned, plan.output, plan.retry)
         if ended is None:
             self._door.done.append(work)
         else:
