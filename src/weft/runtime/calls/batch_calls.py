@@ -277,11 +277,11 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         """Notify running batches that these partitions are revoked."""
         self._calls.warn(partitions)
 
-    def _call(self, item: list[Work]) -> None:
+    def _call(self, item: list[Work], _context: Context) -> bool:
         call = BatchCall(self._plan, self._door, item)
         batch = call.prepare(self._decode)
         if batch is None:
-            return
+            return False
         self._calls.add(call)
         try:
             value = call.context.run(self._plan.function, batch)
@@ -291,6 +291,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
             call.returned(value)
         finally:
             self._calls.remove(call)
+        return False  # it reports itself
 
 
 class BatchTasks(Executor):

@@ -27,7 +27,7 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
-from weft.runtime.handling import Executor, HandlerPlan, call_of, may_call
+from weft.runtime.handling import Executor, HandlerPlan, call_of
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
@@ -52,6 +52,8 @@ class WorkerThreads(Executor, Generic[T]):
         self._ready: deque[T] = deque()
         #: one entry for each thread that waits; appended and popped, both atomic
         self._idle: deque[None] = deque()
+        #: and one for each that will look for its next item in a moment: it need not be woken
+        self._seeking: deque[None] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._hiring = threading.Lock()
@@ -64,7 +66,7 @@ class WorkerThreads(Executor, Generic[T]):
     def put(self, items: Sequence[T]) -> None:
         """Have each of these called; never blocks."""
         self._ready.extend(items)
-        if not self._waking:
+        if not self._waking and len(self._ready) > len(self._seeking):
             self._wake_one()
 
     def close(self) -> None:
@@ -122,18 +124,28 @@ class WorkerThreads(Executor, Generic[T]):
 
     def _work(self) -> None:
         self._waking = False
-        ready = self._ready
+        ready, context = self._ready, Context()
         while not self._closed:
             try:
                 item = ready.popleft()
             except IndexError:
-                self._door.turn()
+                self._turn()
                 if not ready:
                     self._rest()
                 continue
-            if ready and not self._waking:
+            if ready and not self._waking and len(ready) > len(self._seeking):
                 self._wake_one()
-            self._call(item)
+            if context.run(self._call, item, context):
+                self._turn()
+            if context:  # it has set something, which stays private
+                context = Context()
+        self._door.turn()
+
+    def _turn(self) -> None:
+        """Report what has ended; what that starts is looked at by this thread next."""
+        self._seeking.append(None)
+        self._door.turn()
+        self._seeking.pop()
 
     def _rest(self) -> None:
         self._idle.append(None)
@@ -147,8 +159,11 @@ class WorkerThreads(Executor, Generic[T]):
         self._waking = False
 
     @abstractmethod
-    def _call(self, item: T) -> None:
-        """Call the handler for one item and report it."""
+    def _call(self, item: T, context: Context) -> bool:
+        """Call the handler for one item, in this context, where nothing is set yet.
+
+        Returns whether the engine is to hear of it at once.
+        """
 
 
 class ThreadExecutor(WorkerThreads[Work]):
@@ -177,46 +192,59 @@ class ThreadExecutor(WorkerThreads[Work]):
                 self._expired.discard(ended)  # returned in the very moment it expired
             self._expired.add(work)
 
-    def _call(self, work: Work) -> None:
-        plan, door = self._plan, self._door
-        began = time.perf_counter()
-        if not (may_call(work, at_most_once=self._at_most_once) and self._trusted(began)):
-            door.ended.append(GivenBack(work))
-            return
-        context = Context()  # what the call sets (contextvars) stays private
-        returned = None
-        try:
-            record = work.record
-            if self._decode is not None:
-                record = context.run(self._decode, record)
-            returned = context.run(plan.function, record)
-        except BaseException as error:
-            self._expired.discard(work)
-            door.ended.append(failed(work, error, plan.retry))
-        else:
-            if returned is None and not self._expired:
-                door.done.append(work)
+    def _call(self, work: Work, context: Context) -> bool:
+        """This record, and then those that are ready, as long as calls are short."""
+        plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
+        function, clock = plan.function, time.perf_counter
+        began = clock()
+        while True:
+            # As plan.may_call, written out: this is the hot path.
+            if (
+                work.state != RUNNING
+                or not (work.partition.startable or self._at_most_once)
+                or (began - self._trusted_at > LOOK_S and not self._trusted(began))
+            ):
+                door.ended.append(GivenBack(work))
+                return False
+            returned = None
+            try:
+                returned = function(work.record if decode is None else decode(work.record))
+            except BaseException as error:
+                self._expired.discard(work)
+                door.ended.append(failed(work, error, plan.retry))
             else:
-                self._returned(work, returned, context, began)
-        ended = time.perf_counter()
-        if ended - began > SLOW_S or not work.record.offset % SAMPLED_EVERY:
-            plan.timed(ended - began, work)
-        else:
-            plan.latency.add(ended - began)
-        if plan.calls is not None:
-            plan.calls[work] = call_of(began, ended, returned)
-        if ended - began > FAST_S or not self._ready:
-            door.turn()
+                if returned is None and not self._expired:
+                    door.done.append(work)
+                else:
+                    self._returned(work, returned, began)
+            ended = clock()
+            took_s = ended - began
+            if took_s > SLOW_S or not work.record[2] % SAMPLED_EVERY:
+                plan.timed(took_s, work)
+            else:
+                plan.latency.add(took_s)
+            if plan.calls is not None:
+                plan.calls[work] = call_of(began, ended, returned)
+            if took_s > FAST_S:
+                return True
+            if context or self._closed:
+                return False
+            try:
+                work = ready.popleft()
+            except IndexError:
+                return False
+            if ready and not self._waking and len(ready) > len(self._seeking):
+                self._wake_one()
+            began = ended
 
     def _trusted(self, now: float) -> bool:
         """A suspended process's clock has advanced, so a waking thread asks again."""
-        if now - self._trusted_at > LOOK_S:
-            if not self._door.trusted():
-                return False
-            self._trusted_at = now
+        if not self._door.trusted():
+            return False
+        self._trusted_at = now
         return True
 
-    def _returned(self, work: Work, returned: object, context: Context, began: float) -> None:
+    def _returned(self, work: Work, returned: object, began: float) -> None:
         plan, door = self._plan, self._door
         expired = work in self._expired
         self._expired.discard(work)
@@ -227,8 +255,8 @@ class ThreadExecutor(WorkerThreads[Work]):
             door.ended.append(failed(work, late, plan.retry))
             return
         ended = None
-        if returned is not None:  # in the call's context: a generator's body runs only now
-            ended = context.run(ending, work, returned, plan.output, plan.retry)
+        if returned is not None:  # a generator's body runs only now
+            ended = ending(work, returned, plan.output, plan.retry)
         if ended is None:
             door.done.append(work)
         else:
