@@ -54,7 +54,7 @@ def _fresh_context() -> Generator[Any, Any, None]:
 def _in_contexts(
     worker: _Worker, calls: Coroutine[Any, Any, None], suspended: Callable[[], None]
 ) -> Generator[Any, Any, None]:
-    """Run a burst within the awaiting task, each of its calls in a context of its own.
+    """Run a burst within the awaiting task, each of its calls in a separate context.
 
     `suspended` is called whenever one of the calls waits.
     """
