@@ -162,7 +162,7 @@ class WorkerThreads(Executor, Generic[T]):
     def _call(self, item: T, context: Context) -> bool:
         """Call the handler for one item, in this context, where nothing is set yet.
 
-        Returns whether the engine is to hear of it at once.
+        Returns whether to report to the engine immediately.
         """
 
 
