@@ -110,6 +110,8 @@ class Member:
         self.user_paused = False
         #: what commands have in force
         self.steering = Steering()
+        #: at_most_once: how many calls were ever set at once; what was marked then may start later
+        self.calls_most = 0
         self.held = False
         #: when something that kept records from starting was last taken away
         self.freed_at = 0.0

@@ -29,6 +29,8 @@ def steer(world: World, dice: Dice) -> None:
 def obey(world: World, member: Member, steering: Steering) -> None:
     """The member gets all that is in force from now on."""
     member.steering = steering
+    calls = [one.concurrency or 0 for one in steering.tunings.values()]
+    member.calls_most = max([member.calls_most, *calls])
     for call in member.calls:
         call.timed = call.timed and timeout_s(member, call.handler) is not None
     member.engine.steer(world.now, steering)
@@ -40,7 +42,8 @@ def _drawn(world: World, dice: Dice) -> Steering:
     setup = world.setup
     number = dice.below(len(setup.specs))
     pause = dice.pick((Pause(), Pause(topic=setup.topic(number)), Pause(handler=number)))
-    concurrency = dice.pick((None, 1, setup.specs[number].concurrency))
+    declared = setup.specs[number].concurrency
+    concurrency = dice.pick((None, 1, declared + 2 * (setup.seed % 2)))
     tuning = Tuning(concurrency, dice.pick((None, 20.0)), dice.pick((None, None, 0.5, 4.0)))
     return Steering((pause,) if dice.chance(0.5) else (), {number: tuning})
 
@@ -52,8 +55,11 @@ def calls_max(member: Member, handler: int) -> int:
     """
     spec = member.world.setup.specs[handler]
     tuned = member.steering.tunings.get(handler)
-    if tuned is None or tuned.concurrency is None or spec.delivery == AT_MOST_ONCE:
-        return spec.concurrency + spec.ahead
+    declared = spec.concurrency + spec.ahead
+    if tuned is None or tuned.concurrency is None:
+        return max(declared, member.calls_most) if spec.delivery == AT_MOST_ONCE else declared
+    if spec.delivery == AT_MOST_ONCE:
+        return max(declared, member.calls_most)
     return tuned.concurrency
 
 

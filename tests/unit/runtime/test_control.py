@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import weft
+from weft.core.spec import HandlerSpec
 from weft.observe.orders import Order
-from weft.runtime.run.control import Control
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.run.control import Control, _calls_most
 from weft.testing import MemoryKafka
 
 LIMIT_S = 60.0
@@ -123,6 +125,37 @@ def test_settings_are_of_one_handler_or_of_all(started):
 
 
 @pytest.mark.parametrize("kind", ["async", "threads"])
+def test_more_calls_than_declared_can_be_set(kafka, kind):
+    """Three run at once where one was declared, without a restart."""
+    app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+    begun: list[bytes] = []
+    go_on = threading.Event()
+
+    async def waits(record: weft.Record[Any]) -> None:
+        begun.append(record.value)
+        await asyncio.to_thread(go_on.wait, LIMIT_S)
+
+    def stays(record: weft.Record[Any]) -> None:
+        begun.append(record.value)
+        go_on.wait(LIMIT_S)
+
+    app.consume("a", concurrency=1)(waits if kind == "async" else stays)
+    run: Any = app.start()
+    for number in range(4):
+        kafka.produce("a", b"%d" % number)
+    until(lambda: len(begun) == 1)
+    answer = run.control.obey(Order("set", "r", "i", settings={"concurrency": 3}))
+    assert answer.outcome == "done"
+    until(lambda: len(begun) == 3)
+    (row,) = app.snapshot()["handlers"].values()
+    assert row["in_flight"] == 3
+    go_on.set()
+    until(lambda: len(begun) == 4)
+    run.stop("now")
+    run.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
 def test_a_time_out_that_is_set_ends_attempts(kafka, kind):
     """The error has the number that was set."""
     app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
@@ -150,12 +183,25 @@ def test_a_time_out_that_is_set_ends_attempts(kafka, kind):
 
 
 @pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kind": "processes"}, "has 2 worker processes until a restart"),
+        ({"kind": "async", "ledger": object()}, "has a ledger with connections for 2 calls"),
+    ],
+)
+def test_what_a_restart_must_open_is_not_set(options, reason):
+    """Workers and connections: as many as declared, and the line says which."""
+    most, why = _calls_most(HandlerPlan(HandlerSpec("h", concurrency=2), print, **options))
+    assert (most, reason in why) == (2, True)
+
+
+@pytest.mark.parametrize(
     ("action", "given", "reason"),
     [
         ("pause", {"topic": "c"}, "topic 'c' has no handler"),
         ("pause", {"handler": "three"}, "handler three does not exist: one of one, two"),
-        ("set", {"handler": "one", "settings": {"concurrency": 5}}, "one is declared with 4"),
-        ("set", {"settings": {"concurrency": 5}}, "one is declared with 4"),
+        ("set", {"handler": "one", "settings": {"concurrency": 1_001}}, "give 1000 or less"),
+        ("set", {"settings": {"concurrency": 1_001}}, "one runs at most 1,000 calls (threads)"),
     ],
 )
 def test_what_a_member_cannot_do_is_refused(started, action, given, reason):

@@ -174,7 +174,7 @@ class AsyncExecutor(Executor):
             if not waiting.done():
                 waiting.set_result(None)
                 wanted -= 1
-        limit = self._plan.spec.concurrency
+        limit = self._plan.calls_max
         while wanted > 0 and len(self._workers) < limit and not self._closed:
             worker = _Worker()
             self._workers[worker] = None

@@ -84,12 +84,12 @@ class WorkerThreads(Executor, Generic[T]):
         if self._idle:
             self._waking = True
             self._tokens.put(None)
-        elif len(self._threads) < self._plan.spec.concurrency:
+        elif len(self._threads) < self._plan.calls_max:
             self._hire()
 
     def _hire(self) -> None:
         with self._hiring:
-            if len(self._threads) >= self._plan.spec.concurrency or self._closed:
+            if len(self._threads) >= self._plan.calls_max or self._closed:
                 return
             self._waking = True
             name = f"weft-{self._plan.spec.name}-{len(self._threads)}"
@@ -116,7 +116,7 @@ class WorkerThreads(Executor, Generic[T]):
                 "no more threads available: raise the limit of processes (ulimit -u, pids.max)",
                 handler=self._plan.spec.name,
                 threads=there,
-                wanted=self._plan.spec.concurrency,
+                wanted=self._plan.calls_max,
                 error=str(error),
             )
 

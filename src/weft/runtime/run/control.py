@@ -18,6 +18,7 @@ from weft.core.states import InternalError
 from weft.errors import ConfigError
 from weft.observe.orders import RECORD_ACTIONS, SETTINGS, Answer, Order, what
 from weft.observe.sentences import clock
+from weft.options import CONCURRENCY_MAX, THREADS_MAX
 from weft.runtime.logs import event
 from weft.runtime.run.record_control import (
     fetched,
@@ -32,6 +33,7 @@ from weft.runtime.run.record_control import (
 if TYPE_CHECKING:
     from weft.kafka.log_reader import LogReader
     from weft.routing import Routes
+    from weft.runtime.handling import HandlerPlan
     from weft.runtime.member.member import Member
     from weft.types import Record, StopMode
 
@@ -183,12 +185,13 @@ class Control:
             number = self._names.index(order.handler)
         wanted = order.settings.get("concurrency")
         if wanted is not None and self._run.member is not None:
-            handlers = self._run.member.engine.handlers
-            for one in handlers if number is None else [handlers[number]]:
-                if wanted > one.spec.concurrency:
+            plans = self._run.member.config.plans
+            for plan in plans if number is None else [plans[number]]:
+                most, why = _calls_most(plan)
+                if wanted > most:
+                    name = plan.spec.name
                     raise ConfigError(
-                        f"concurrency={wanted:g}: {one.name} is declared with "
-                        f"{one.spec.concurrency}, and has no more workers until a restart"
+                        f"concurrency={wanted:g}: handler {name} {why}: give {most} or less"
                     )
         return number
 
@@ -236,6 +239,9 @@ class Control:
         steering = self._steering()
         if steering == self._sent or member is None:
             return True
+        for number, plan in enumerate(member.config.plans):  # before the engine grants more
+            tuned = steering.tunings.get(number)
+            plan.set_calls = (tuned.concurrency if tuned else 0) or 0
         try:
             member.door.call(lambda engine, at: engine.steer(at, steering))
         except InternalError:
@@ -253,6 +259,17 @@ class Control:
             for handler in range(len(self._names)) if number is None else [number]:
                 tuned.setdefault(handler, {}).update(order.settings)
         return Steering(tuple(pauses), {number: Tuning(**set_) for number, set_ in tuned.items()})
+
+
+def _calls_most(plan: HandlerPlan) -> tuple[int, str]:
+    """How many calls at once a command may set, and why no more."""
+    declared = plan.spec.concurrency
+    if plan.kind == "processes":
+        return declared, f"has {declared} worker processes until a restart"
+    if plan.ledger is not None:
+        return declared, f"has a ledger with connections for {declared} calls until a restart"
+    limit = CONCURRENCY_MAX if plan.kind == "async" else THREADS_MAX
+    return limit, f"runs at most {limit:,} calls ({plan.kind})"
 
 
 def _same(one: Order, other: Order) -> bool:
