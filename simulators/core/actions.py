@@ -233,6 +233,11 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
     count = len(call.works)
     for work in call.works:
         life = lives[id(work)]
+        if life is not None and redoing.is_one(life, work):
+            failure = Failed(work, ERROR) if failed else None
+            ending = failure or (None if outputs is None else Returned(work, outputs))
+            redoing.ended(life, work.record.offset, ending)
+            life = None
         if life is not None:
             away.ended(member, work, Failed(work, ERROR) if failed else None)
         if failed:
@@ -257,7 +262,9 @@ def _whole(world: World, member: Member, call: Call, dice: Dice) -> None:
 def _give_back(world: World, member: Member, call: Call) -> None:
     for work in call.works:
         life = world.oracle.left(work)
-        if life is not None:
+        if life is not None and redoing.is_one(life, work):
+            redoing.ended(life, work.record.offset, GivenBack(work))
+        elif life is not None:
             away.ended(member, work, GivenBack(work))
             world.oracle.given_back(life, work)
     ended = [GivenBack(work) for work in call.works]
@@ -273,9 +280,14 @@ def _explicit(world: World, member: Member, call: Call, dice: Dice, *, every: bo
     acked = call.works[:count]
     for work in acked:
         life = world.oracle.left(work)
+        returns = dice.chance(world.odds.outputs)
+        if life is not None and redoing.is_one(life, work):
+            ending = Returned(work, ["output"]) if returns else None
+            redoing.ended(life, work.record.offset, ending)
+            life = None
         if life is not None:
             away.ended(member, work, None)
-        if dice.chance(world.odds.outputs):
+        if returns:
             ended.append(Returned(work, ["output"]))
             if life is not None:
                 world.oracle.returned(life, work, world.now)
@@ -299,7 +311,9 @@ def _nack(world: World, member: Member, call: Call, ended: list[Ended]) -> None:
         life = world.oracle.left(work)
         absent = away.is_away(world, work)
         ended.append(Failed(work, ERROR, away=absent))
-        if life is not None:
+        if life is not None and redoing.is_one(life, work):
+            redoing.ended(life, work.record.offset, ended[-1])
+        elif life is not None:
             away.ended(member, work, ended[-1])
             offset = work.record.offset
             first = life.next_of(life.source.lane(offset)) == offset

@@ -146,10 +146,11 @@ class Oracle:
             lane = life.source.lane(offset)
             place = (life.member, life.source.tp, lane)
             if offset in life.redoing:
-                redoing.starting(life, offset, self.lanes_running, place, now)
+                redoing.starting(life, offset, self.lanes_running, place, now, call)
                 self.lanes_running[place] = call
                 continue
-            redoing.check_lane(life, lane, work)
+            mates = [one.record.offset for one in works if one.partition is work.partition]
+            redoing.check_lane(life, lane, work, mates)
             self._may_start(life, work, offset, now)
             runs = self.lanes_running.get(place)
             if runs is not None and runs is not call:

@@ -317,7 +317,12 @@ def _redone(setup: Setup, rng: random.Random) -> Setup:
     """Someone wants what is done again, and others hold, skip and release."""
     setup = _commanded(setup, rng)
     specs = tuple(
-        replace(spec, delivery=AT_LEAST_ONCE, batch=None, on_exhausted=Park(rng.choice((0.0, 2.0))))
+        replace(
+            spec,
+            delivery=AT_LEAST_ONCE,
+            batch=spec.batch if setup.seed % 2 else None,
+            on_exhausted=Park(rng.choice((0.0, 2.0))),
+        )
         for spec in setup.specs
     )
     keys = rng.choice((1, 2, 5))

@@ -6,7 +6,7 @@ with what became of it; the rest of the world, commits above all, knows nothing 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import TYPE_CHECKING, Any
 
 from simulators.core.dice import Dice
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulators.core.ledger import Life
     from simulators.core.member import Member
     from simulators.core.world import World
+    from weft.core.work import Work
 
 WAITS, RUNS, GOOD, BAD = "waits", "runs", "redone", "failed"
 
@@ -56,13 +57,18 @@ def order(world: World, dice: Dice) -> None:
 
 
 def starting(
-    life: Life, offset: int, runs: dict[tuple[Any, ...], Any], place: tuple[Any, ...], now: float
+    life: Life,
+    offset: int,
+    runs: dict[tuple[Any, ...], Any],
+    place: tuple[Any, ...],
+    now: float,
+    call: object,
 ) -> None:
-    """Its call is asked for."""
+    """Its call is asked for; others of its lane may be in the same one."""
     what, lane = f"{life.source.tp}@{offset} is handled again", place[-1]
     require(life.state == "open", "S7", f"{what} when its epoch is not open")
     require(life.redoing[offset] == WAITS, "S14", f"{what}, and that {life.redoing[offset]}")
-    require(place not in runs, "S14", f"{what} while its lane runs")
+    require(runs.get(place, call) is call, "S14", f"{what} while its lane runs")
     require(not _sends(life, lane), "S14", f"{what} while another one of its lane is sent")
     require(life.holds.get(lane, 0.0) <= now + 1e-6, "S14", f"{what} in a held lane")
     life.redoing[offset] = RUNS
@@ -72,11 +78,19 @@ def _sends(life: Life, lane: Hashable) -> bool:
     return any(life.source.lane(offset) == lane for offset in life.sending)
 
 
-def check_lane(life: Life, lane: Hashable, what: object) -> None:
-    """Nothing else of the lane starts while such a call, or its outputs, are under way."""
+def check_lane(life: Life, lane: Hashable, what: object, inside: Collection[int]) -> None:
+    """Nothing else of the lane starts while such a call, or its outputs, are under way.
+
+    `inside`: those that are in the same batch.
+    """
     for offset, state in life.redoing.items():
-        under_way = state == RUNS and life.source.lane(offset) == lane
+        under_way = state == RUNS and life.source.lane(offset) == lane and offset not in inside
         require(not under_way, "S14", f"{what!r} starts while {offset} is handled again")
+
+
+def is_one(life: Life, work: Work) -> bool:
+    """The record is handled again."""
+    return work.record.offset in life.redoing
 
 
 def ended(life: Life, offset: int, ending: Ended | None) -> None:

@@ -3,7 +3,9 @@
 Such a record is in its lane and in `Partition.again`, and nowhere else: for the offsets and the
 commits it is done, and stays so. It goes before what has not begun of its lane, behind the call of
 it that runs. It has one call, without a retry: what that returns is produced, what it fails with is
-the answer. Nothing outlives the epoch: if that ends first, the answer is "lost".
+the answer. Of a batch handler that call is a batch like any other; one that fails as a whole fails
+it, and only the others are tried in halves. Nothing outlives the epoch: if that ends first, the
+answer is "lost".
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.delivery import complete
+from weft.core.lanes import last_of_call
 from weft.core.work import Work
 from weft.types import content_bytes
 
@@ -54,13 +57,13 @@ def put(partition: Partition, command: Command, record: Record, first: Work | No
     behind = None
     if same:
         behind = partition.again[same[-1]].behind
-        lanes.put_behind(same[-1], work)
+        lanes.put_behind(last_of_call(same[-1]), work)
     elif first is None or first.state == states.QUEUED:
         if not lanes.put_first(work, first):
             return False
     else:
         behind = first
-        lanes.put_behind(first, work)
+        lanes.put_behind(last_of_call(first), work)
     partition.admit_again(work, Again(command, behind))
     return True
 

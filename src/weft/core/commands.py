@@ -182,15 +182,24 @@ class Commands:
             if first is not None and first.state in (states.RETRYING, states.PARKED):
                 waits = RECORD_NAMES[first.state]
                 what = f"offset {first.record.offset} of its key goes first, and is {waits}"
-            elif not again.put(partition, command, command.record, first):
+            elif not self._put_again(partition, command, first):
                 what = _UNDER_WAY.format("behind another record of its key")
         return _row(partition, command, "refused", what) if what else None
+
+    def _put_again(self, partition: Partition, command: Command, first: Work | None) -> bool:
+        if first is not None and first.state == states.QUEUED and self._batching.take_out(first):
+            partition.lanes.put_back([first])  # its batch had not started: both join one
+        assert command.record is not None
+        return again.put(partition, command, command.record, first)
 
     def _against_redo(self, partition: Partition, command: Command, offset: int) -> str:
         """Why not, in general; empty: nothing."""
         spec, lanes, record = partition.handler.spec, partition.lanes, command.record
-        if spec.delivery != AT_LEAST_ONCE or spec.batch is not None:
-            return "only at_least_once handlers of single records handle what is done again"
+        if spec.delivery != AT_LEAST_ONCE:
+            return (
+                f"handler {spec.name} has delivery={spec.delivery}, and only at_least_once handles "
+                "again what is done: produce the record again, or weft dlq replay its letter"
+            )
         if not _is_done(partition, offset):
             retry = "it is not done: weft record retry is the command for it"
             return _past_end(partition, offset) or retry

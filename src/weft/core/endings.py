@@ -107,6 +107,9 @@ class Endings:
         behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
+        if work in work.partition.again:  # it has one call, whoever failed in that
+            self._ended(ending)
+            return
         may_again = self._delivery(work).refused(work)
         if work.state != states.RUNNING or not isinstance(ending, Failed) or not may_again:
             self._ended(ending)
@@ -157,7 +160,7 @@ class Endings:
         """
         count = getattr(work.outputs, "records", 0)
         work.outputs = None
-        if not self._delivery(work).refused(work):
+        if work in work.partition.again or not self._delivery(work).refused(work):
             self._failed(work, Failed(work, error))  # final, and the lane's order is kept by it
             return
         behind = ordered and count > 0 and unfollow(work)

@@ -444,6 +444,13 @@ def follows(work: Work) -> bool:
     return work.call is not None and work in work.call.order
 
 
+def last_of_call(work: Work) -> Work:
+    """The last record of its lane in the batch it is in; itself in a call of one record."""
+    while work.next is not None and follows(work.next):
+        work = work.next
+    return work
+
+
 def unfollow(work: Work) -> bool:
     """It waits for no other record of its batch any more; True where it did."""
     return work.call is not None and work.call.order.pop(work, None) is not None

@@ -213,16 +213,85 @@ def test_behind_a_record_that_waits_it_is_refused(desk, final):
     assert f"offset 2 of its key goes first, and is {'parked' if final else 'retrying'}" in detail
 
 
-@pytest.mark.parametrize(
-    "options", [{"delivery": "exactly_once"}, {"delivery": "at_most_once"}, {"batch": Batch(2)}]
-)
-def test_other_deliveries_and_batches_refuse_it(make_desk, options):
-    """One line says so."""
-    desk = make_desk(HandlerSpec("h", **options))
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+def test_other_deliveries_refuse_it(make_desk, delivery):
+    """One line says so, and what to do."""
+    desk = make_desk(HandlerSpec("h", delivery=delivery))
     (desk.part,) = desk.assign(0, start=5)
     ((outcome, _, detail),) = redo(desk)
     assert outcome == "refused"
-    assert "only at_least_once handlers of single records" in detail
+    assert f"delivery={delivery}, and only at_least_once" in detail
+    assert "weft dlq replay" in detail
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def batch_desk(make_desk, most: int, linger_s: float = 0.0, ack: str = "all"):
+    """Records below 2 are done."""
+    spec = HandlerSpec("h", retry=RETRY, batch=Batch(most, linger_s, ack))
+    desk = make_desk(spec)
+    (desk.part,) = desk.assign(0, start=2, unix_s=UNIX_S)
+    return desk
+
+
+def calls(desk) -> list[list[int]]:
+    """The offsets of each call since the last look."""
+    return [[work.record.offset for work in effect.works] for effect in desk.take(fx.Start)]
+
+
+def test_a_batch_takes_it_with_what_waits_of_its_key(make_desk):
+    """In front of that, which was in a batch that had not started."""
+    desk = batch_desk(make_desk, 2, 5.0)
+    desk.poll(desk.part, 2)
+    assert redo(desk) == []
+    (effect,) = desk.take(fx.Start)
+    assert [work.record.offset for work in effect.works] == [0, 2]
+    desk.do("batch_ended", 0, effect.works, [])
+    assert [what for what, *_ in answers(desk)] == ["redone"]
+    assert desk.part.frontier == 3
+
+
+def test_a_batch_that_fails_whole_fails_it_and_the_others_are_tried_again(make_desk):
+    """It has one call; the answer has the error."""
+    desk = batch_desk(make_desk, 2, 5.0)
+    desk.poll(desk.part, 2)
+    redo(desk)
+    (effect,) = desk.take(fx.Start)
+    desk.do("batch_ended", 0, [], [Failed(work, ERROR) for work in effect.works], whole=True)
+    ((what, offset, detail),) = answers(desk)
+    assert (what, offset, "it stays done" in detail) == ("failed", 0, True)
+    desk.pass_time(200.0)
+    assert calls(desk) == [[2]]
+
+
+def test_it_goes_behind_all_of_its_key_in_the_batch_that_runs(make_desk):
+    """Not between two of them: one of a key at a time; a second one goes behind the first."""
+    desk = batch_desk(make_desk, 3)
+    desk.poll(desk.part, 2, 3)
+    (effect,) = desk.take(fx.Start)
+    first, second = effect.works
+    assert redo(desk, 0) == redo(desk, 1) == []
+    desk.poll(desk.part, 4)
+    desk.do("batch_progressed", [first], [])
+    assert calls(desk) == []
+    desk.do("batch_ended", 0, [second], [], call=first.call)
+    assert calls(desk) == [[0, 1, 4]]
+
+
+def test_one_that_an_explicit_batch_acknowledges_is_answered_then(make_desk):
+    """Before the call ends; what it had to produce comes first."""
+    desk = batch_desk(make_desk, 2, ack="explicit")
+    redo(desk)
+    redo(desk, 1, key=b"other")
+    (first,), (second,) = (effect.works for effect in desk.take(fx.Start))
+    desk.do("batch_progressed", [first], [Returned(second, ["out"])])
+    assert [(what, offset) for what, offset, _ in answers(desk)] == [("redone", 0)]
+    desk.do("outputs_answered", [(second, (), ERROR)])
+    assert [(what, offset) for what, offset, _ in answers(desk)] == [("failed", 1)]
+    desk.do("batch_ended", 0, [], [], call=first.call)
+    desk.do("batch_ended", 0, [], [], call=second.call)
+    assert desk.part.handler.slots.taken == 0
 
 
 @pytest.mark.parametrize("ordering", ["partition", "unordered"])
