@@ -121,7 +121,7 @@ class Engine:
                 self._endings.admit(partition, records, sizes)
             else:
                 partition.admit(records, sizes)
-            if partition in tags:
+            if tags and partition in tags:
                 partition.tag(records, tags[partition])
             partition.handler.enlist(partition)
             if partition.handler.batched:
@@ -376,8 +376,9 @@ class Engine:
 
     def _turn(self) -> None:
         state = self.state
-        if state.outages.active:
-            state.outages.look()
+        outages = state.outages
+        if outages.timers or outages.probing:
+            outages.look()
         for handler in state.handlers:
             if not self._may_start(handler):
                 continue

@@ -88,15 +88,10 @@ class Outages:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         #: when an outage is looked at again; those that have ended since stand there as well
-        self._timers: list[tuple[float, int, Handler, Outage]] = []
+        self.timers: list[tuple[float, int, Handler, Outage]] = []
         self._order = count()
         #: outages with a record that probes
-        self._probing: dict[Outage, Handler] = {}
-
-    @property
-    def active(self) -> bool:
-        """There is something to look at."""
-        return bool(self._timers or self._probing)
+        self.probing: dict[Outage, Handler] = {}
 
     # -- failures ----------------------------------------------------------------------------------
 
@@ -251,14 +246,14 @@ class Outages:
     def _probes(self, handler: Handler, outage: Outage, work: Work) -> None:
         if outage.probe is None:
             outage.probe, outage.due = work, False
-            self._probing[outage] = handler
+            self.probing[outage] = handler
 
     # -- time and ends -----------------------------------------------------------------------------
 
     def look(self) -> None:
         """What has become of the probes, and what is due: before anything starts."""
         self._look_at_probes()
-        timers, now = self._timers, self._state.now
+        timers, now = self.timers, self._state.now
         while timers and timers[0][0] <= now:
             _, _, handler, outage = heapq.heappop(timers)
             if handler.outages.get(outage.value) is not outage or outage.over:
@@ -271,7 +266,7 @@ class Outages:
             self._look_again(handler, outage)
 
     def _look_at_probes(self) -> None:
-        for outage, handler in list(self._probing.items()):
+        for outage, handler in list(self.probing.items()):
             probe = outage.probe
             if probe is None or probe.state in _UNDER_WAY:
                 continue
@@ -286,15 +281,15 @@ class Outages:
     def _look_again(self, handler: Handler, outage: Outage) -> None:
         outage.probe_at = self._state.now + outage.probe_s
         at = min(outage.probe_at, outage.since + outage.max_s)
-        heapq.heappush(self._timers, (at, next(self._order), handler, outage))
+        heapq.heappush(self.timers, (at, next(self._order), handler, outage))
 
     def next_due(self) -> float | None:
         """When an outage is looked at next."""
-        return self._timers[0][0] if self._timers else None
+        return self.timers[0][0] if self.timers else None
 
     def _probed(self, outage: Outage) -> None:
         outage.probe = None
-        del self._probing[outage]
+        del self.probing[outage]
 
     def _offer(self, outage: Outage) -> None:
         """The next record that starts probes: of those put aside one that may."""
@@ -324,7 +319,7 @@ class Outages:
 
     def _end(self, handler: Handler, outage: Outage) -> None:
         now = self._state.now
-        self._probing.pop(outage, None)
+        self.probing.pop(outage, None)
         del handler.outages[outage.value]
         if outage.value is BRAKE and handler.flood is not None:
             handler.flood.begin_again(now, handler.done)
