@@ -169,6 +169,33 @@ def test_what_is_done_is_handled_again(started):
     assert started.kafka.committed("g", "t").frontier == 4
 
 
+@pytest.mark.parametrize("ack", ["all", "explicit"])
+def test_a_batch_handler_handles_again_what_is_done(ack):
+    """In a batch, and answered with its outcome; nothing is committed of it."""
+    done: list[str] = []
+    with MemoryKafka() as kafka:
+        kafka.create_topic("t")
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+
+        @app.consume("t", batch=weft.Batch(2, linger_s=0.01, ack=ack))
+        def check(batch: weft.RecordBatch[Any]) -> None:
+            for record in batch:
+                done.append(record.value.decode())
+                if ack == "explicit":
+                    batch.ack(record)
+
+        run: Any = app.start()
+        for number in range(3):
+            kafka.produce("t", b"%d" % number, b"k")
+        until(lambda: (held := kafka.committed("g", "t")) is not None and held.frontier == 3)
+        order = Order("redo", "a test", "id", "t", records=((0, 0), (0, 2)))
+        answer = run.control.obey(order)
+        assert (answer.outcome, "redone 2" in answer.detail) == ("done", True)
+        assert done == ["0", "1", "2", "0", "2"]
+        run.stop("now")
+        run.wait(LIMIT_S)
+
+
 def test_what_cannot_be_handled_again_is_one_line(started):
     """Not done, deleted from its topic, or known to a ledger."""
     assert "it is not done: weft record retry" in started.obey("redo", 0).detail
