@@ -397,6 +397,16 @@ def _calls_that_wait_are_never_timed(original: Any) -> Any:
     return time_again
 
 
+@mutant(Slots, "ended", "L1", first_seed=14)
+def _no_time_of_what_acknowledged_all(original: Any) -> Any:
+    def ended(self: Slots, work: Any) -> None:
+        original(self, work)
+        if work.call is not None and not work.call.running:
+            self.over(work.call)
+
+    return ended
+
+
 @mutant(Engine, "_check_drained", "L4")
 def _never_drained(original: Any) -> Any:
     return lambda _self: None

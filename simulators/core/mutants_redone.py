@@ -32,3 +32,8 @@ def _answered_twice(original: Any) -> Any:
 @mutant(again, "failed", "S14", first_seed=profiles.REDONE)
 def _a_failure_told_as_success(original: Any) -> Any:
     return lambda state, work, _error: again.handled(state, work)
+
+
+@mutant(again, "last_of_call", "S14", first_seed=profiles.REDONE + 59)
+def _between_two_of_a_batch(original: Any) -> Any:
+    return lambda work: work

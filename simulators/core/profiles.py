@@ -320,7 +320,7 @@ def _redone(setup: Setup, rng: random.Random) -> Setup:
         replace(
             spec,
             delivery=AT_LEAST_ONCE,
-            batch=spec.batch if setup.seed % 2 else None,
+            batch=(None, spec.batch, None, Batch(5, 0.05, "explicit"))[setup.seed % 4],
             on_exhausted=Park(rng.choice((0.0, 2.0))),
         )
         for spec in setup.specs
