@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from simulators.core.steered import SET_MORE
 from weft.account.account import PLACES, gathering, place_of, take
 from weft.core import states
 from weft.core.engine import Engine
@@ -276,8 +277,9 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
     slots = handler.slots
     told = f"{slots.free} free, {used} used of {slots.capacity}"
     _need(slots.free + used == slots.capacity, handler.name, told)
-    fewer = slots.capacity < spec.concurrency + spec.ahead  # by command, while more still run
-    fits = slots.free >= 0 or spec.commit_each or fewer
+    declared = spec.concurrency + spec.ahead
+    fewer = slots.capacity < declared  # by command, while more still run; or no more by command
+    fits = slots.free >= 0 or spec.commit_each or fewer or used <= declared + SET_MORE
     _need(fits, handler.name, f"more calls than slots: {told}")
     timed = len(slots.deadlines) + len(slots.overdue)
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")

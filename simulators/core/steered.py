@@ -11,6 +11,9 @@ from weft.core.events import Pause, Steering, Tuning
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.work import Work
 
+#: so many calls more than declared a command sets, with half of the seeds
+SET_MORE = 2
+
 if TYPE_CHECKING:
     from simulators.core.member import Member
     from simulators.core.world import World
@@ -43,7 +46,7 @@ def _drawn(world: World, dice: Dice) -> Steering:
     number = dice.below(len(setup.specs))
     pause = dice.pick((Pause(), Pause(topic=setup.topic(number)), Pause(handler=number)))
     declared = setup.specs[number].concurrency
-    concurrency = dice.pick((None, 1, declared + 2 * (setup.seed % 2)))
+    concurrency = dice.pick((None, 1, declared + SET_MORE * (setup.seed % 2)))
     tuning = Tuning(concurrency, dice.pick((None, 20.0)), dice.pick((None, None, 0.5, 4.0)))
     return Steering((pause,) if dice.chance(0.5) else (), {number: tuning})
 
@@ -56,11 +59,11 @@ def calls_max(member: Member, handler: int) -> int:
     spec = member.world.setup.specs[handler]
     tuned = member.steering.tunings.get(handler)
     declared = spec.concurrency + spec.ahead
-    if tuned is None or tuned.concurrency is None:
-        return max(declared, member.calls_most) if spec.delivery == AT_MOST_ONCE else declared
     if spec.delivery == AT_MOST_ONCE:
         return max(declared, member.calls_most)
-    return tuned.concurrency
+    if tuned is None or (tuned.concurrency is None and tuned.timeout_s is None):
+        return declared
+    return tuned.concurrency or spec.concurrency  # none ahead of a time-out that was set
 
 
 def timeout_s(member: Member, handler: int) -> float | None:
