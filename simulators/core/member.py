@@ -273,7 +273,8 @@ class Member:
         life = self.oracle.lives.get(effect.work.partition)
         if life is not None and effect.outcome == "done" and life.state != "closed":
             offset = effect.work.record.offset
-            if offset not in life.passed and offset not in life.known:
+            again = life.given_up  # skipped, and handled again since
+            if offset not in life.passed and offset not in life.known and offset not in again:
                 raise Violation("S1", f"{effect.work!r} is reported done and is not")
 
     def _committed(self, effect: fx.CommitsStored) -> None:
