@@ -107,10 +107,7 @@ class Endings:
         behind another one of its lane in this batch that is not done waits for that one.
         """
         work = ending.work
-        if work in work.partition.again:  # it has one call, whoever failed in that
-            self._ended(ending)
-            return
-        may_again = self._delivery(work).refused(work)
+        may_again = work not in work.partition.again and self._delivery(work).refused(work)
         if work.state != states.RUNNING or not isinstance(ending, Failed) or not may_again:
             self._ended(ending)
             return
@@ -545,9 +542,7 @@ class Endings:
     def _restore(self, work: Work, known: Remembered) -> None:
         """It begins with what is remembered of it, and waits for the rest of its time."""
         partition, now = work.partition, self._state.now
-        released = partition.memory.released
-        if released and known.held and partition.lanes.key_of(work.record) in released:
-            known = known._replace(held=False, until_s=None)
+        known = partition.memory.unless_released(known, partition.lanes.key_of(work.record))
         due = None
         if known.until_s is not None:  # no commit may put a record off for longer than its cause
             due = min(known.until_s - self._state.wall_s, now + longest_s(work, known))

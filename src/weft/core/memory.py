@@ -120,6 +120,12 @@ class Memory:
         if self.waiting:
             self.released.add(key)
 
+    def unless_released(self, known: Remembered, key: LaneKey) -> Remembered:
+        """What is remembered of a record of this lane."""
+        if known.held and key in self.released:
+            return known._replace(held=False, until_s=None)
+        return known
+
     def fetched(self, offset: int) -> Remembered | None:
         """What is remembered of the record that just came in; it is not waited for any more."""
         found = self._known.get(offset)

@@ -109,12 +109,12 @@ class HandlerPlan:
     arrivals: Arrivals = field(default_factory=Arrivals)
     #: calls by record while results are read; None without a reader
     calls: dict[Work, Call] | None = None
-    #: calls at once, as a command set them; 0: as declared
+    #: concurrent calls, as a command set them; 0: as declared
     set_calls: int = 0
 
     @property
     def calls_max(self) -> int:
-        """Calls at once for which there are threads or tasks; never fewer than declared."""
+        """Concurrent calls for which there are threads or tasks; never fewer than declared."""
         return max(self.spec.concurrency, self.set_calls)
 
     def timed(self, seconds: float, work: Work) -> None:

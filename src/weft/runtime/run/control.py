@@ -262,7 +262,7 @@ class Control:
 
 
 def _calls_most(plan: HandlerPlan) -> tuple[int, str]:
-    """How many calls at once a command may set, and why no more."""
+    """How many concurrent calls a command may set, and why no more."""
     declared = plan.spec.concurrency
     if plan.kind == "processes":
         return declared, f"has {declared} worker processes until a restart"
