@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simulators.core import away, redoing
+from simulators.core import away, budgeted, redoing
+from simulators.core.budgeted import tags_of
 from simulators.core.dice import Dice
 from simulators.core.member import OUTPUT_BYTES, Call, Member
 from simulators.core.violation import Violation, require
@@ -56,7 +57,7 @@ def poll(world: World, member: Member, dice: Dice) -> None:
         if after == log.stable_end():
             ends.append((partition, after))
     if batches:
-        tags = {part: away.tags_of(records) for part, records, _ in batches if _by(part)}
+        tags = {part: tags_of(part, records) for part, records, _ in batches if _is_tagged(part)}
         member.engine.polled(world.now, batches, tags)
         member.perform()
         _check_memory(world, member)
@@ -65,9 +66,9 @@ def poll(world: World, member: Member, dice: Dice) -> None:
         member.perform()
 
 
-def _by(partition: Partition) -> bool:
-    hold = partition.handler.spec.hold
-    return hold is not None and hold.by is not None
+def _is_tagged(partition: Partition) -> bool:
+    spec = partition.handler.spec
+    return spec.budget is not None or (spec.hold is not None and spec.hold.by is not None)
 
 
 def _check_memory(world: World, member: Member) -> None:
@@ -173,6 +174,7 @@ def _tell(world: World, member: Member, done: list[Work], ended: list[Ended]) ->
         if world.oracle.lives[work.partition].state != "closed":
             away.done(member, work)
     for work, ending in [(work, None) for work in done] + [(one.work, one) for one in ended]:
+        budgeted.ended(member, work, ending)
         life = world.oracle.lives[work.partition]
         if life.state == "closed":
             continue
@@ -199,7 +201,8 @@ def outcome(
             return Failed(work, ERROR, final=True)
         asked = 10.0 * dice.roll() if dice.chance(odds.retry_after) else None
         once = work.partition.handler.spec.retry.attempts == 1
-        return Failed(work, ERROR, delay_s=None if once else asked)
+        asks = None if work.partition.handler.spec.budget is None else asked
+        return Failed(work, ERROR, delay_s=None if once else asked, budget_s=asks)
     if fate > 1.0 - odds.give_back:
         return GivenBack(work)
     if kind < odds.outputs:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulators.core import away, deciding
+from simulators.core import deciding
 from simulators.core.actions import ERROR, OVERHEAD_BYTES, Shared
+from simulators.core.budgeted import tags_of
 from simulators.core.dice import Dice
 from simulators.core.member import Member
 from simulators.core.stage import GROUP
@@ -76,7 +77,12 @@ def _refetched(world: World, member: Member, dice: Dice, *, every: bool) -> None
             if offset in life.startable:
                 life.startable[offset] = max(life.startable[offset], world.now)
         member.engine.refetched(
-            world.now, effect.partition, effect.number, records, sizes, away.tags_of(records)
+            world.now,
+            effect.partition,
+            effect.number,
+            records,
+            sizes,
+            tags_of(effect.partition, records),
         )
         member.perform()
 

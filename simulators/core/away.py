@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from simulators.core.dice import Dice
 from simulators.core.violation import require
 from weft.core.events import Ended, GivenBack, Returned
-from weft.core.work import Tags, Work
+from weft.core.work import Work
 from weft.policies import Hold
-from weft.types import Record
 
 if TYPE_CHECKING:
     from simulators.core.ledger import Life
@@ -27,11 +26,6 @@ Place = tuple[str, int, Hashable]
 def by_key(record: object) -> Hashable:
     """Stands for a function as `Hold(by=)`: the core never calls it, `tags_of` answers."""
     raise AssertionError(record)
-
-
-def tags_of(records: Sequence[Record]) -> list[Tags]:
-    """What it says of records that come in."""
-    return [Tags(record.key) for record in records]
 
 
 class Outage:

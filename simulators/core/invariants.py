@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from simulators.core.steered import SET_MORE
 from weft.account.account import PLACES, gathering, place_of, take
 from weft.core import states
+from weft.core.budgets import SharedBudget
 from weft.core.engine import Engine
 from weft.core.engine_state import EngineState
 from weft.core.exports import is_exported
@@ -42,6 +43,8 @@ def check(engine: Engine, calls: Sequence[int] | None = None) -> None:
         _check_rotation(state, handler)
         if calls is not None:
             _check_slots(state, handler, calls[handler.index])
+    for budget in state.budgets:
+        _check_budget(state, budget, calls)
     _check_claims(state)
     _check_account(engine)
 
@@ -161,7 +164,7 @@ def _check_counts(partition: Partition, works: list[Work]) -> None:
 def _check_lanes(partition: Partition, works: list[Work]) -> None:
     """Each lane is one chain, and only its head may be anywhere but in the chain."""
     lanes = partition.lanes
-    heads = [*lanes.ready, *lanes.far.values(), *lanes.aside.values()]
+    heads = [*lanes.ready, *lanes.far.values(), *lanes.aside.values(), *lanes.unpaid.values()]
     heads += [work for work in partition.lanes.held.values() if work is not None]
     _need(len(heads) == len(set(map(id, heads))), partition, "a head waits in two places")
     for work in heads:
@@ -185,6 +188,7 @@ def _check_one_head(partition: Partition, works: list[Work], behind: set[int]) -
     lanes: Counter[LaneKey] = Counter()
     kept = partition.lanes
     waiting = {id(w) for w in (*kept.ready, *kept.far.values(), *kept.aside.values())}
+    waiting |= {id(work) for work in kept.unpaid.values()}
     waiting |= {id(work) for work in kept.held.values()}
     waiting |= {id(work) for work in kept.wanted}
     for work in works:
@@ -285,6 +289,20 @@ def _check_slots(state: EngineState, handler: Handler, calls: int) -> None:
     _need(timed <= calls, handler.name, f"{timed} time-outs for {calls} calls")
     due = list(slots.deadlines.values())
     _need(due == sorted(due), handler.name, f"time-outs out of order: {due}")
+
+
+def _check_budget(state: EngineState, budget: SharedBudget, calls: Sequence[int] | None) -> None:
+    """All that waits for it stands in one of its queues, and its calls are those that run."""
+    works = [work for handler in budget.handlers for work in _all_works(state, handler)]
+    queued = budget.queued()
+    for work in works:
+        if work.partition.lanes.is_unpaid(work):
+            _need(work in queued, work, "waits for a budget and stands in no queue of it")
+    if calls is None:
+        return
+    running = sum(calls[handler.index] for handler in budget.handlers)
+    told = f"{budget.in_flight} in flight, {running} run"
+    _need(budget.in_flight == running, budget.spec.name, told)
 
 
 def _check_claims(state: EngineState) -> None:

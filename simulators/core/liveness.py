@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulators.core import away, exporting
+from simulators.core import away, budgeted, exporting
 from simulators.core.ledger import Life
 from simulators.core.member import Member
 from simulators.core.steered import calls_max, may_start, timeout_s
@@ -22,7 +22,7 @@ def check_liveness(world: World, member: Member) -> None:
             _commits_in_time(world, member, life)
             if _steady(member) and may_start(member, partition.topic, partition.handler.index):
                 exporting.in_time(life, world.now, member.engine.state.refused_at)
-            if _may_start(world, member, life):
+            if _may_start(world, member, life) and budgeted.has_room(world, member, life):
                 _starts_in_time(world, member, life)
     _ends_asked_for(world, member)
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulators.core import away, exporting, redoing
+from simulators.core import away, budgeted, exporting, redoing
 from simulators.core.ledger import Claimed
 from simulators.core.remembering import UNIX_S, answered
 from simulators.core.stage import GROUP, Stage
@@ -115,6 +115,7 @@ class Member:
         self.held = False
         #: when something that kept records from starting was last taken away
         self.freed_at = 0.0
+        self.budgets = budgeted.purses_of(self)
         self.join()
 
     def join(self) -> None:
@@ -173,6 +174,7 @@ class Member:
         require(open_calls <= calls_max(self, handler), "S9", f"{open_calls} calls at once")
         check_not_paused(self, works)
         away.begins(self, works)
+        budgeted.begins(self, works)
 
     def _cancel(self, effect: fx.Cancel) -> None:
         call = next((call for call in self.calls if effect.work in call.works), None)
@@ -361,6 +363,7 @@ class Member:
         self.oracle.opened(self.name, partition, held, self.world.now)
         self.parts[tp] = partition
         self.positions[tp] = start.offset
+        budgeted.divide(self)
         self.perform()
         return True
 
@@ -397,6 +400,7 @@ class Member:
         self.pending = [tp for tp in self.pending if tp not in tps]
         self.paused.difference_update(partitions)
         self.oracle.closed(partitions, clean=clean)
+        budgeted.divide(self)
         self.engine.closed(self.world.now, partitions, lost=lost)
         self.perform()
 

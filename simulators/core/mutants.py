@@ -9,6 +9,7 @@ from typing import Any
 from simulators.core import (
     member,
     mutants_away,
+    mutants_budgets,
     mutants_logs,
     mutants_memory,
     mutants_parked,
@@ -41,6 +42,7 @@ __all__ = [
     "MUTANTS",
     "Mutant",
     "mutants_away",
+    "mutants_budgets",
     "mutants_logs",
     "mutants_memory",
     "mutants_parked",

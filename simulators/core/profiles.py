@@ -20,7 +20,7 @@ from weft.core.spec import (
     UNORDERED,
     HandlerSpec,
 )
-from weft.policies import Batch, Brake, DeadLetter, Hold, Park, Retry, Skip
+from weft.policies import Batch, Brake, Budget, DeadLetter, Hold, Park, Retry, Skip
 
 WIDTH = 1_000_000
 #: batches of exactly_once whose partitions come and go one by one
@@ -60,6 +60,9 @@ AWAY = 24_000_000
 BRAKED = 25_000_000
 #: records that are done, handled again by command
 REDONE = 26_000_000
+
+#: handlers that share a budget, with what they call and what it costs
+BUDGETED = 30_000_000
 
 #: commands to lanes and records, parked ones that are released, riders of other clients
 COMMANDED = 21_000_000
@@ -435,6 +438,33 @@ def _braked(setup: Setup, rng: random.Random) -> Setup:
     return replace(braked, odds=replace(braked.odds, outputs=0.0), poison=frozenset())
 
 
+def _budgeted(setup: Setup, rng: random.Random) -> Setup:
+    """Several handlers, mostly with slots enough, so that the budget alone decides."""
+    budget = Budget(
+        "b",
+        rng.choice((None, 2.0, 10.0, 60.0)),
+        rng.choice((1, 3, 8)),
+        by_key if rng.random() < 0.7 else None,  # type: ignore[arg-type]  # it is never called
+    )
+    specs = tuple(
+        replace(
+            setup.specs[0],
+            name=f"h{index}",
+            delivery=rng.choice((AT_LEAST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)),
+            commit_each=False,
+            batch=None,
+            concurrency=rng.choice((2, 100, 100)),
+            rate_limit_per_s=rng.choice((ALL_STARTS_PER_S,) * 4 + (5.0,)),
+            budget=budget,
+        )
+        for index in range(rng.choice((1, 2, 3)))
+    )
+    fail = rng.choice((0.0, 0.0, 0.3))
+    charge = rng.choice((0.0, 0.0, 10.0))
+    churn = rng.choice((0.0, 1.0))
+    return _failing(setup, specs, fail, charge=charge, churn=churn, control=0.3, time=25.0)
+
+
 def _both(setup: Setup, rng: random.Random) -> Setup:
     """Commands to records that wait for what the function returns, and riders of such."""
     decided = _decided(setup, rng)
@@ -480,6 +510,7 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     DECIDED: _decided,
     AWAY: _away,
     BRAKED: _braked,
+    BUDGETED: _budgeted,
     REDONE: _redone,
     PARKED: _parked,
     CROWDED: _crowded,

@@ -8,6 +8,7 @@ from simulators.core import (
     actions,
     answers,
     away,
+    budgeted,
     commanding,
     exchanges,
     finale,
@@ -66,6 +67,7 @@ _WORLD_ACTIONS = {
 }
 _MEMBER_ACTIONS = {
     "poll": actions.poll,
+    "charge": budgeted.charge,
     "end_calls": actions.end_calls,
     "settle": answers.settle,
     "commits": answers.commits,

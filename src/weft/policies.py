@@ -12,6 +12,9 @@ from weft.numeric import is_between, is_positive, is_seconds, is_whole
 from weft.types import Record
 
 PARKED_S_MAX = 365 * 86_400
+BUDGET_NAME_CHARS_MAX = 100
+BUDGET_PER_S_MAX = 1e9
+BUDGET_IN_FLIGHT_MAX = 1_000_000
 
 Delay = float | Callable[[int, BaseException], float]
 
@@ -149,6 +152,51 @@ class Brake:
             raise ConfigError(f"Brake(at_least={self.at_least!r}): give a whole number from 1")
         for name in ("over_s", "probe_s"):
             _seconds("Brake", name, getattr(self, name), zero=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What several handlers may use together of a service that limits its callers.
+
+    `per_s`: calls that start per second, or their cost; None: no limit.
+    `in_flight`: calls that run at the same time; None: no limit.
+    `by`: a quick function that gets the record as it was fetched, key and value as bytes, and
+    returns for whom it is, such as a tenant (str or bytes): values have equal shares.
+    `cost`: the same; returns what its call will use of `per_s`, from 0 on. `record.charge(n)` in
+    the handler settles what it really was.
+    """
+
+    name: str
+    per_s: float | None = None
+    in_flight: int | None = None
+    by: Callable[[Any], str | bytes] | None = None
+    cost: Callable[[Any], float] | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.name
+        if not (isinstance(given, str) and given.strip() and len(given) <= BUDGET_NAME_CHARS_MAX):
+            raise ConfigError(
+                f"Budget({given!r:.80}): give its name, 1 to {BUDGET_NAME_CHARS_MAX} characters"
+            )
+        where = f"Budget({self.name!r}"
+        if self.per_s is None and self.in_flight is None:
+            raise ConfigError(f"{where}): give per_s=, in_flight= or both")
+        per_s, count = self.per_s, self.in_flight
+        if per_s is not None and (not is_positive(per_s) or per_s > BUDGET_PER_S_MAX):
+            raise ConfigError(
+                f"{where}, per_s={per_s!r}): give a number above 0, at most {BUDGET_PER_S_MAX:.0f}"
+            )
+        if count is not None and not is_whole(count, 1, BUDGET_IN_FLIGHT_MAX):
+            raise ConfigError(
+                f"{where}, in_flight={count!r}): give a whole number from 1 to "
+                f"{BUDGET_IN_FLIGHT_MAX}"
+            )
+        for name in ("by", "cost"):
+            function: object = getattr(self, name)
+            if function is not None and not callable(function):
+                raise ConfigError(f"{where}, {name}={function!r:.80}): give a function of a record")
+        if self.cost is not None and self.per_s is None:
+            raise ConfigError(f"{where}, cost=...): a cost is charged to per_s: give that, too")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,12 @@ WORDS = {
     profiles.STEERED: {"steered": 2_000, "starts": 10_000},
     profiles.AWAY: {"probes": 200, "outages ended": 100, "attempts charged after max_s": 100},
     profiles.BRAKED: {"brakes": 100, "probes": 200, "attempts spared": 50},
+    profiles.BUDGETED: {
+        "paid for": 3_000,
+        "room in a budget": 300,
+        "shares compared": 3_000,
+        "settled": 300,
+    },
     profiles.REDONE: {"redo begun": 500, "outcome redone": 200},
     profiles.BOTH: {"answered skip": 300, "answered release": 300, "decided Retry": 100},
     profiles.PARKED: {

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from weft.core import states
+from weft.core.budgets import SharedBudget
 from weft.core.engine import Engine
 from weft.core.events import Pause
 from weft.core.handler import Handler
@@ -42,6 +43,7 @@ PLACES = (
     Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
     Place("fetching", "released, and read from the log again: of what is parked no bytes are kept"),
     Place("outage", "`hold=`: what its handler calls is away, and a probe must succeed first"),
+    Place("budget", "`budget=`: in the queue of a budget, until that lets it start"),
     Place("held", "its lane waits for a call of an earlier epoch that still runs"),
     Place("marking", "at_most_once: its started-mark is being committed"),
     Place("not_begun", "its call has not begun: worker processes open, or prefetch runs"),
@@ -68,6 +70,7 @@ HALTS = (
     Place("refused", "the broker refuses the login"),
     Place("not_begun", "no call of the handler begins: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
+    Place("budget", "`budget=`: it is used up, or what is called asks its callers to wait"),
     Place("outage", "`hold=`: what the handler calls is away; one record at a time probes"),
     Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),
@@ -183,6 +186,24 @@ class Away(NamedTuple):
     counts: tuple[int, int]
 
 
+class Spent(NamedTuple):
+    """A budget that lets nothing start: as it was at the time of the account."""
+
+    name: str
+    handlers: tuple[str, ...]
+    #: "rate", "in_flight", "asked" (the service asks its callers to wait) or "share" (the member's
+    #: share is nothing, or not known yet)
+    why: str
+    per_s: float | None
+    in_flight_max: int | None
+    #: of these numbers, this member's part
+    share: float
+    in_flight: int
+    #: on the engine's clock, when something may start; None: when a call ends
+    until: float | None
+    error: ErrorInfo | None
+
+
 class Account(NamedTuple):
     """Everything the engine holds, at one time of its clock."""
 
@@ -201,6 +222,8 @@ class Account(NamedTuple):
     gathering: set[Work]
     #: of each handler, the first that hold its records
     outages: list[Away]
+    #: budgets that let nothing start
+    budgets: list[Spent]
 
     def parts(self) -> list[Part]:
         """The partitions. Outside the door."""
@@ -229,6 +252,7 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         dict(state.counts),
         gathering(engine),
         [_away(handler, one) for handler in state.handlers for one in _first(handler.outages)],
+        [_spent(one) for one in state.budgets if one.why],
     )
     return account, list(state.partitions.values())
 
@@ -241,6 +265,14 @@ def _away(handler: Handler, one: Outage) -> Away:
     return Away(
         handler.name, "brake" if one.value is BRAKE else "outage", one.value in (WHOLE, BRAKE),
         one.value, one.since, one.error, len(one.waiting), one.failed, one.probe_s, one.counts,
+    )  # fmt: skip
+
+
+def _spent(one: SharedBudget) -> Spent:
+    return Spent(
+        one.spec.name, tuple(handler.name for handler in one.handlers), one.why, one.spec.per_s,
+        one.spec.in_flight, one.share, one.in_flight, one.due,
+        one.asked_by if one.why == "asked" else None,
     )  # fmt: skip
 
 
@@ -279,6 +311,7 @@ def copies(
             len(p.lanes.far),
             len(p.lanes.wanted),
             len(p.lanes.aside),
+            len(p.lanes.unpaid),
             len(p.commit.claims),
             len(p.offsets.incomplete),
             len(p.offsets.expected) + p.offsets.shelved,
@@ -329,7 +362,7 @@ def waiting_to_begin(engine: Engine) -> list[Work]:
 
 def _part(copy: tuple[Any, ...]) -> Part:
     """A partition's copy with its records counted by place, from the sums that the engine keeps."""
-    plain, counts, ready, far, wanted, aside, claims, *offsets, ends = copy
+    plain, counts, ready, far, wanted, aside, unpaid, claims, *offsets, ends = copy
     held, shelved, gathered, not_begun, again, heads, exports = ends
     not_done, not_fetched, *_, marked = offsets
     running, sending, retrying, parked, on_hold = counts
@@ -341,10 +374,11 @@ def _part(copy: tuple[Any, ...]) -> Part:
     places = {
         "ready": ready,
         "gathering": gathered,
-        "behind": waiting - ready - gathered - far - wanted - aside - heads,
+        "behind": waiting - ready - gathered - far - wanted - aside - unpaid - heads,
         "past_map": far,
         "fetching": wanted,
         "outage": aside,
+        "budget": unpaid,
         "held": heads,
         "marking": marks,
         "not_begun": not_begun,
@@ -379,4 +413,6 @@ def place_of(work: Work, gathered: set[Work]) -> str:
         return "fetching"
     if partition.lanes.is_aside(work):
         return "outage"
+    if partition.lanes.is_unpaid(work):
+        return "budget"
     return "held" if any(head is work for head in partition.lanes.held.values()) else "behind"

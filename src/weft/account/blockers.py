@@ -96,6 +96,8 @@ def _head_place(account: Account, part: Part, first: Work) -> str:
         return "gathering"
     if first.partition.lanes.is_aside(first):
         return "outage"
+    if first.partition.lanes.is_unpaid(first):
+        return "budget"
     return "held" if any(head is first for head in part.held.values()) else "ready"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from weft.account.account import PLACES, Account, Away, Part, Unread
+from weft.account.account import PLACES, Account, Away, Part, Spent, Unread
 from weft.account.blockers import blocker_row, blockers, record_row
 from weft.account.shown import error_row, shown_key
 from weft.core import states
@@ -196,7 +196,7 @@ def halts(
         for one in account.pauses
     ]  # fmt: skip
     found += [{"cause": hold} for hold in account.holds]
-    waiting = {part.handler.name for part in parts if part.places["ready"]}
+    waiting = {part.handler.name for part in parts if part.places["ready"] + part.places["budget"]}
     for handler in account.handlers:
         works = [] if calls is None else calls.get(handler.name, ())
         running = [work for work in works if not handler.slots.waits(work)]
@@ -212,6 +212,12 @@ def halts(
             found.append({"cause": "slots", "handler": handler.name, **hung})
         elif (due := account.tokens_due[handler.name]) is not None and due > account.at:
             found.append({"cause": "rate_limit", "handler": handler.name})
+    for spent in account.budgets:
+        found += [
+            row
+            for name in spent.handlers
+            if (row := _spent(spent, name, parts, account.at, epoch_s))["waiting"]
+        ]
     found += [_outage(one, parts, account.at, epoch_s) for one in account.outages]
     for part in parts:
         where = {"topic": part.topic, "partition": part.number}
@@ -243,6 +249,28 @@ def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict
         "failed": one.failed,
         "probe_s": one.probe_s,
         **({"exhausted": one.counts[0], "ended": one.counts[1]} if one.cause == "brake" else {}),
+    }
+
+
+def _spent(
+    one: Spent, handler: str, parts: Sequence[Part], at: float, epoch_s: float
+) -> dict[str, Any]:
+    """A budget that lets nothing start: why, until when, and how much of a handler waits for it."""
+    due = {} if one.until is None else {
+        "until": round(one.until + epoch_s, 3), "due_in_s": round(max(0.0, one.until - at), 3),
+    }  # fmt: skip
+    return {
+        "cause": "budget",
+        "handler": handler,
+        "budget": one.name,
+        "why": one.why,
+        "per_s": one.per_s,
+        "in_flight": one.in_flight_max,
+        "share": round(one.share, 4),
+        "calls": one.in_flight,
+        "waiting": sum(part.places["budget"] for part in parts if part.handler.name == handler),
+        "error": error_row(one.error),
+        **due,
     }
 
 

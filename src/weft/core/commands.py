@@ -252,6 +252,8 @@ class Commands:
             del lanes.far[offset]
         elif lanes.is_aside(work):
             lanes.drop_aside(work)
+        elif lanes.is_unpaid(work):
+            del lanes.unpaid[offset]
         elif not self._batching.take_out(work):
             try:
                 lanes.ready.remove(work)

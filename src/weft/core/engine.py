@@ -173,10 +173,42 @@ class Engine:
         else:  # each of these had a slot of its own
             for work in (*done, *(ending.work for ending in ended)):
                 work.partition.handler.slots.give()
+        if state.budgets:
+            self._paid(done, ended)
         self._endings.done(done)
         if ended:
             self._endings.ended(ended)
         self._since_resume += count
+        self._turn()
+
+    def _paid(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
+        """What these calls mean to the budgets of their handlers."""
+        for work in (*done, *(ending.work for ending in ended)):
+            if (budget := work.partition.handler.budget) is not None:
+                budget.ended()
+        for ending in ended:
+            budget = ending.work.partition.handler.budget
+            if budget is None:
+                continue
+            if isinstance(ending, events.GivenBack):
+                budget.refund(ending.work)
+            elif isinstance(ending, events.Failed) and ending.budget_s is not None:
+                budget.wait(ending.budget_s, ending.error)
+
+    def charged(self, now: float, charges: Sequence[events.Charged]) -> None:
+        """What calls really cost that run, or have ended."""
+        self.state.now = now
+        for one in charges:
+            budget = self.state.handlers[one.handler].budget
+            if budget is not None:
+                budget.charged(one)
+        self._turn()
+
+    def totals_known(self, now: float, totals: Mapping[int, int | None]) -> None:
+        """How many partitions the topics of each handler have; None: that is not known yet."""
+        self.state.now = now
+        self.state.totals = totals
+        self.state.divide_budgets()
         self._turn()
 
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
@@ -314,6 +346,7 @@ class Engine:
             due.append(handler.slots.next_due())
             if self._may_start(handler) and not (handler.outages and outages.blocks(handler)):
                 due += [handler.tokens_due(), self._batching.next_due(handler)]
+        due += [budget.due for budget in self.state.budgets]
         return min(time for time in due if time is not None)
 
     def halt(self, now: float, reason: str, *, on: bool) -> None:
@@ -388,6 +421,8 @@ class Engine:
                     partition.reopen()
             if handler.slots.free > 0 and (handler.rotation or handler.batched):
                 self._fill(handler)
+        for budget in state.budgets:
+            budget.start([one for one in budget.handlers if self._may_start(one)])
         if self._valve is not None:
             self._valve.run()
         if state.shelving:
@@ -419,6 +454,9 @@ class Engine:
                 slots.give(spare)
             else:
                 self._batching.fill(handler)
+            return
+        if handler.budget is not None:
+            handler.budget.gather(handler)
             return
         if handler.outages:
             works = state.outages.take(handler)
@@ -465,7 +503,10 @@ class Engine:
         if self.state.stop_mode != "buffered":
             return False
         return self._batching.waiting() or any(
-            partition.lanes.ready or partition.lanes.aside or partition.retrying
+            partition.lanes.ready
+            or partition.lanes.aside
+            or partition.lanes.unpaid
+            or partition.retrying
             for partition in self.state.partitions.values()
             if partition.startable
         )

@@ -7,11 +7,12 @@ the view of engine.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weft.core import effects as fx
+from weft.core.budgets import budgets_of, divide
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
 from weft.core.flow import Flow
@@ -53,6 +54,10 @@ class EngineState:
         #: UNIX seconds at zero of the engine's clock
         self.wall_s = 0.0
         self.handlers = [Handler(index, spec) for index, spec in enumerate(specs)]
+        #: of these, by name: what some of them share
+        self.budgets = budgets_of(self, self.handlers)
+        #: of each handler, how many partitions its topics have (budgets.py)
+        self.totals: Mapping[int, int | None] = {}
         #: the one handler; None where there are more
         self.only = self.handlers[0] if len(self.handlers) == 1 else None
         #: of each handler
@@ -146,6 +151,19 @@ class EngineState:
         for handler, delivery in zip(self.handlers, self.deliveries, strict=True):
             if ours := [one for one in partitions if one.handler is handler]:
                 delivery.closing(ours)
+
+    def divide_budgets(self) -> None:
+        """Partitions came or went: each budget's share may be another."""
+        if self.budgets:
+            divide(self, self.totals)
+
+    def find(self, topic: str, number: int, offset: int) -> Work | None:
+        """A record that is not done, or is handled again."""
+        partition = self.partitions.get((topic, number))
+        if partition is None:
+            return None
+        work = partition.offsets.incomplete.get(offset) or partition.commit.marked.get(offset)
+        return work or next((one for one in partition.again if one.record[2] == offset), None)
 
     def claim(self, work: Work) -> None:
         """The record's next step waits for the next commit of its partition."""

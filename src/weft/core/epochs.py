@@ -52,6 +52,7 @@ class Epochs:
                 self._commits.soon()
             state.pauses.apply(partition)
             opened.append(partition)
+        state.divide_budgets()
         return opened
 
     def _partition(self, new: Assignment) -> Partition:
@@ -111,6 +112,7 @@ class Epochs:
             state.unclaim(partition)
             state.watch_shelves(partition, on=False)
             state.count("partitions_lost" if lost else "partitions_revoked")
+        state.divide_budgets()
 
     def _drop(self, partition: Partition) -> None:
         """Everything that waits is forgotten; what runs is fenced and holds its lane."""

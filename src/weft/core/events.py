@@ -99,12 +99,27 @@ class Failed(NamedTuple):
     delay_s: float | None = None
     #: `Hold.on` names the error
     away: bool = False
+    #: the service asks its callers to wait so long (RetryAfter, or a 429's Retry-After): nothing
+    #: else of the handler's budget starts before
+    budget_s: float | None = None
 
 
 class GivenBack(NamedTuple):
     """The call never started: the record goes back to the head of its lane."""
 
     work: Work
+
+
+class Charged(NamedTuple):
+    """What the call of a record really costs, as its handler found out (`record.charge`)."""
+
+    handler: int
+    topic: str
+    partition: int
+    offset: int
+    cost: float
+    #: what this call reported before, if it did
+    before: float | None = None
 
 
 class Decided(NamedTuple):

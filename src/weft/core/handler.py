@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from weft.core.budgets import Bucket
 from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Call
@@ -21,6 +22,7 @@ from weft.policies import GivenUp, Park
 from weft.types import Record
 
 if TYPE_CHECKING:
+    from weft.core.budgets import SharedBudget
     from weft.core.events import Tuning
     from weft.core.outages import Outage
     from weft.core.partition import Partition
@@ -29,17 +31,16 @@ if TYPE_CHECKING:
     from weft.policies import Brake
 
 LOOKS = 12  # so often in `Brake.over_s` the records that are done are counted
-RATE_BURST_S = 0.1  # a rate limit lets at most this much of a second start at once
 
 
 class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "again", "batched", "dead_lettered", "done", "exact", "failures", "flood", "good_calls",
-        "index", "limited", "name", "outages", "parked", "plain", "rate_per_s",
-        "remembers", "retries", "rotation", "short_of_room", "skipped", "slots", "spec", "standing",
-        "superseded", "timed", "tokens", "tokens_at", "valve",
+        "again", "batched", "bucket", "budget", "dead_lettered", "done", "exact", "failures",
+        "flood", "good_calls", "index", "limited", "name", "outages", "parked", "plain",
+        "remembers", "retries", "rotation", "short_of_room", "skipped", "slots", "spec",
+        "standing", "superseded", "timed", "valve",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -57,8 +58,10 @@ class Handler:
         #: its calls take batches
         self.batched = spec.batch is not None
         #: starts are limited by the second, to so many
-        self.rate_per_s = spec.rate_limit_per_s
-        self.limited = self.rate_per_s != ALL_STARTS_PER_S
+        self.bucket = Bucket(spec.rate_limit_per_s)
+        self.limited = self.bucket.per_s != ALL_STARTS_PER_S
+        #: what it shares with others of the service that it calls
+        self.budget: SharedBudget | None = None
         #: its attempts have a time-out, or had one
         self.timed = spec.timeout_s is not None
         self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
@@ -66,8 +69,6 @@ class Handler:
         self.rotation: deque[Partition] = deque()
         #: partitions with records past the reach of their map
         self.short_of_room: dict[Partition, None] = {}
-        self.tokens = 1.0
-        self.tokens_at: float | None = None
         #: how many of its last records used up their attempts; only with a brake
         self.flood = None if spec.brake is None else Flood(spec.brake)
         #: what its calls need and is away: by the value of `Hold.by`, or of the whole handler
@@ -98,8 +99,8 @@ class Handler:
         A time-out that takes another's place is theirs, too; one where there was none is not.
         """
         spec, slots = self.spec, self.slots
-        self.rate_per_s = tuning.rate_limit_per_s or spec.rate_limit_per_s
-        self.limited = self.rate_per_s != ALL_STARTS_PER_S
+        self.bucket.per_s = tuning.rate_limit_per_s or spec.rate_limit_per_s
+        self.limited = self.bucket.per_s != ALL_STARTS_PER_S
         # What is granted ahead would run, in a worker that has nothing else; and its time would.
         alone = tuning.concurrency is not None or tuning.timeout_s is not None
         slots.resize(tuning.concurrency or spec.concurrency, 0 if alone else spec.ahead)
@@ -134,7 +135,7 @@ class Handler:
         Those of batches take no room of the map yet: they join one, and may be put back.
         """
         if self.limited:
-            most = self._affordable(now, most)
+            most = self.affordable(now, most)
         works: list[Work] = []
         looked: dict[Partition, None] = {}
         rotation = self.rotation
@@ -147,7 +148,7 @@ class Handler:
             else:
                 self._take_share(left // standing, works, looked)
         if self.limited:
-            self.tokens -= len(works)
+            self.bucket.tokens -= len(works)
         return works
 
     def _take_one_each(self, most: int, works: list[Work], looked: dict[Partition, None]) -> None:
@@ -198,27 +199,21 @@ class Handler:
 
     # -- the rate limit --------------------------------------------------------------------------
 
-    def _affordable(self, now: float, allowed: int) -> int:
+    def affordable(self, now: float, allowed: int) -> int:
         """Refill the bucket; how many of `allowed` starts it pays for."""
-        rate = self.rate_per_s
-        if self.tokens_at is not None:
-            self.tokens += (now - self.tokens_at) * rate
-        self.tokens_at = now
-        self.tokens = min(self.tokens, max(1.0, rate * RATE_BURST_S))
-        return min(allowed, int(self.tokens))
+        self.bucket.refill(now)
+        return min(allowed, self.bucket.starts())
 
     def untake(self, count: int) -> None:
         """So many of those taken do not start after all."""
         if self.limited:
-            self.tokens += count
+            self.bucket.tokens += count
 
     def tokens_due(self) -> float | None:
         """When the bucket will pay for the next start, if a record waits for it."""
-        if not self.limited or self.tokens_at is None:
+        if not self.limited or not self.rotation or self.slots.free <= 0:
             return None
-        if not self.rotation or self.slots.free <= 0 or self.tokens >= 1:
-            return None
-        return self.tokens_at + (1.0 - self.tokens) / self.rate_per_s
+        return self.bucket.due()
 
 
 class Flood:

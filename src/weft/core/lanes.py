@@ -7,13 +7,15 @@ in `tails`. Only the head may be anywhere but in the chain::
       │
       ├ ready    may start, oldest first              ├ held     an old epoch's attempt still runs
       ├ far      the offset map has no room for it    │
-      └ aside    what its handler calls is away       └ or it has begun: where its state says
+      ├ aside    what its handler calls is away       └ or it has begun: where its state says
+      └ unpaid   its budget lets others start first
 
 Invariants (`simulators/core/invariants.py` recounts them):
 
-1. A queued head is in exactly one of `ready`, `far`, `aside`, `held` or an open batch
+1. A queued head is in exactly one of `ready`, `far`, `aside`, `unpaid`, `held` or an open batch
    (batching.py), and no other record of its lane is in any: that is the key order.
-2. `ready`, `far` and `aside` hold queued records only; in `held` a lane may wait without a head.
+2. `ready`, `far`, `aside` and `unpaid` hold queued records only; in `held` a lane may wait without
+   a head.
 3. A record without a key, or with ordering="unordered", is a lane of its own and in no `tails`.
 4. In a batch call several records of a lane are under way; `Call.order` says which one each
    follows, and the lane goes on past the last of them (`_skip_finished`).
@@ -70,6 +72,8 @@ class Lanes:
     dry: dict[LaneKey, None] = field(default_factory=dict)
     #: ready, but what the handler calls for them is away (outages.py), by offset
     aside: dict[int, Work] = field(default_factory=dict)
+    #: ready, and in a queue of its handler's budget (budgets.py), by offset
+    unpaid: dict[int, Work] = field(default_factory=dict)
     #: what lanes with a failing record hold
     blocked_records: int = 0
     blocked_bytes: int = 0
@@ -192,6 +196,8 @@ class Lanes:
                 self.tails[key] = work
         elif self.far.get(head.record[2]) is head:
             del self.far[head.record[2]]
+        elif self.is_unpaid(head):
+            del self.unpaid[head.record[2]]
         elif head in self.ready:
             self.ready.remove(head)
         else:
@@ -302,6 +308,7 @@ class Lanes:
         self.ready.clear()
         self.far.clear()
         self.aside.clear()
+        self.unpaid.clear()
         self._far_order.clear()
         self.held.clear()
         self.behind.clear()
@@ -351,6 +358,10 @@ class Lanes:
         """It is ready again."""
         del self.aside[work.record[2]]
         self.ready.append(work)
+
+    def is_unpaid(self, work: Work) -> bool:
+        """It is in a queue of its handler's budget."""
+        return self.unpaid.get(work.record[2]) is work
 
     # -- several of a lane in one batch ------------------------------------------------------------
 

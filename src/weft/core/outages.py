@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Final
 
 from weft.core import states
 from weft.core.spec import AT_MOST_ONCE
-from weft.core.work import Tags
+from weft.core.work import UNTAGGED
 from weft.types import ErrorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from weft.core.engine_state import EngineState
     from weft.core.handler import Flood, Handler
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 #: the values of what holds a whole handler: an outage, and a brake; no value of the user's is it
 WHOLE: Final = object()
 BRAKE: Final = object()
-UNTAGGED: Final = Tags()
 _UNDER_WAY = (states.MARKING, states.RUNNING)
 _HANDLED = (states.DONE, states.SENDING, states.COMMITTING, states.PENDING)
 _OFFERS = 100  # so many are looked at for one that may start now
@@ -217,16 +216,21 @@ class Outages:
             taken = handler.take(self._state.now, most - len(works))
             if not taken:
                 break
-            goes = [work for work in taken if self._goes(handler, work)]
+            goes = [work for work in taken if self.goes(handler, work)]
             handler.untake(len(taken) - len(goes))
             works += goes
+        self.began_one_of(handler, works)
+        return works
+
+    def began_one_of(self, handler: Handler, works: Sequence[Work]) -> None:
+        """These start: the first of them that may probe does, where that is due."""
         for work in works:
             if work not in work.partition.again:  # that is called because a person wants it
                 self.began(handler, work)
                 break
-        return works
 
-    def _goes(self, handler: Handler, work: Work) -> bool:
+    def goes(self, handler: Handler, work: Work) -> bool:
+        """It may start, but for the whole handler; else it has been put aside."""
         if work in work.partition.again:
             return True
         value = self._value_of(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from weft.policies import Batch, Brake, Commit, Hold, OnExhausted, Park, Retry
+from weft.policies import Batch, Brake, Budget, Commit, Hold, OnExhausted, Park, Retry
 from weft.types import DeliveryName, Ordering
 
 ALL_STARTS_PER_S = float("inf")
@@ -32,6 +32,7 @@ class HandlerSpec:
     on_exhausted: OnExhausted = field(default_factory=Park)
     hold: Hold | None = None
     brake: Brake | None = None
+    budget: Budget | None = None
     timeout_s: float | None = None
     delivery: DeliveryName = AT_LEAST_ONCE
     commit_each: bool = False

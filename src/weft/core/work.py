@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft.codec.rider import error_hash
 from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
@@ -33,6 +33,13 @@ class Tags(NamedTuple):
 
     #: `Hold.by`
     hold: Hashable = None
+    #: `Budget.by`
+    budget: Hashable = None
+    #: `Budget.cost`
+    cost: float = 1.0
+
+
+UNTAGGED: Final = Tags()
 
 
 class Work:

@@ -115,6 +115,8 @@ FIELDS: dict[str, str] = {
     "timed out), `records_of_closed_epochs`, `commits_refused`, `commits_in_doubt`, "
     "`on_exhausted_failed` (records parked since that function raised or returned no outcome), "
     "`outages` and `brakes` (times that `hold=` and `brake=` made records wait), "
+    "`budget_waits` (times that a service asked a budget to wait), `late_charges` (by "
+    "`record.charge`, after the partition was revoked), "
     "`partitions_revoked`, `partitions_lost`, `partitions_refetched` (not fetched for 30 s while "
     "their log grew), `parked_records_exported` (dead-lettered by the pressure valve of "
     "`Park(export=)`), `parked_records_gone` (released, and deleted from the log meanwhile), "

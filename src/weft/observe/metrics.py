@@ -90,6 +90,10 @@ ENGINE = {
         "on_exhausted_failed",
     ),
     "weft_outages": ("Times that hold= made records wait for a probe", "outages"),
+    "weft_budget_waits": (
+        "Times that a service asked the handlers of a budget= to wait",
+        "budget_waits",
+    ),
     "weft_brakes": ("Times that brake= made records wait for a probe", "brakes"),
     "weft_parked_records_exported": (
         "Parked records dead-lettered by the pressure valve of Park(export=)",

@@ -266,7 +266,10 @@ _HALT = {
     "behind": Field(_whole, _ABSENT), "until": Field(_number, _ABSENT),
     "value": Field(_text, _ABSENT), "failed": Field(_whole, _ABSENT),
     "exhausted": Field(_whole, _ABSENT), "ended": Field(_whole, _ABSENT),
-    "probe_s": Field(_number, _ABSENT),
+    "probe_s": Field(_number, _ABSENT), "budget": Field(_text, _ABSENT),
+    "why": Field(_text, _ABSENT),
+    "per_s": Field(_maybe(_number), _ABSENT), "in_flight": Field(_maybe(_whole), _ABSENT),
+    "share": Field(_number, _ABSENT), "due_in_s": Field(_number, _ABSENT),
     "error": Field(_maybe(_row({"type": _TEXT, "message": _TEXT})), _ABSENT),
 }  # fmt: skip
 _FAILURE = {

@@ -47,6 +47,7 @@ RANKS = {
     "outputs": HANGING,
     "results": HANGING,
     "not_begun": HANGING,
+    "budget": LOAD,
     "outage": HANGING,
     "brake": HANGING,
     "stopping": INTENT,
@@ -207,6 +208,10 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     "outage": lambda row, member: (
         "waits since what its handler calls for it is away",
         "restore that: weft why names the error; all continue when a probe succeeds",
+    ),
+    "budget": lambda row, member: (
+        "waits in the queue of its handler's budget",
+        "weft status names the budget, and what it waits for",
     ),
     "held": lambda row, member: (
         "waits for a call of an earlier assignment that still runs in its lane",
@@ -427,6 +432,36 @@ def _valve(halt: Row) -> tuple[str, str]:
     return text, f"fix why they fail; then weft dlq replay {topic} brings them back in key order"
 
 
+def _limits(halt: Row) -> str:
+    """The numbers of a budget, as they were declared."""
+    per_s, most = halt.get("per_s"), halt.get("in_flight")
+    found = [] if per_s is None else [f"{per_s:g} per second"]
+    return ", ".join(found if most is None else [*found, f"{most:,} in flight"])
+
+
+def _budget(halt: Row) -> tuple[str, str]:
+    waiting, name = halt.get("waiting", 0), halt.get("budget")
+    text = f"{waiting:,} keys{_of(halt)} wait for budget {name} ({_limits(halt)})"
+    share, why = halt.get("share", 1.0), halt.get("why")
+    if share < 1.0:
+        text += f", of which this member has {100 * share:.0f} %"
+    if why == "asked":
+        until = clock(halt.get("until") or 0.0)
+        text += f": the service asked to wait until {until}{_error(halt, 'error')}"
+        return f"{text}.", "expected after a 429; lower per_s= if it happens often"
+    if why == "in_flight":
+        text += f": {halt.get('calls', 0):,} calls are in flight"
+        return f"{text}.", "they start as calls end; if none ends: weft why, or a timeout_s"
+    if why == "share":
+        return (
+            f"{text}: how many partitions its topics have is not known yet.",
+            "it is asked for again: are the topics and a broker there?",
+        )
+    due = halt.get("due_in_s")
+    text += "" if due is None else f": the next one starts in {seconds(due)}"
+    return f"{text}.", "expected; to go faster, raise per_s= of the budget"
+
+
 #: cause -> the finding, and what to do about it
 HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
     "unassigned": lambda halt: (
@@ -470,6 +505,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
         REFUSED_NEXT,
     ),
     "not_begun": _none_begins,
+    "budget": _budget,
     "outage": _outage,
     "brake": _brake,
     "rate_limit": lambda halt: (

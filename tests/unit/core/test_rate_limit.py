@@ -78,7 +78,7 @@ def test_without_a_limit_there_are_no_tokens(make_desk):
     handler = Handler(0, HandlerSpec("h"))
     assert handler.tokens_due() is None
     assert handler.take(5.0, 1) == []
-    assert (handler.tokens, handler.tokens_at) == (1.0, None)
+    assert (handler.bucket.tokens, handler.bucket.at) == (1.0, None)
 
 
 def test_before_the_first_start_no_token_is_waited_for():

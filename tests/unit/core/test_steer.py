@@ -79,9 +79,9 @@ def test_a_rate_that_is_set_and_ends():
     """So many per second, and none when the setting ends."""
     handler = Handler(0, HandlerSpec("h"))
     handler.tune(Tuning(rate_limit_per_s=20.0))
-    assert (handler.limited, handler.rate_per_s) == (True, 20.0)
+    assert (handler.limited, handler.bucket.per_s) == (True, 20.0)
     handler.tune(Tuning())
-    assert (handler.limited, handler.rate_per_s) == (False, ALL_STARTS_PER_S)
+    assert (handler.limited, handler.bucket.per_s) == (False, ALL_STARTS_PER_S)
 
 
 def test_nothing_is_due_while_too_many_calls_run():
@@ -89,7 +89,7 @@ def test_nothing_is_due_while_too_many_calls_run():
     handler = Handler(0, HandlerSpec("h", concurrency=4))
     handler.tune(Tuning(rate_limit_per_s=1.0))
     handler.rotation.append(object())
-    handler.tokens, handler.tokens_at = 0.0, 0.0
+    handler.bucket.tokens, handler.bucket.at = 0.0, 0.0
     handler.slots.take(4)
     assert handler.tokens_due() is None
     handler.tune(Tuning(concurrency=2, rate_limit_per_s=1.0))

@@ -87,6 +87,7 @@ IN = {
         "failed once: ValueError: no such customer; attempt 2 of 5 starts in 4.0 s",
     ),
     "outage": ({}, "waits since what its handler calls for it is away"),
+    "budget": ({}, "waits in the queue of its handler's budget"),
     "on_hold": ({"due_in_s": 4.0}, "is held by a command for 4.0 s more"),
     "parked": (
         {"attempts": 5, "last_error": ERROR},
@@ -164,6 +165,20 @@ BY = {
             "error": {"type": "KeyError", "message": "id"},
         },
         "61 of its last 200 records used up their attempts, the latest one with KeyError: id. 1,2",
+    ),
+    "budget": (
+        {
+            "handler": "check",
+            "budget": "openai",
+            "why": "rate",
+            "per_s": 50.0,
+            "in_flight": 20,
+            "share": 0.25,
+            "waiting": 1203,
+            "due_in_s": 0.4,
+            "error": None,
+        },
+        "(50 per second, 20 in flight), of which this member has 25 %: the next one starts in",
     ),
     "slots": ({"handler": "check"}, "All concurrency slots of check"),
     "buffers": ({"topic": "orders", "partition": 3}, "Fetching of orders[3] is paused"),
@@ -347,3 +362,24 @@ def test_the_pressure_valve_says_what_it_exports_and_why():
         "40): parked for after_s=60."
     )
     assert "weft dlq replay orders.dlq" in told.next
+
+
+BUDGET = {"cause": "budget", "handler": "check", "budget": "openai", "waiting": 3, "share": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("halt", "text"),
+    [
+        ({"why": "asked", "per_s": 50.0, "until": 3_600.0, "error": {"type": "E", "message": "429"}},
+         "(50 per second): the service asked to wait until 01:00:00Z: E: 429."),
+        ({"why": "in_flight", "in_flight": 20, "calls": 20},
+         "(20 in flight): 20 calls are in flight."),
+        ({"why": "share", "per_s": 0.5},
+         "(0.5 per second): how many partitions its topics have is not known yet."),
+    ],
+)  # fmt: skip
+def test_what_a_budget_waits_for_is_named(halt, text):
+    """Its numbers as declared, and why nothing starts."""
+    told = halt_sentence({**BUDGET, **halt})
+    assert told.text == f"3 keys of check wait for budget openai {text}"
+    assert told.next

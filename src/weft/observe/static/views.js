@@ -10,7 +10,7 @@ const PLACES = {
   past_map: "past the offset map", fetching: "read again", held: "held by an earlier call", marking: "being marked",
   running: "running", sending: "outputs on the way", committing: "commit on the way",
   pending: "waits for its transaction", retrying: "waits for a retry", parked: "parked",
-  on_hold: "held by a command", outage: "what it calls is away",
+  on_hold: "held by a command", outage: "what it calls is away", budget: "in the queue of a budget",
   unfetched: "not fetched again yet", done: "done", elsewhere: "not with this member",
   not_read: "not fetched yet", not_there: "not in the log yet",
 };
