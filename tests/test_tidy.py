@@ -40,7 +40,8 @@ LOCAL = SEEN | OPTIONS | MEANS | {
 RINGS: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
-    "types": {"errors"},
+    "charging": {"errors", "numeric"},
+    "types": {"errors", "charging"},
     "numeric": set(),
     "owner": set(),
     "guard": set(),
@@ -62,7 +63,17 @@ RINGS: dict[str, set[str]] = {
     "app_options": BASIC | {"signatures"},
     "routing": BASIC | {"options"},
     "observe": SEEN | OPTIONS | MEANS | {"config", "kafka", "owner", "_version"},
-    "runtime": SEEN | OPTIONS | MEANS | {"config", "kafka", "ledger", "observe", "owner"},
+    "runtime": SEEN
+    | OPTIONS
+    | MEANS
+    | {
+        "charging",
+        "config",
+        "kafka",
+        "ledger",
+        "observe",
+        "owner",
+    },
     "handler_types": BASIC | {"ledger", "runtime"},
     "app": LOCAL | {"spark"},
     "weft": LOCAL,

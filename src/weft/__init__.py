@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     )
     from weft.kafka.schema import Schema
     from weft.ledger.policy import SqlLedger
-    from weft.policies import Batch, Brake, Commit, DeadLetter, Hold, Park, Retry, Skip, Stop
+    from weft.policies import (
+        Batch,
+        Brake,
+        Budget,
+        Commit,
+        DeadLetter,
+        Hold,
+        Park,
+        Retry,
+        Skip,
+        Stop,
+    )
     from weft.runtime.calls.record_batch import RecordBatch
     from weft.types import Committed, ErrorInfo, Produce, Record, Result, RunReport, Sent
 
@@ -29,6 +40,7 @@ __all__ = [
     "App",
     "Batch",
     "Brake",
+    "Budget",
     "Commit",
     "Committed",
     "ConfigError",
@@ -74,6 +86,7 @@ _HOMES = {
     "weft.policies": (
         "Batch",
         "Brake",
+        "Budget",
         "Commit",
         "DeadLetter",
         "Hold",

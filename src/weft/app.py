@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, get_args
 from weft.app_options import AppKeywords, AppOptions, checked_app
 from weft.errors import ConfigError, NotStarted
 from weft.handler_types import RunOptions, Topics, as_consume
-from weft.options import HandlerOptions, check_names, checked, topics_of
+from weft.options import HandlerOptions, check_budgets, check_names, checked, topics_of
 from weft.routing import Routes
 from weft.runtime.hosted import belongs, owner_of
 from weft.types import RunReport, StopMode
@@ -68,6 +68,7 @@ class App:
                     "decorate before the app starts, or create a second App"
                 )
             Routes([*self._handlers, handler])  # refuses a topic that has a handler already
+            check_budgets([*self._handlers, handler])
             self._handlers.append(handler)
             belongs(function, self)
             return function

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from weft.ledger.policy import SqlLedger
-from weft.policies import Batch, Brake, Commit, Hold, OnExhausted, Retry
+from weft.policies import Batch, Brake, Budget, Commit, Hold, OnExhausted, Retry
 from weft.types import DeliveryName, Ordering, Produce, Record
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Options(TypedDict, total=False):
     on_exhausted: OnExhausted
     hold: Hold | None
     brake: Brake | None
+    budget: Budget | None
     key: Value
     value: Value
     delivery: DeliveryName

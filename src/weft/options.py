@@ -17,6 +17,7 @@ from weft.numeric import is_positive, is_whole
 from weft.policies import (
     Batch,
     Brake,
+    Budget,
     Commit,
     DeadLetter,
     GivenUp,
@@ -64,6 +65,7 @@ class HandlerOptions:
     on_exhausted: OnExhausted = PARK
     hold: Hold | None = None
     brake: Brake | None = None
+    budget: Budget | None = None
     output: str | None = None
     key: Any = "bytes"
     value: Any = "bytes"
@@ -127,6 +129,7 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     _check_output(where, options)
     _check_batch(where, options)
     _check_hold(where, options)
+    _check_budget(where, options)
     _check_ledger(where, options)
     return options
 
@@ -339,6 +342,50 @@ def check_quick(what: str, function: Any) -> None:
     if is_async(function):
         raise ConfigError(f"{what} is an async function: make it a plain `def` that does no I/O")
     check_call(what, "by", function, ("record",))
+
+
+def _check_budget(where: str, options: HandlerOptions) -> None:
+    budget = options.budget
+    if budget is None:
+        return
+    if not isinstance(budget, Budget):
+        raise ConfigError(
+            f'{where}: budget={budget!r:.80}: give weft.Budget("NAME", per_s=...), or None'
+        )
+    if options.delivery == "at_most_once":
+        raise ConfigError(
+            f'{where}: budget= cannot be combined with delivery="at_most_once": records start when '
+            "their marks are committed, many in one moment; use rate_limit_per_s"
+        )
+    if options.batch is not None:
+        raise ConfigError(
+            f"{where}: budget= cannot be combined with batch=: what a call costs is known only "
+            "when its batch is full, and its records may be of several values; use rate_limit_per_s"
+        )
+    for name in ("by", "cost"):
+        function = getattr(budget, name)
+        if function is not None:
+            check_quick(f"{where}: Budget({name}=...)", function)
+
+
+def _numbers(budget: Budget) -> str:
+    return f"per_s={budget.per_s}, in_flight={budget.in_flight}"
+
+
+def check_budgets(handlers: Sequence[HandlerOptions]) -> None:
+    """ConfigError where two handlers name one budget and give it different numbers."""
+    first: dict[str, HandlerOptions] = {}
+    for handler in handlers:
+        if handler.budget is None:
+            continue
+        other = first.setdefault(handler.budget.name, handler)
+        assert other.budget is not None
+        mine, its = map(_numbers, (handler.budget, other.budget))
+        if mine != its:
+            raise ConfigError(
+                f"@app.consume on {handler.name}: budget {handler.budget.name!r} has {mine}, and "
+                f"{its} on {other.name}: give both the same weft.Budget, or two names"
+            )
 
 
 def _check_ledger(where: str, options: HandlerOptions) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple
 
+from weft.charging import charge
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -65,6 +67,14 @@ class Record(NamedTuple, Generic[T]):
     attempt: int = 1
     last_error: ErrorInfo | None = None
     prefetched: Any = None
+
+    def charge(self, cost: float) -> None:
+        """Report what this call costs its handler's budget in all; its last report counts.
+
+        `cost`: as `Budget.cost` counts, 0 or more. Raises ConfigError for any other, and outside a
+        call of a handler with `budget=`.
+        """
+        charge(self, cost)
 
     def __repr__(self) -> str:
         # Contents are the user's data and do not belong in logs: only where and how big.

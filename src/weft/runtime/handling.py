@@ -18,6 +18,7 @@ from weft.runtime.histogram import AGE_S, Latency
 
 if TYPE_CHECKING:
     from weft.ledger.ledger_run import LedgerRun
+    from weft.runtime.charges import Charges
 
 #: polls remembered of one partition; of what came earlier nothing is known any more
 POLLS_MAX = 2_000
@@ -99,6 +100,8 @@ class HandlerPlan:
     prefetch: Callable[..., Any] | None = None
     #: which executor calls it: "async", "threads" or "processes"
     kind: str = "threads"
+    #: of a handler with a budget: what its calls cost
+    charges: Charges | None = None
     #: set while the app runs, for a handler with a ledger
     ledger: LedgerRun | None = None
     latency: Latency = field(default_factory=Latency)

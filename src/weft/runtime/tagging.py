@@ -1,4 +1,4 @@
-"""What functions of the user return for records that come in: `Hold.by`.
+"""What functions of the user return for records that come in: `Hold.by`, `Budget.by` and `cost`.
 
 They are called on the polling thread, once for each record, before the engine has it: the core
 cannot call them. The record is as it was fetched: its key and value are bytes.
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from weft.charging import COST_MAX, is_cost
 from weft.core.spec import HandlerSpec
 from weft.core.work import Tags
 from weft.decoding import message_of
@@ -19,29 +20,66 @@ from weft.types import Record
 
 _log = logging.getLogger("weft")
 _sparse = Sparse()
+_COST = 1.0
 
 
 def tags_of(spec: HandlerSpec, records: Sequence[Record]) -> list[Tags]:
     """What they return for each of these; empty where the handler has none."""
-    if spec.hold is None or spec.hold.by is None:
+    hold, budget = spec.hold, spec.budget
+    away = None if hold is None else hold.by
+    by, cost = (None, None) if budget is None else (budget.by, budget.cost)
+    if away is None and by is None and cost is None:
         return []
-    by = spec.hold.by
-    return [Tags(_value(spec.name, by, record)) for record in records]
+    return [
+        Tags(
+            None if away is None else _asked(spec.name, away, "Hold(by=)", _comparable, record),
+            None if by is None else _asked(spec.name, by, "Budget(by=)", _named, record),
+            _COST if cost is None else _asked(spec.name, cost, "Budget(cost=)", _cost, record),
+        )
+        for record in records
+    ]
 
 
-def _value(handler: str, function: Callable[[Any], Hashable], record: Record) -> Hashable:
-    """What it returns; None, and a line in the log, where it raises or that cannot be compared."""
+def _comparable(value: Any) -> Hashable:
+    hash(value)
+    return value  # type: ignore[no-any-return]  # hashable, as just seen
+
+
+def _named(value: Any) -> str | bytes:
+    if isinstance(value, str | bytes):
+        return value
+    raise TypeError(f"it returned {type(value).__name__}: return str or bytes")
+
+
+def _cost(value: Any) -> float:
+    if is_cost(value):
+        return float(value)
+    raise ValueError(f"it returned {value!r:.40}: return a number from 0 to {COST_MAX:.0f}")
+
+
+#: of a record for which such a function fails
+INSTEAD = {"Hold(by=)": None, "Budget(by=)": None, "Budget(cost=)": _COST}
+
+
+def _asked(
+    handler: str,
+    function: Callable[[Any], Any],
+    name: str,
+    checked: Callable[[Any], Any],
+    record: Record,
+) -> Any:
+    """What it returns; where it fails `INSTEAD`, and a line in the log."""
     try:
-        value = function(record)
-        hash(value)
+        return checked(function(record))
     except Exception as error:
-        left_out = _sparse.left_out(handler)
+        left_out = _sparse.left_out((handler, name))
+        instead = INSTEAD[name]
         if left_out is not None:
             more = {"similar_lines_omitted": left_out} if left_out else {}
+            what = "costs 1" if instead == _COST else "belongs to the value None"
             event(
-                _log, "error", "Hold(by=) failed: the record belongs to the value None",
+                _log, "error", f"{name} failed: the record {what}",
                 handler=handler, offset=record.offset,
                 error=f"{type(error).__name__}: {message_of(error)}", **more,
             )  # fmt: skip
-        return None
-    return value
+        return instead

@@ -377,6 +377,17 @@ def outage_of_a_value(stage):
     return f"{stage.topic}:0:2"
 
 
+def budget(stage):
+    """One call at a time; the others wait for it."""
+    stage.start([b"x"] * 3, budget=weft.Budget("openai", in_flight=1))
+
+
+def in_a_budget(stage):
+    """The same; asked for a record that waits."""
+    budget(stage)
+    return f"{stage.topic}:0:2"
+
+
 def brake(stage):
     """Two of two records used up their attempts."""
 
@@ -470,6 +481,10 @@ ROWS = (
         "restore what it calls"),
     Row(outage_of_a_value, "outage", r"record 2 waits since what its handler calls for it is away",
         "restore that"),
+    Row(budget, "budget", r"2 keys of wait_here wait for budget openai \(1 in flight\): 1 calls are "
+        r"in flight", "they start as calls end"),
+    Row(in_a_budget, "budget", r"record 2 waits in the queue of its handler's budget",
+        "weft status names the budget"),
     Row(brake, "brake", r"The brake holds handler for [\d.]+ s: 2 of its last 2 records used up their "
         r"attempts, the latest one with ValueError: no such customer", "weft resume --handler handler"),
     Row(slots, "slots", r"All concurrency slots of wait_here are taken", "normal"),

@@ -81,5 +81,6 @@ class Executors:
             ledger=handler.ledger,
             log_level=logging.getLogger().getEffectiveLevel(),
             away=() if handler.hold is None else handler.hold.on,
+            budget=handler.budget is not None,
         )
         return ProcessExecutor(plan, self.door, spec, self.fail)

@@ -18,6 +18,7 @@ from weft.decoding import Undecodable, message_of
 from weft.errors import Reject, RetryAfter
 from weft.kafka.ports import OutMessage
 from weft.policies import Retry
+from weft.runtime.calls.retry_after import asked_wait_s
 from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
@@ -72,8 +73,10 @@ def failed(work: Work, error: BaseException, retry: Retry) -> Failed:
     delay_s = None if final else asked_delay(work.attempts + 1, error, retry)
     info = Raised(*error_info(error))
     info.raised = error
-    hold = work.partition.handler.spec.hold
-    return Failed(work, info, final, delay_s, hold is not None and isinstance(error, hold.on))
+    spec = work.partition.handler.spec
+    away = spec.hold is not None and isinstance(error, spec.hold.on)
+    budget_s = None if spec.budget is None else asked_wait_s(error)
+    return Failed(work, info, final, delay_s, away, budget_s)
 
 
 def is_final(error: BaseException, retry: Retry) -> bool:

@@ -15,6 +15,7 @@ from weft.kafka.connect import AdminPort
 from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
 from weft.policies import Commit
+from weft.runtime.charges import Charges
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.logs import event
 from weft.types import Committed, RunReport
@@ -39,13 +40,17 @@ def plans_of(
     `around`: see `Connection`; `traced`: see `calls/tracing.py`.
     """
     seen: Counter[str] = Counter()
-    plans = []
+    plans: list[HandlerPlan] = []
     for handler in handlers:
         seen[handler.name] += 1
         count = seen[handler.name]
         plan = plan_of(handler, handler.name if count == 1 else f"{handler.name}-{count}")
         if handler.kind != "processes":  # whose function is found by its name in the worker
             plan.function = traced(around(plan.function))
+        if handler.budget is not None:
+            plan.charges = Charges(len(plans))
+            if handler.kind != "processes":
+                plan.function = plan.charges.around(plan.function)
         plans.append(plan)
     return plans
 
@@ -62,6 +67,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
             on_exhausted=handler.on_exhausted,
             hold=handler.hold,
             brake=handler.brake,
+            budget=handler.budget,
             timeout_s=handler.timeout_s,
             delivery=handler.delivery,
             commit_each=handler.commit.each,
@@ -90,8 +96,9 @@ def ahead_of(handler: HandlerOptions) -> int:
 
     None with a time-out: it counts from the grant, so a granted record must be running. None with
     at_most_once: a granted record is marked, and after a kill at most one a slot may be missing.
+    None with a budget: a granted record is in flight, and the time that it starts counts.
     """
-    once = handler.delivery == AT_MOST_ONCE
+    once = handler.delivery == AT_MOST_ONCE or handler.budget is not None
     if handler.kind != "processes" or handler.timeout_s is not None or once:
         return 0
     return handler.concurrency * (1 if handler.batch is not None else PROCESS_AHEAD)

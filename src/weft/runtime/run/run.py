@@ -38,6 +38,7 @@ from weft.runtime.run.outside import Outside, RunSource
 from weft.runtime.run.preflight import FirstStart, admin_of, check_cluster, drain_of
 from weft.runtime.run.result_stream import Results, ResultStream, as_handled
 from weft.runtime.run.run_snapshot import Snapshots, ending_of, report_of, under_way
+from weft.runtime.run.shares import Shares
 from weft.runtime.run.watching import Watching
 from weft.types import RunReport, StopMode
 
@@ -93,6 +94,7 @@ class Run:
         self._release_id: Callable[[], None] = lambda: None
         self._ledgers: list[LedgerRun] = []
         self._on_commit = self._options.on_commit
+        self._shares = Shares(self._routes, self._plans)
         self._topic_ids = TopicIds(self._ask_topic_ids, self._forget_topic_id)
 
     # -- making ------------------------------------------------------------------------------------
@@ -156,6 +158,7 @@ class Run:
             gc_pace.slow_down()
             for event in self._early:
                 member.door.post(event)
+            self._shares.begin(member, self._admin)
             member.start()
         except BaseException:
             self._abandon()
@@ -228,6 +231,9 @@ class Run:
     def _make_executors(self, door: Door, fail: Fail) -> list[Executor]:
         """One executor a handler, in their order."""
         loop = None if self._loop is None else self._loop.loop
+        for plan in self._plans:
+            if plan.charges is not None:
+                plan.charges.door = door
         make = Executors(door, fail, loop, self._options.group, self._options.lifespan)
         return [make.of(*both) for both in zip(self._handlers, self._plans, strict=True)]
 
@@ -255,6 +261,7 @@ class Run:
                 self._drain.look_at_others(member.partitions)
             with contextlib.suppress(InternalError):  # the member's own thread ends the run then
                 member.look_at_topic_ids()
+                self._shares.look(member, self._admin)
                 self.control.look()
                 self._look_at_drain(member)
             with turns.turn():  # it only logs and counts

@@ -106,6 +106,11 @@ def _refuse(where: str, options: HandlerOptions) -> None:
             f"{where}: a handler with a ledger cannot be used: its ids belong to a consumer group; "
             'run it as a fleet, app.run(engine="spark")'
         )
+    if options.budget is not None:
+        raise ConfigError(
+            f"{where}: budget= is shared by the members of a consumer group, and Spark's tasks are "
+            'none: give rate_limit_per_s, or run it as a fleet, app.run(engine="spark")'
+        )
     if options.delivery == "at_most_once":
         raise ConfigError(
             f'{where}: delivery="at_most_once" cannot be kept: Spark runs a failed task again, '

@@ -58,7 +58,7 @@ def end_of(work: Work, reply: Reply) -> Ended | None:
         return GivenBack(work)
     if reply.outcome == "failed":
         assert reply.error is not None
-        return Failed(work, reply.error, reply.final, reply.delay_s, reply.away)
+        return Failed(work, reply.error, reply.final, reply.delay_s, reply.away, reply.budget_s)
     return Returned(work, reply.outputs) if reply.outputs else None
 
 

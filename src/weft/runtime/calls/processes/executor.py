@@ -29,6 +29,7 @@ from weft.runtime.calls.processes.link import Item, Link
 from weft.runtime.calls.processes.protocol import (
     AskStack,
     BatchReply,
+    Cost,
     Drop,
     Job,
     Opened,
@@ -333,10 +334,18 @@ class ProcessExecutor:
             self._batch_replied(link, message)
         elif isinstance(message, Opened):
             self._opened(link, message)
+        elif isinstance(message, Cost):
+            self._charged(link, message)
         if not link.more_to_read():
             link.feeding = True
             self._door.turn()
             self._feed(link)
+
+    def _charged(self, link: Link, message: Cost) -> None:
+        with self._lock:
+            item = link.given.get(message.number)
+        if item is not None and self._plan.charges is not None:
+            self._plan.charges.report(item.works[0].record, message.cost, message.before)
 
     def _opened(self, link: Link, message: Opened) -> None:
         if message.error is None:

@@ -44,6 +44,8 @@ class WorkerSpec:
     log_level: int = logging.INFO
     #: `Hold.on`
     away: tuple[type[BaseException], ...] = ()
+    #: the handler has a budget
+    budget: bool = False
 
 
 def by_value(dumps: Callable[[Any], bytes]) -> None:
@@ -126,6 +128,15 @@ class LogLine(NamedTuple):
     fields: dict[str, Any]
 
 
+class Cost(NamedTuple):
+    """What the call of a record costs (`record.charge`)."""
+
+    number: int
+    cost: float
+    #: what the call reported before
+    before: float | None
+
+
 class Reply(NamedTuple):
     """What became of one record."""
 
@@ -137,6 +148,7 @@ class Reply(NamedTuple):
     final: bool = False
     delay_s: float | None = None
     away: bool = False
+    budget_s: float | None = None
     returned: Any = None
     began: float = 0.0
     ended: float = 0.0

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from weft import guard
+from weft.charging import CHARGE, Charge
 from weft.decoding import all_decoded, decoding_of, is_async
 from weft.kafka.ports import OutMessage
 from weft.policies import Retry
@@ -33,6 +34,7 @@ from weft.runtime.calls.processes.protocol import (
     IDLE,
     AskStack,
     BatchReply,
+    Cost,
     Drop,
     Job,
     Opened,
@@ -43,6 +45,7 @@ from weft.runtime.calls.processes.protocol import (
     tell_parent,
 )
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
+from weft.runtime.calls.retry_after import asked_wait_s
 from weft.runtime.calls.tracing import Tracing, flush, tracing_of
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.hosted import owner_of
@@ -248,6 +251,8 @@ class Worker:
         began, known = time.time(), self.repeats()
         self.begin(number)
         context = Context()  # what the call sets (contextvars) stays private
+        if self.spec.budget:
+            context.run(CHARGE.set, Charge(lambda _, *costs: self.send(Cost(number, *costs))))
         try:
             decode = self.decode(context)
             given = record if decode is None else decode(record)
@@ -304,7 +309,10 @@ class Worker:
         delay_s = None if final else asked_delay(record.attempt, error, retry)
         span = None if self._tracing is None else self._tracing.seen(record)
         away = isinstance(error, self.spec.away)
-        return Reply(number, "failed", None, error_info(error), final, delay_s, away, span=span)
+        budget_s = asked_wait_s(error) if self.spec.budget else None
+        return Reply(
+            number, "failed", None, error_info(error), final, delay_s, away, budget_s, span=span
+        )
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

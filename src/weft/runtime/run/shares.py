@@ -1,0 +1,67 @@
+"""How many partitions the topics of each handler have: a member's share of a budget is of these."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from weft.errors import ConfigError
+from weft.kafka.connect import AdminPort
+from weft.kafka.ports import KafkaUnavailable, LoginRefused
+from weft.routing import Routes
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.member.member import Member
+from weft.types import TopicPartition
+
+ANSWER_S = 5.0
+#: topics that a pattern matches may come without anything that this member gets of them
+AGAIN_S = 60.0
+#: after no broker has answered
+SOON_S = 2.0
+
+
+class Shares:
+    """Asks once for each assignment; only where a handler has a budget."""
+
+    def __init__(self, routes: Routes, plans: Sequence[HandlerPlan]) -> None:
+        self._routes = routes
+        self._handlers = range(len(plans))
+        self._needed = any(plan.spec.budget is not None for plan in plans)
+        #: what the member had when they were asked for last
+        self._of: set[TopicPartition] | None = None
+        self._due = 0.0
+
+    def begin(self, member: Member, admin: AdminPort) -> None:
+        """Before the member has anything: nothing starts until they are known."""
+        if self._needed:
+            unknown: dict[int, int | None] = dict.fromkeys(self._handlers)
+            member.door.call(lambda engine, now: engine.totals_known(now, unknown))
+            self.look(member, admin)
+
+    def look(self, member: Member, admin: AdminPort | None) -> None:
+        """Now and then, on the watching thread; may wait for a broker."""
+        if not self._needed or admin is None:
+            return
+        held, now = set(member.partitions), time.monotonic()
+        if held == self._of and now < self._due:
+            return
+        self._of, self._due = held, now + AGAIN_S
+        try:
+            totals = self._totals(admin)
+        except (KafkaUnavailable, LoginRefused):
+            self._due = now + SOON_S  # until then what was known holds
+            return
+        member.door.post(lambda engine, now: engine.totals_known(now, totals))
+
+    def _totals(self, admin: AdminPort) -> dict[int, int | None]:
+        routes = self._routes
+        matching = admin.matching(routes.patterns, ANSWER_S) if routes.patterns else []
+        found = admin.describe(sorted({*routes.literal, *matching}), ANSWER_S)
+        totals: dict[int, int | None] = dict.fromkeys(self._handlers, 0)
+        for topic, facts in found.items():
+            try:
+                handler = routes.handler_of(topic)
+            except ConfigError:  # that of two patterns: the member ends for it
+                continue
+            totals[handler] = (totals[handler] or 0) + facts.partitions
+        return totals
