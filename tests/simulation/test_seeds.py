@@ -57,7 +57,7 @@ WORDS = {
         "paid for": 3_000,
         "room in a budget": 300,
         "shares compared": 3_000,
-        "settled": 300,
+        "settled": 100,
     },
     profiles.REDONE: {"redo begun": 500, "outcome redone": 200},
     profiles.BOTH: {"answered skip": 300, "answered release": 300, "decided Retry": 100},
@@ -74,7 +74,9 @@ WORDS = {
 
 
 #: Seeds of these profiles take a second each, and half of that.
-FEWER = {profiles.HOLES: 60, profiles.MAPS: 120, profiles.OFFLINE: 200}
+FEWER = {
+    profiles.HOLES: 60, profiles.MAPS: 120, profiles.OFFLINE: 200, profiles.BUDGETED: 150,
+}  # fmt: skip
 
 
 def run(first: int, count: int, jobs: int) -> Totals:
