@@ -1,4 +1,4 @@
-"""Handlers that share a budget, and whether a member keeps that (S16)."""
+"""Handlers that share a budget, and whether a member keeps that (S17)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Purse:
                 burst = max(burst, rate * BURST_S, 1.0)
         used = sum(amount for _, amount in self.charges)
         told = f"{used} used in a second, {came} came in"
-        require(used <= came + max(burst, cost) + SLACK, "S16", told)
+        require(used <= came + max(burst, cost) + SLACK, "S17", told)
 
 
 def purses_of(member: Member) -> dict[str, Purse]:
@@ -136,13 +136,18 @@ def _actions(member: Member) -> list[str]:
     return found
 
 
+def known(member: Member) -> None:
+    """It has a partition, and knows how many there are."""
+    setup = member.world.setup
+    if member.budgets:
+        totals = dict.fromkeys(range(len(setup.specs)), setup.partitions)
+        member.engine.totals_known(member.world.now, totals)
+    divide(member)
+
+
 def divide(member: Member) -> None:
     """It holds other partitions than before."""
     setup, now = member.world.setup, member.world.now
-    if not member.budgets:
-        return
-    totals = dict.fromkeys(range(len(setup.specs)), setup.partitions)
-    member.engine.totals_known(now, totals)
     for purse in member.budgets.values():
         held = sum(part.handler.index in purse.handlers for part in member.parts.values())
         purse.divide(now, held / (setup.partitions * len(purse.handlers)))
@@ -166,9 +171,9 @@ def begins(member: Member, works: Sequence[Work]) -> None:
     cost = _cost(work.record.offset)
     calls = sum(call.handler in purse.handlers for call in member.calls)
     told = f"{work!r} is call {calls} of {purse.in_flight_max}"
-    require(calls <= purse.in_flight_max, "S16", told)
+    require(calls <= purse.in_flight_max, "S17", told)
     asked = f"{work!r} starts before {purse.until:.3f}, as the service asks"
-    require(now >= purse.until - SLACK, "S16", asked)
+    require(now >= purse.until - SLACK, "S17", asked)
     purse.charge(now, _value(purse, work), cost)
     purse.check_window(now, cost)
     member.oracle.stats["paid for"] += 1
@@ -251,7 +256,7 @@ def _check_shares(member: Member, purse: Purse) -> None:
         for other, used in purse.used.items():
             more = used - before.get(other, 0.0) - own
             told = f"{other!r} used {more} more than {value!r}, which waited all the time"
-            require(more <= UNFAIR, "S16", told)
+            require(more <= UNFAIR, "S17", told)
             member.oracle.stats["shares compared"] += other != value
 
 

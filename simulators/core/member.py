@@ -363,7 +363,7 @@ class Member:
         self.oracle.opened(self.name, partition, held, self.world.now)
         self.parts[tp] = partition
         self.positions[tp] = start.offset
-        budgeted.divide(self)
+        budgeted.known(self)
         self.perform()
         return True
 

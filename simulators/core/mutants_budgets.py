@@ -1,4 +1,4 @@
-"""Broken engines for budgets: what handlers share, and who is next (S16)."""
+"""Broken engines for budgets: what handlers share, and who is next (S17)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulators.core.mutant import mutant
 from weft.core.budgets import Bucket, SharedBudget
 
 
-@mutant(Bucket, "pays", "S16", first_seed=profiles.BUDGETED)
+@mutant(Bucket, "pays", "S17", first_seed=profiles.BUDGETED)
 def _bucket_pays_always(original: Any) -> Any:
     return lambda _self, _cost: True
 
@@ -19,7 +19,7 @@ def _bucket_pays_only_when_more_than_full(original: Any) -> Any:
     return lambda self, cost: self.tokens > self.most and original(self, cost)
 
 
-@mutant(SharedBudget, "ended", "S16", "structure", first_seed=profiles.BUDGETED)
+@mutant(SharedBudget, "ended", "S17", "structure", first_seed=profiles.BUDGETED)
 def _calls_end_twice(original: Any) -> Any:
     def ended(self: SharedBudget) -> None:
         original(self)
@@ -33,22 +33,22 @@ def _calls_never_end(original: Any) -> Any:
     return lambda _self: None
 
 
-@mutant(SharedBudget, "wait", "S16", first_seed=profiles.BUDGETED)
+@mutant(SharedBudget, "wait", "S17", first_seed=profiles.BUDGETED)
 def _budget_does_not_wait(original: Any) -> Any:
     return lambda _self, _seconds, _error: None
 
 
-@mutant(SharedBudget, "divide", "S16", first_seed=profiles.BUDGETED)
+@mutant(SharedBudget, "divide", "S17", first_seed=profiles.BUDGETED)
 def _member_has_all(original: Any) -> Any:
     return lambda self, _held, total: original(self, total or 0, total)
 
 
-@mutant(SharedBudget, "charged", "S16", first_seed=profiles.BUDGETED)
+@mutant(SharedBudget, "charged", "S17", first_seed=profiles.BUDGETED)
 def _nothing_is_settled(original: Any) -> Any:
     return lambda _self, _one: None
 
 
-@mutant(SharedBudget, "_flow", "S16", first_seed=profiles.BUDGETED)
+@mutant(SharedBudget, "_flow", "S17", first_seed=profiles.BUDGETED)
 def _all_values_wait_in_one_queue(original: Any) -> Any:
     return lambda self, _value: original(self, None)
 
