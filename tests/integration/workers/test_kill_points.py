@@ -24,6 +24,8 @@ RECORDS = 12
 UNBEGUN = ("opening", "opened", "read", "took", "claimed")
 #: a call that turns out slow has what waits behind it taken back, for a worker that has time
 TAKEN_BACK = ("giving back", "gave back")
+#: on a busy machine the other worker may be done before it is asked
+TAKEN_BACK_RUNS = 5
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "at_least_once": (killing.single, {}),
     "each": (killing.single, {"commit": weft.Commit(each=True)}),
@@ -65,7 +67,6 @@ def handled(
                 effects = [n for (n,) in database.execute("select n from rows")]
         else:
             effects = [int(record.value) for record in kafka.records("out")]
-    assert (tmp_path / "killed").exists(), "no worker came to this step"
     begun = (tmp_path / "begun").read_text().split()
     return Counter(map(int, begun)), Counter(effects)
 
@@ -96,7 +97,14 @@ def test_what_is_promised_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, step: str
 ) -> None:
     """One worker dies, once; its successor has what it had not begun, and no more than that."""
-    begun, effects = handled(tmp_path, monkeypatch, way, step)
+    for attempt in range(TAKEN_BACK_RUNS if step in TAKEN_BACK else 1):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        begun, effects = handled(folder, monkeypatch, way, step)
+        if (folder / "killed").exists():
+            break
+    else:
+        pytest.fail("no worker came to this step")
     every = set(range(RECORDS))
     at_hand = 2 if way in ("batch", "explicit") else 1
     if way == "at_most_once":

@@ -44,12 +44,12 @@ def fail_all(desk, *, alike: bool) -> None:
 
 
 @pytest.mark.push
-@pytest.mark.parametrize(("alike", "most_bytes"), [(True, 1_400), (False, 1_700)])
+@pytest.mark.parametrize(("alike", "most_bytes"), [(True, 1_450), (False, 1_700)])
 def test_records_that_fail_alike_share_their_traceback(failing, alike, most_bytes):
     """A parked record keeps about a kilobyte of its failures beside what all have in common.
 
     `alike=False`: each message names its record, so the tracebacks differ in their last line only.
-    Measured with 2,000 records and five attempts: 1,148 and 1,408 bytes; it was 14 KB.
+    Measured with five attempts: 1,400 and 1,540 bytes; it was 14 KB.
     """
     attempts = 5
     desk, part = failing(retry=Retry(attempts=attempts, delay_s=0.01, jitter=0.1))
