@@ -63,7 +63,7 @@ def _no_answer_to_a_skip(original: Any) -> Any:
     return lambda _self, _partition, _item: None
 
 
-@mutant(Commands, "_skip_head", "S12", "S13", "S1", "L2", first_seed=profiles.COMMANDED)
+@mutant(Commands, "_skip_head", "S12", "S13", "S1", "L2", first_seed=profiles.COMMANDED + 16)
 def _skipped_in_words_only(original: Any) -> Any:
     return lambda _self, _partition, _work, _reason: None
 

@@ -21,7 +21,7 @@ def _exports_below_the_share(original: Any) -> Any:
     return lambda self, claimed: 2 * original(self, claimed)
 
 
-@mutant(Partition, "taken_without", "S16", first_seed=profiles.PARKED)
+@mutant(Partition, "taken_without", "S16", first_seed=profiles.PARKED + 43)
 def _exports_more_than_it_must(original: Any) -> Any:
     def taken(self: Partition, _claimed: Collection[int]) -> float:
         done = {work.record[2] for work in self.commit.claims}
@@ -39,7 +39,7 @@ def _exports_the_head_alone(original: Any) -> Any:
     return lane
 
 
-@mutant(Export, "awaits", "S1", "S3", "S12", "S16", "structure", first_seed=profiles.PARKED)
+@mutant(Export, "awaits", "S1", "S3", "S12", "S16", "structure", first_seed=profiles.PARKED + 122)
 def _what_comes_back_is_handled(original: Any) -> Any:
     return lambda _self, _work: False
 
@@ -49,7 +49,7 @@ def _the_next_one_is_not_parked(original: Any) -> Any:
     return lambda _self, _partition, _export, _head: None
 
 
-@mutant(Valve, "run", "L1", first_seed=profiles.PARKED)
+@mutant(Valve, "run", "L1", first_seed=profiles.PARKED + 42)
 def _never_opens(original: Any) -> Any:
     def run(self: Valve) -> None:
         self._state.overdue.clear()
@@ -67,7 +67,7 @@ def _each_letter_twice(original: Any) -> Any:
     return send
 
 
-@mutant(valve, "unpark_with_lane", "structure", first_seed=profiles.PARKED)
+@mutant(valve, "unpark_with_lane", "structure", first_seed=profiles.PARKED + 190)
 def _stays_parked_after_a_refused_letter(original: Any) -> Any:
     def unpark(work: Work) -> None:
         work.partition.lanes.behind.discard(work)

@@ -190,7 +190,7 @@ def _partition_sought_without_a_refresh(original: Any) -> Any:
     "S8",
     "S7",
     among=lambda one: one.transactional and one.odds.transaction_slow > 0,
-    first_seed=48,
+    first_seed=1_199,
 )
 def _fresh_membership_for_an_old_transaction(original: Any) -> Any:
     def transact(self: Any, effect: Any, membership: Any) -> None:
@@ -285,7 +285,7 @@ def _threads_rest_without_a_second_look(original: Any) -> Any:
     return rest
 
 
-@mutant(AsyncExecutor, "_on_suspend", "L1", among=_rests, first_seed=5804)
+@mutant(AsyncExecutor, "_on_suspend", "L1", among=_rests, first_seed=34_767)
 def _async_neither_wakes_nor_flushes(original: Any) -> Any:
     return lambda _self: None
 

@@ -121,7 +121,7 @@ def test_a_run_is_paused_tuned_resumed_and_stopped(running: Running):
     by_http = ("--url", f"http://{address}", "--token-file", "token")
     code, _, err = running.weft("set", "concurrency=2", "--handler", "check", *BECAUSE, *by_http)
     assert code == 0, err
-    code, _, err = running.weft("set", "concurrency=21", *BECAUSE, *by_http)
+    code, _, err = running.weft("set", "concurrency=1001", *BECAUSE, *by_http)
     assert code == 1
     code, _, err = running.weft("pause", *BECAUSE, "--url", f"http://{address}")
     assert (code, "token required" in err) == (2, True)

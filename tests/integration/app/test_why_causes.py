@@ -496,7 +496,16 @@ ROWS = (
 REAL = {marking, sending, committing, pending, outputs, membership, open_transaction}
 #: brought about by test_seen.py, tests/unit/observe/test_outages.py, test_sentences.py,
 #: tests/unit/runtime/test_unread.py and test_control.py
-ELSEWHERE = {"broker", "map", "refused", "start_unknown", "not_fetched", "command", "on_hold"}
+ELSEWHERE = {
+    "broker",
+    "map",
+    "refused",
+    "start_unknown",
+    "not_fetched",
+    "command",
+    "on_hold",
+    "valve",
+}
 _told: dict[str, Any] = {}
 
 
