@@ -201,17 +201,23 @@ def test_time_out_of_a_batch_is_of_what_it_still_runs(make_desk):
     assert first in [effect.work for effect in desk.take(fx.Cancel)]
 
 
-def test_a_call_that_has_acknowledged_all_keeps_its_time_out(make_desk):
-    """It has a slot, and nothing else would give that back; its end ends it."""
+def all_acknowledged(make_desk):
+    """A desk where the only slot has such a call, past its time-out; the partition, the works."""
     desk = make_desk(in_batches(2, ack="explicit", timeout_s=1.0, concurrency=1))
     (part,) = desk.assign(0)
     desk.poll(part, 0, 1, 2, key=None)
     (effect,) = desk.take(fx.Start)
     desk.do("batch_progressed", effect.works, [])
     desk.pass_time(1.0)
-    assert [one.work for one in desk.take(fx.Cancel)] == [effect.works[0]]
+    return desk, part, effect.works
+
+
+def test_a_call_that_has_acknowledged_all_keeps_its_time_out(make_desk):
+    """It has a slot, and nothing else would give that back; its end ends it."""
+    desk, part, works = all_acknowledged(make_desk)
+    assert [one.work for one in desk.take(fx.Cancel)] == [works[0]]
     assert len(part.handler.slots.overdue) == 1
-    desk.do("batch_ended", 0, [], [], call=effect.works[0].call)
+    desk.do("batch_ended", 0, [], [], call=works[0].call)
     assert not part.handler.slots.overdue
     desk.pass_time(1.0)
     assert offsets(desk.started()) == [2]
@@ -219,12 +225,7 @@ def test_a_call_that_has_acknowledged_all_keeps_its_time_out(make_desk):
 
 def test_slots_that_such_calls_keep_for_ten_time_outs_end_the_run(make_desk):
     """Concurrency would be lost for ever; a line names each of them."""
-    desk = make_desk(in_batches(2, ack="explicit", timeout_s=1.0, concurrency=1))
-    (part,) = desk.assign(0)
-    desk.poll(part, 0, 1, 2, key=None)
-    (effect,) = desk.take(fx.Start)
-    desk.do("batch_progressed", effect.works, [])
-    desk.pass_time(1.0)
+    desk, _, _ = all_acknowledged(make_desk)
     (note,) = desk.take(fx.Note)
     assert "acknowledged" in note.event
     desk.pass_time(9.9)
