@@ -17,7 +17,7 @@ import datetime as dt
 import difflib
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
@@ -53,6 +53,8 @@ FIELDS: Mapping[str, Kind] = {
     "attempts": "number",
 }
 HEADER = "header."
+#: of these, what the record itself has, and its headers
+OWN = ("time", "key")
 
 _ORDERED: Mapping[str, Callable[[float | str, float | str], bool]] = {
     "<": operator.lt,
@@ -153,6 +155,24 @@ class Condition:
 def parse(text: str, fields: Mapping[str, Kind] = FIELDS) -> Condition:
     """The condition; WhereError points at the first place that is wrong."""
     return Condition(text, _Parser(text, fields).whole())
+
+
+def text_of(data: bytes) -> str:
+    r"""Text, as far as it is any; other bytes as \xNN."""
+    return data.decode(errors="backslashreplace")
+
+
+def own_field(
+    name: str, key: bytes | None, time_ms: int, headers: Sequence[tuple[str, bytes | None]]
+) -> Value:
+    """What a record has itself, wherever it is: its `time`, `key` or `header.NAME`."""
+    if name == "time":
+        return time_ms if time_ms >= 0 else None
+    if name == "key":
+        return None if key is None else text_of(key)
+    wanted = name.removeprefix(HEADER)
+    found = next((value for one, value in reversed(headers) if one == wanted), None)
+    return None if found is None else text_of(found)
 
 
 def _equal(mine: Value, value: Value) -> bool:

@@ -51,9 +51,23 @@ class Cluster:
     x: Properties = None
     config: ConfigFile = None
 
+    def properties(self) -> dict[str, str]:
+        """All that is given for the command's Kafka clients; raises ConfigError."""
+        properties = properties_of(self.x, self.config)
+        if "bootstrap.servers" in properties:
+            raise ConfigError("the property bootstrap.servers is set by --bootstrap-servers")
+        return {**properties, "bootstrap.servers": self.bootstrap_servers}
+
     def settings(self) -> ClientSettings:
         """Settings of the command's Kafka clients; raises ConfigError."""
-        return settings_of(self.bootstrap_servers, self.x, self.config)
+        return client_settings(
+            self.properties(),
+            {},
+            group="weft",  # never joined
+            buffer_records=10_000,
+            buffer_bytes=64 * 2**20,
+            delivery="at_least_once",
+        )
 
 
 def spread(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -99,21 +113,6 @@ def properties_of(pairs: Sequence[str] | None, config: Path | None) -> dict[str,
             raise ConfigError(f"property {name.strip()[:40]!r} has no value: write key=value")
         properties[name.strip()] = value.strip()
     return properties
-
-
-def settings_of(bootstrap: str, pairs: Sequence[str] | None, config: Path | None) -> ClientSettings:
-    """Settings of a command's Kafka clients; raises ConfigError."""
-    properties = properties_of(pairs, config)
-    if "bootstrap.servers" in properties:
-        raise ConfigError("the property bootstrap.servers is set by --bootstrap-servers")
-    return client_settings(
-        {**properties, "bootstrap.servers": bootstrap},
-        {},
-        group="weft",  # never joined
-        buffer_records=10_000,
-        buffer_bytes=64 * 2**20,
-        delivery="at_least_once",
-    )
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from rich.progress import Progress
 
 from weft.cli import cluster
 from weft.cli.topics import check_topic
-from weft.dlq.letters import Place, text_of
+from weft.dlq.letters import Place
 from weft.dlq.replay import Box, OnProgress, group_of
 from weft.errors import ConfigError
 from weft.kafka.connect import Connection, connect
-from weft.where import Condition, parse
+from weft.where import Condition, parse, text_of
 
 Where = Annotated[
     str | None,
@@ -63,12 +63,8 @@ def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Bo
 
 def connected(kafka: cluster.Cluster, group: str) -> Connection:
     """Clients of this group, that has no members."""
-    properties = cluster.properties_of(kafka.x, kafka.config)
-    if "bootstrap.servers" in properties:
-        raise ConfigError("the property bootstrap.servers is given by --bootstrap-servers")
     return connect(
-        # What goes wrong is in the exceptions.
-        {"log_level": 2, **properties, "bootstrap.servers": kafka.bootstrap_servers},
+        {"log_level": 2, **kafka.properties()},  # what goes wrong is in the exceptions
         {},
         group=group,
         buffer_records=10_000,

@@ -16,7 +16,6 @@ from weft.cli import cluster
 from weft.cli.dlq_box import Where, bar, connected, counted, cut, parse_where
 from weft.cli.load import load_module
 from weft.cli.topics import check_topic
-from weft.dlq.letters import text_of
 from weft.dlq.plan import STALE, Plan, Rules, Stale
 from weft.dlq.refails import Careful
 from weft.dlq.replay import OnProgress, Outcome, Repair, Replay, Wanted, group_of
@@ -25,6 +24,7 @@ from weft.kafka.ports import OutMessage
 from weft.numeric import is_positive
 from weft.runtime.calls.invoke import BadReturn, messages_of
 from weft.types import Record
+from weft.where import text_of
 
 EXAMPLES = 3
 DIFF_LINES_MAX = 20

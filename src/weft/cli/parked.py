@@ -19,14 +19,13 @@ from weft.cli import cluster
 from weft.cli.control import Reach, Runs
 from weft.cli.dlq_box import connected, cut, place_of, shown
 from weft.codec import Remembered
-from weft.dlq.letters import text_of
 from weft.errors import ConfigError
 from weft.kafka.group_rider import GroupRider, Kept, Part
 from weft.kafka.log_reader import Place
 from weft.observe import local
 from weft.observe.asking import question
 from weft.types import Record
-from weft.where import FIELDS, HEADER, Condition, Kind, Value, parse
+from weft.where import FIELDS, HEADER, OWN, Condition, Kind, Value, own_field, parse
 
 KEY_CHARS_MAX = 40
 SHOWN_CHARS_MAX = 2_000
@@ -211,8 +210,10 @@ def _fields(one: Kept, records: Records) -> Any:
     record = records.get(one.place)
 
     def field(name: str) -> Value:
-        if name.startswith(HEADER) or name in ("key", "time"):
-            return None if record is None else _of_record(record, name)
+        if name in OWN or name.startswith(HEADER):
+            if record is None:
+                return None
+            return own_field(name, record.key, record.timestamp_ms, record.headers)
         known = one.known
         values: dict[str, Value] = {
             "topic": one.topic,
@@ -225,16 +226,6 @@ def _fields(one: Kept, records: Records) -> Any:
         return values[name]
 
     return field
-
-
-def _of_record(record: Record[Any], name: str) -> Value:
-    if name == "time":
-        return record.timestamp_ms if record.timestamp_ms >= 0 else None
-    if name == "key":
-        return None if record.key is None else text_of(record.key)
-    wanted = name.removeprefix(HEADER)
-    found = next((value for one, value in reversed(record.headers) if one == wanted), None)
-    return None if found is None else text_of(found)
 
 
 def _state(known: Remembered) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.kafka.ports import OutMessage
 from weft.types import Headers, Record
-from weft.where import HEADER, Value
+from weft.where import HEADER, OWN, Value, own_field, text_of
 
 #: what a replay adds
 REPLAY = "__dlq.errors.replay."
@@ -138,17 +138,12 @@ class Letter:
 
     def field(self, name: str) -> Value:
         """For `--where`: a field by its name."""
-        if name.startswith(HEADER):
-            wanted = name.removeprefix(HEADER)
-            found = next((v for n, v in reversed(self.headers) if n == wanted), None)
-            return None if found is None else text_of(found)
+        if name in OWN or name.startswith(HEADER):
+            return own_field(name, self.key, self.time_ms, self.headers)
         source = self.source
         if name in ("topic", "partition", "offset"):
             return None if source is None else getattr(source, name)
-        if name == "key":
-            return None if self.key is None else text_of(self.key)
         return {
-            "time": self.time_ms if self.time_ms >= 0 else None,
             "group": self.group,
             "handler": self.handler,
             "error.type": self.error_type,
@@ -167,11 +162,6 @@ class Letter:
 def without(headers: Headers, prefixes: tuple[str, ...]) -> Headers:
     """Those whose names begin with none of these."""
     return tuple(one for one in headers if not one[0].startswith(prefixes))
-
-
-def text_of(data: bytes) -> str:
-    r"""Text, as far as it is any; other bytes as \xNN."""
-    return data.decode(errors="backslashreplace")
 
 
 def letter_of(record: Record[bytes | None]) -> Letter:

@@ -125,6 +125,14 @@ def test_a_condition_asks_for_headers(started):
     until(lambda: started.done == ["b9"])
 
 
+def test_a_key_that_is_no_text_is_named_by_its_bytes(started):
+    r"""As \xNN, in a condition and in what a dry run shows: the same as in `weft parked`."""
+    started.kafka.produce("t", b"b9", b"\xffk")
+    until(lambda: started.parked() == 3)
+    answer = started.obey("retry", where=r'key == "\xffk"', dry_run=True)
+    assert (answer.outcome, r"key \xffk" in answer.detail) == ("would", True)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_condition_selects_no_more_than_a_command_takes(started, monkeypatch, most):
     """Two keys match: one too many is one line that names the cure, and changes nothing."""

@@ -19,7 +19,7 @@ from weft.errors import ConfigError
 from weft.kafka.log_reader import fetch
 from weft.kafka.ports import KafkaUnavailable
 from weft.observe.orders import HERE_FIELDS, RECORDS_MAX, Answer, Order, what
-from weft.where import HEADER, Value, parse
+from weft.where import HEADER, OWN, Value, own_field, parse
 
 if TYPE_CHECKING:
     from weft.kafka.log_reader import LogReader
@@ -124,22 +124,15 @@ def _read(
 def _field(one: Undone, name: str) -> Value:
     """For a condition."""
     record, error = one.record, one.error
-    if name == "time":
-        return record.timestamp_ms if record.timestamp_ms >= 0 else None
-    if name.startswith(HEADER):
-        wanted = name.removeprefix(HEADER)
-        return _text(next((v for n, v in reversed(record.headers) if n == wanted), None))
+    if name in OWN or name.startswith(HEADER):
+        return own_field(name, record.key, record.timestamp_ms, record.headers)
     values: dict[str, Value] = {
         "topic": record.topic, "partition": record.partition, "offset": record.offset,
-        "key": _text(record.key), "handler": one.handler, "state": one.state,
+        "handler": one.handler, "state": one.state,
         "attempts": one.attempts, "error.type": None if error is None else error.type,
         "error.message": None if error is None else error.message,
     }  # fmt: skip
     return values[name]
-
-
-def _text(data: bytes | None) -> str | None:
-    return None if data is None else data.decode(errors="replace")
 
 
 def would(found: Mapping[Target, Sequence[Undone]]) -> list[Row]:
@@ -148,7 +141,7 @@ def would(found: Mapping[Target, Sequence[Undone]]) -> list[Row]:
         {
             "topic": some[0].record.topic, "partition": some[0].record.partition,
             "offset": some[0].record.offset, "outcome": "would",
-            "detail": f"{some[0].state}, key {_text(some[0].record.key)}"
+            "detail": f"{some[0].state}, key {_field(some[0], 'key')}"
             + (f", and {len(some) - 1:,} more of it" if len(some) > 1 else ""),
         }
         for some in found.values()
