@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from weft.core.states import RUNNING
 from weft.core.work import Work
 from weft.decoding import Decoding
 from weft.policies import Retry
-from weft.runtime.histogram import AGE_S, Latency
+from weft.runtime.histogram import AGE_S, AGES_MAX, Latency
 
 if TYPE_CHECKING:
     from weft.ledger.ledger_run import LedgerRun
@@ -41,6 +41,13 @@ class Executor(Protocol):
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches that these partitions, or all, are revoked."""
         return
+
+    def keeps_pace(self) -> bool:
+        """Whether completions wait for the polling thread, which asks in each round.
+
+        If so, it comes again within milliseconds and reports them.
+        """
+        return False
 
     def close(self) -> None:
         """Start nothing more."""
@@ -106,9 +113,9 @@ class HandlerPlan:
     ledger: LedgerRun | None = None
     latency: Latency = field(default_factory=Latency)
     #: ages of records when their calls end, by their timestamps
-    ages: Latency = field(default_factory=lambda: Latency(AGE_S))
+    ages: Latency = field(default_factory=lambda: Latency(AGE_S, AGES_MAX))
     #: from when records came to when their first call began, by the engine's clock
-    waits: Latency = field(default_factory=lambda: Latency(AGE_S))
+    waits: Latency = field(default_factory=lambda: Latency(AGE_S, AGES_MAX))
     arrivals: Arrivals = field(default_factory=Arrivals)
     #: calls by record while results are read; None without a reader
     calls: dict[Work, Call] | None = None
@@ -125,6 +132,8 @@ class HandlerPlan:
         if self.latency.enough:
             return
         self.latency.add(seconds)
+        if self.waits.enough or self.ages.enough:
+            return
         record = work.record
         if record.timestamp_ms >= 0:
             self.ages.add(time.time() - record.timestamp_ms / 1e3)
@@ -137,12 +146,16 @@ class HandlerPlan:
         """The retry policy."""
         return self.spec.retry
 
+    def called(self, works: Iterable[Work], began: float, returned: Any = None) -> None:
+        """Calls end now, which began then (performance counter): for the readers of results.
 
-def call_of(began: float, ended: float, returned: Any) -> Call:
-    """Times of the performance counter as UNIX times, with the returned value."""
-    now = time.time()
-    finished_at = now - (time.perf_counter() - ended)
-    return Call(finished_at - (ended - began), finished_at, returned)
+        Before they are reported: another thread may be in the door, and finish their records at once.
+        """
+        calls = self.calls  # any thread may end the reading
+        if calls is not None:
+            now = time.time()
+            call = Call(now - (time.perf_counter() - began), now, returned)
+            calls.update(dict.fromkeys(works, call))
 
 
 def may_call(work: Work, *, at_most_once: bool) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 from tests.support.bench import BENCHES, Bench
+from tests.support.waiting import wait_for
 
 import weft
-from weft.runtime.calls.aio import AsyncExecutor
-from weft.runtime.calls.batch_calls import BatchTasks
+from weft.core.states import DONE
+from weft.runtime.calls import threads
+from weft.runtime.calls.aio import SLICE_S, AsyncExecutor
+from weft.runtime.calls.batch_calls import BatchTasks, BatchThreads
 from weft.runtime.calls.threads import LOOK_S, ThreadExecutor
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.testing import run
@@ -77,6 +82,75 @@ def async_bench(loop: asyncio.AbstractEventLoop, **spec: Any) -> Bench:
     """A bench whose handler runs on this loop; a batch handler with `batch=`."""
     kind = BatchTasks if "batch" in spec else AsyncExecutor
     return Bench(lambda plan, door: kind(plan, door, loop), **spec)
+
+
+class Watched(deque):
+    """Calls that have ended, as another thread may find them: with what its results would say."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self.plan, self.said = plan, []
+
+    def append(self, ended: Any) -> None:
+        """Look at once."""
+        call = self.plan.calls.get(getattr(ended, "work", ended))
+        self.said.append(call and (call.returned, call.finished_at >= call.started_at))
+        super().append(ended)
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+@pytest.mark.parametrize("value", [None, b"out", ValueError()])
+def test_what_a_call_returned_is_known_before_its_end(kind: str, value: Any) -> None:
+    """Else a result which another thread reports in that moment had no value and the wrong times."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        spec: Any = {"retry": weft.Retry(attempts=1)}
+        bench = Bench(ThreadExecutor, **spec) if kind == "threads" else async_bench(loop, **spec)
+        bench.plan.output, bench.plan.calls = "out", {}
+        bench.door.done = bench.door.ended = watched = Watched(bench.plan)
+
+        def handler(_record: Record) -> Any:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        async def waited(record: Record) -> Any:
+            return handler(record)
+
+        bench.function = handler if kind == "threads" else waited
+        bench.poll(1)
+        await until(lambda: watched.said)
+        assert watched.said == [(None if isinstance(value, Exception) else value, True)]
+
+    on_loop(main)
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_a_record_that_its_batch_acknowledged_is_noted_once(kind: str) -> None:
+    """Before its end is reported, and not again when the call returns: nobody would take that away."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        spec: Any = {"batch": weft.Batch(max_records=2, linger_s=0.001, ack="explicit")}
+        make = async_bench if kind == "async" else lambda _loop, **own: Bench(BatchThreads, **own)
+        bench = make(loop, **spec)
+        bench.plan.calls = calls = {}
+        taken: list[Any] = []
+
+        def handler(records: weft.RecordBatch) -> None:
+            records.ack(records[0])
+            bench.executor.warn(None)  # reports what is acknowledged
+            taken.append(calls.pop(first))
+            records.ack(records[1])
+
+        async def waited(records: weft.RecordBatch) -> None:
+            handler(records)
+
+        bench.function = waited if kind == "async" else handler
+        first, second = bench.poll(2)
+        await until(lambda: bench.ticked() or second.state == DONE)
+        assert (len(taken), list(calls)) == (1, [second])
+
+    on_loop(main)
 
 
 def test_a_swallowed_cancellation_is_not_the_next_records() -> None:
@@ -231,12 +305,72 @@ class OneThread(ThreadExecutor):
             super()._wake_one()
 
 
+def bench_after(monkeypatch: pytest.MonkeyPatch, calls: int, **spec: Any) -> Bench:
+    """Threads that have just ended so many calls, where any number per second is a fast pace."""
+    monkeypatch.setattr(threads, "PACE_S", 0.0)
+    monkeypatch.setattr(threads, "PACE_PER_S", 0.0)
+    monkeypatch.setattr(threads, "AHEAD_S", 1e9)  # however long the machine took for them
+    bench = Bench(ThreadExecutor, **spec)
+    bench.function = lambda _record: None
+    works = bench.poll(calls)
+    wait_for(lambda: bench.ticked() or all(work.state == DONE for work in works))
+    return bench
+
+
+@pytest.mark.parametrize("how", ["pace", "warn"])
+def test_what_is_granted_ahead_is_given_back(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Once calls are no longer fast, or its partition goes: it waits for none that runs."""
+    bench = bench_after(monkeypatch, 4, concurrency=2)
+    assert bench.executor.keeps_pace()
+    begun, go_on = [], threading.Event()
+
+    def handler(record: Record) -> None:
+        begun.append(record.value)
+        go_on.wait(WAIT_S)
+
+    bench.function = handler
+    (partition,) = {work.partition for work in bench.poll(5)}
+    assert partition.in_flight == 5
+    wait_for(lambda: len(begun) == 2)
+    if how == "pace":
+        assert not bench.executor.keeps_pace()
+    else:
+        bench.door.call(lambda engine, now: engine.revoking(now, [partition]))
+        bench.executor.warn([partition])
+    assert (partition.in_flight, sorted(begun)) == (2, [b"0", b"1"])
+    go_on.set()
+    left = 0 if how == "pace" else 3
+    wait_for(lambda: bench.ticked() or (partition.buffered, partition.in_flight) == (left, 0))
+    assert sorted(begun) == [b"0", b"1", b"2", b"3", b"4"][: 5 - left]
+    bench.executor.close()
+
+
+def test_slow_calls_are_not_granted_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that has ended one call since the last look may hold the next one for long."""
+    bench = bench_after(monkeypatch, 3, concurrency=2)
+    assert not bench.executor.keeps_pace()
+    bench.executor.close()
+
+
+@pytest.mark.parametrize(
+    "spec", [{"timeout_s": 9.0}, {"delivery": "at_most_once"}, {"commit_each": True}]
+)
+def test_no_call_is_granted_ahead_where_a_grant_counts(
+    monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any]
+) -> None:
+    """Time runs from the grant, or the record is marked, or its slot is kept."""
+    bench = bench_after(monkeypatch, 4, concurrency=1, **spec)
+    assert not bench.executor.keeps_pace()
+    bench.executor.close()
+
+
 class OneWorker(AsyncExecutor):
     """Its two records are both for one worker, as where the second came behind the first."""
 
-    def _hire(self) -> None:
-        if not self._workers:
-            super()._hire()
+    def _wake(self) -> None:
+        ready, self._ready = self._ready, deque(list(self._ready)[: not self._workers])
+        super()._wake()
+        self._ready = ready
 
 
 @pytest.mark.parametrize("how", ["done", "output", "fails"])
@@ -258,5 +392,49 @@ def test_what_ended_does_not_wait_for_a_call_that_waits(how: str) -> None:
         bench.function = handler
         bench.poll(2)
         await until(lambda: len(begun) == 2 and not (bench.door.done or bench.door.ended))
+
+    on_loop(main)
+
+
+def test_calls_that_end_together_are_reported_in_one_turn() -> None:
+    """A hundred calls that waited for longer than a slice end at once: not a hundred turns."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        bench = async_bench(loop, concurrency=100)
+        release, begun, turns = asyncio.Event(), [], []
+        turn = bench.door.turn
+
+        def counted() -> None:
+            turns.append(len(bench.door.done))
+            turn()
+
+        bench.door.turn = counted  # type: ignore[method-assign]  # turns are counted
+
+        async def handler(record: Record) -> None:
+            begun.append(record)
+            await release.wait()
+
+        bench.function = handler
+        works = bench.poll(100)
+        await until(lambda: len(begun) == 100)
+        await asyncio.sleep(2 * SLICE_S)
+        turns.clear()
+        release.set()
+        await until(lambda: all(work.partition.in_flight == 0 for work in works))
+        assert sum(1 for done in turns if done) <= 3, turns
+
+    on_loop(main)
+
+
+def test_every_call_on_threads_is_in_the_latency() -> None:
+    """Also a short one behind another: if only the slow ones were, they would look common."""
+
+    async def main(_loop: asyncio.AbstractEventLoop) -> None:
+        bench = Bench(OneThread, concurrency=40)
+        bench.function = lambda _record: None
+        bench.door.round_at = float("inf")
+        works = bench.poll(40)
+        await until(lambda: bench.ticked() or all(work.partition.in_flight == 0 for work in works))
+        await until(lambda: len(bench.plan.latency.samples()) == 40)
 
     on_loop(main)

@@ -25,7 +25,7 @@ from weft.core.work import Work
 from weft.runtime.calls import stacks
 from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
-from weft.runtime.handling import Executor, HandlerPlan, call_of
+from weft.runtime.handling import Executor, HandlerPlan
 from weft.types import Record
 
 SLICE_S = 0.005  # a worker whose handlers never wait lets the loop breathe this often
@@ -200,8 +200,8 @@ class AsyncExecutor(Executor):
                 if self._ready or self._turn():
                     worker.calls = calls = self._burst(worker)
                     await _in_contexts(worker, calls, self._on_suspend)
-                    if self._ready:
-                        await asyncio.sleep(0)
+                    if self._ready or self._door.done:
+                        await asyncio.sleep(0)  # others end, too: one turn reports them all
                 else:
                     await self._rest()
         finally:
@@ -252,13 +252,12 @@ class AsyncExecutor(Executor):
             try:
                 returned = await function(work.record if decode is None else decode(work.record))
             except BaseException as error:
-                returned = None
-                self._failed(worker, work, error)
+                self._failed(worker, work, error, began)
             else:
-                if returned is None and worker.mark is None:
+                if returned is None and worker.mark is None and plan.calls is None:
                     done.append(work)
                 else:
-                    self._returned(worker, work, returned)
+                    self._returned(worker, work, returned, began)
             worker.work = None
             if worker.context:  # it has set something, which stays private
                 await _fresh_context()
@@ -268,8 +267,6 @@ class AsyncExecutor(Executor):
             now = clock()
             each_s = (now - began) / since_look
             plan.timed(each_s, work)
-            if plan.calls is not None:
-                plan.calls[work] = call_of(began, now, returned)
             began, since_look, worker.waited = now, 0, False
             look_at = min(_LOOK_EVERY, int(_LOOK_S / (each_s or _LOOK_S)))
             if now > slice_ends:
@@ -277,21 +274,23 @@ class AsyncExecutor(Executor):
             if not trusted():  # the process was suspended: another member may own these by now
                 self._give_back()
 
-    def _returned(self, worker: _Worker, work: Work, returned: Any) -> None:
+    def _returned(self, worker: _Worker, work: Work, returned: Any, began: float) -> None:
         plan = self._plan
         # It may have caught its own cancellation; if its time was over, it has failed all the same.
         if worker.mark is not None and self._unmarked(worker) == EXPIRED:
+            plan.called([work], began)
             self._door.ended.append(failed(work, self._timeout(work), plan.retry))
             return
         ended = None
         if returned is not None:  # a generator's body runs only now
             ended = ending(work, returned, plan.output, plan.retry)
+        plan.called([work], began, returned)
         if ended is None:
             self._door.done.append(work)
         else:
             self._door.ended.append(ended)
 
-    def _failed(self, worker: _Worker, work: Work, error: BaseException) -> None:
+    def _failed(self, worker: _Worker, work: Work, error: BaseException, began: float) -> None:
         """The attempt failed: by itself, by its time-out, or because the executor is closing."""
         mark = None if worker.mark is None else self._unmarked(worker)
         if mark == DROPPED and not self._at_most_once:
@@ -299,6 +298,7 @@ class AsyncExecutor(Executor):
             self._door.ended.append(GivenBack(work))
             return
         why = self._timeout(work) if mark == EXPIRED else error
+        self._plan.called([work], began)
         self._door.ended.append(failed(work, why, self._plan.retry))
 
     @staticmethod

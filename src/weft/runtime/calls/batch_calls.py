@@ -23,7 +23,7 @@ from weft.runtime.calls.invoke import BadReturn, failed, outputs_of
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
-from weft.runtime.handling import Executor, HandlerPlan, call_of, may_call
+from weft.runtime.handling import Executor, HandlerPlan, may_call
 from weft.runtime.shared import SharedOutputs
 from weft.types import Record
 
@@ -118,6 +118,7 @@ class BatchCall:
         with self._flushing:
             done, ended = self._take_fresh()
             if done or ended:
+                self._called(done, ended)
                 self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
 
     def _take_fresh(self) -> tuple[list[Work], list[Ended]]:
@@ -154,11 +155,7 @@ class BatchCall:
 
     def returned(self, value: Any) -> None:
         """The handler returned."""
-        ended = time.perf_counter()
-        self.plan.timed(ended - self.began, self.works[-1])
-        if self.plan.calls is not None:
-            call = call_of(self.began, ended, value)
-            self.plan.calls.update(dict.fromkeys(self.works, call))
+        self.plan.timed(time.perf_counter() - self.began, self.works[-1])
         if self.expired:
             self.raised(AttemptTimeout(f"ran longer than timeout_s={self.timeout_s}"))
         elif self.explicit and value is not None:
@@ -179,11 +176,12 @@ class BatchCall:
             self.raised(error)
             return
         if not messages:
-            self._report(self.works, [], whole=False)
+            self._report(self.works, [], whole=False, returned=value)
             return
         # One set of outputs for all: none of the records is done before all of it is stored.
         shared = SharedOutputs(messages, len(self.works))
-        self._report([], [Returned(work, shared) for work in self.works], whole=False)
+        ended = [Returned(work, shared) for work in self.works]
+        self._report([], ended, whole=False, returned=value)
 
     def raised(self, error: BaseException) -> None:
         """The handler raised, or did as badly."""
@@ -207,8 +205,15 @@ class BatchCall:
             done, acked = self._take_fresh()
             self._report(done, [*acked, *ends], whole=False)
 
-    def _report(self, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool) -> None:
+    def _called(self, done: Sequence[Work], ended: Sequence[Ended], returned: Any = None) -> None:
+        left = [one.work for one in ended if not isinstance(one, GivenBack)]
+        self.plan.called([*done, *left], self.began, returned)
+
+    def _report(
+        self, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool, returned: Any = None
+    ) -> None:
         self._acks.end()
+        self._called(done, ended, returned)
         handler = self.works[0].partition.handler.index
         self._door.post(
             lambda engine, now: engine.batch_ended(

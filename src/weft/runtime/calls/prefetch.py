@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextvars import Context
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft import guard
 from weft.core.events import Ended, GivenBack
@@ -25,11 +25,8 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import failed
 from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan
+from weft.runtime.handling import Executor, HandlerPlan
 from weft.types import Record
-
-if TYPE_CHECKING:
-    from weft.runtime.handling import Executor
 
 GATHER_S = 0.005
 LOADERS = 4  # a quarter of the slots each, so that four fill them all
@@ -63,7 +60,7 @@ class _Group:
         )
 
 
-class Prefetcher:
+class Prefetcher(Executor):
     """An executor that loads first and hands on to the real one."""
 
     def __init__(

@@ -8,6 +8,7 @@ that return at once are done by one thread before the second has even got the in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Generic, TypeVar
 
 from weft import guard
 from weft.core.events import GivenBack
+from weft.core.partition import Partition
 from weft.core.spec import AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Work
@@ -27,7 +29,7 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
 from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
-from weft.runtime.handling import Executor, HandlerPlan, call_of
+from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
@@ -35,9 +37,16 @@ _log = logging.getLogger("weft")
 FAST_S = 100e-6  # calls shorter than this report together
 #: whether calls may still begin at all is asked once in so long, by whichever thread: see Lease
 LOOK_S = 100e-6
-#: of calls shorter than a millisecond, one in this many samples its record's age and wait
+#: of calls in a row, one in this many also samples its record's age and wait, and a slow one;
+#: while calls are granted ahead no other one is timed
 SAMPLED_EVERY = 32
 SLOW_S = 0.001
+#: calls are granted ahead while so many end per second, and so many of each slot, in such a time.
+#: What is granted leaves the queue once calls get slower
+PACE_S, PACE_PER_S, PACE_CALLS = 0.05, 5_000.0, 2
+#: so many as end in such a time, up to the next power of two: at least what one round of the
+#: polling thread takes, so that it reports nearly all. What is granted waits twice as long at most
+AHEAD_S, AHEAD_MAX = 0.01, 1024
 
 
 T = TypeVar("T")
@@ -178,6 +187,15 @@ class ThreadExecutor(WorkerThreads[Work]):
         self._at_most_once = plan.spec.delivery == AT_MOST_ONCE
         self._expired: set[Work] = set()
         self._trusted_at = -1.0
+        #: only where the end of a call is all: a commit or a transaction has another pace
+        self._may_lag = plan.spec.may_run_ahead and plan.spec.plain
+        #: so many calls are granted ahead; if any, a report waits while more is at hand than waits
+        #: for it. Written by the polling thread, which comes round soon and reports what does
+        self._ahead = 0
+        #: when that was looked at, and how many calls had ended then
+        self._looked_at, self._ended = 0.0, 0
+        #: turns since a time, about: several threads count them
+        self._turns, self._turned_at = 0, 0.0
 
     def start(self, works: Sequence[Work]) -> None:
         """Call the handler for each; never blocks."""
@@ -192,10 +210,51 @@ class ThreadExecutor(WorkerThreads[Work]):
                 self._expired.discard(ended)  # returned in the very moment it expired
             self._expired.add(work)
 
+    # -- on the polling thread ---------------------------------------------------------------------
+
+    def keeps_pace(self) -> bool:
+        """Whether calls end so fast that the next ones are granted ahead: looked at now and then.
+
+        Never more of them run together than declared: only threads that exist call what is granted.
+        """
+        if not self._may_lag:
+            return False
+        plan, slots, now = self._plan, self._plan.spec.concurrency, time.perf_counter()
+        handler = next(one for one in self._door.engine.handlers if one.spec is plan.spec)
+        span_s, ended = now - self._looked_at, handler.done - self._ended
+        twice = ended >= PACE_CALLS * slots
+        if span_s < PACE_S and (self._ahead or not twice):
+            return self._ahead > 0
+        self._looked_at, self._ended = now, handler.done
+        fast = twice and ended >= PACE_PER_S * span_s
+        fast = fast and not plan.set_calls and len(self._threads) <= slots
+        many = int(ended * AHEAD_S / max(span_s, AHEAD_S))
+        ahead = min(AHEAD_MAX, 1 << many.bit_length()) if fast else 0
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._door.post(lambda engine, now: engine.grant_ahead(now, handler.index, ahead))
+            if not fast:
+                self._recall()
+        return fast
+
+    def warn(self, partitions: Sequence[Partition] | None) -> None:
+        """What was granted ahead is not to wait for the calls that run."""
+        if self._ahead:
+            self._recall()
+
+    def _recall(self) -> None:
+        """Return what no thread has come to; the engine grants again what may start."""
+        with contextlib.suppress(IndexError):
+            while True:  # the last one first: each goes in front of the one before
+                self._door.ended.append(GivenBack(self._ready.pop()))
+        self._door.turn()
+
+    # -- on a worker thread ------------------------------------------------------------------------
+
     def _call(self, work: Work, context: Context) -> bool:
         """This record, and then those that are ready, as long as calls are short."""
         plan, door, ready, decode = self._plan, self._door, self._ready, self._decode
-        function, clock = plan.function, time.perf_counter
+        function, clock, calls = plan.function, time.perf_counter, 0
         began = clock()
         while True:
             # As plan.may_call, written out: this is the hot path.
@@ -206,26 +265,25 @@ class ThreadExecutor(WorkerThreads[Work]):
             ):
                 door.ended.append(GivenBack(work))
                 return False
-            returned = None
             try:
                 returned = function(work.record if decode is None else decode(work.record))
             except BaseException as error:
                 self._expired.discard(work)
+                plan.called([work], began)
                 door.ended.append(failed(work, error, plan.retry))
             else:
-                if returned is None and not self._expired:
+                if returned is None and not self._expired and plan.calls is None:
                     door.done.append(work)
                 else:
                     self._returned(work, returned, began)
             ended = clock()
             took_s = ended - began
-            if took_s > SLOW_S or not work.record[2] % SAMPLED_EVERY:
+            if not calls % SAMPLED_EVERY or (took_s > SLOW_S and not self._ahead):
                 plan.timed(took_s, work)
-            else:
+            elif not self._ahead:
                 plan.latency.add(took_s)
-            if plan.calls is not None:
-                plan.calls[work] = call_of(began, ended, returned)
-            if took_s > FAST_S:
+            calls += 1
+            if took_s > FAST_S and (not self._ahead or len(door.done) >= len(ready)):
                 return True
             if context or self._closed:
                 return False
@@ -233,9 +291,23 @@ class ThreadExecutor(WorkerThreads[Work]):
                 work = ready.popleft()
             except IndexError:
                 return False
-            if ready and not self._waking and len(ready) > len(self._seeking):
+            if (
+                (self._idle or not self._ahead)  # else all threads are at work: the hot path
+                and ready
+                and not self._waking
+                and len(ready) > len(self._seeking)
+            ):
                 self._wake_one()
             began = ended
+
+    def _turn(self) -> None:
+        super()._turn()
+        self._turns += 1
+        if self._turns > PACE_CALLS * self._plan.spec.concurrency:
+            turns, since, self._turns = self._turns, self._turned_at, 0
+            self._turned_at = time.perf_counter()
+            if self._may_lag and not self._ahead and turns > PACE_PER_S * (self._turned_at - since):
+                self._door.wake()  # it may sleep for long, and is to look at the pace
 
     def _trusted(self, now: float) -> bool:
         """A suspended process's clock has advanced, so a waking thread asks again."""
@@ -252,11 +324,13 @@ class ThreadExecutor(WorkerThreads[Work]):
         limit_s = work.partition.handler.timeout_s
         if expired and time.perf_counter() - began >= (limit_s or 0.0):
             late = AttemptTimeout(f"returned after more than timeout_s={limit_s}")
+            plan.called([work], began)
             door.ended.append(failed(work, late, plan.retry))
             return
         ended = None
         if returned is not None:  # a generator's body runs only now
             ended = ending(work, returned, plan.output, plan.retry)
+        plan.called([work], began, returned)
         if ended is None:
             door.done.append(work)
         else:

@@ -38,7 +38,7 @@ from weft.runtime.calls.processes.protocol import (
     WorkerSpec,
 )
 from weft.runtime.door import Door, since_boot
-from weft.runtime.handling import Call, HandlerPlan, may_call
+from weft.runtime.handling import Call, Executor, HandlerPlan, may_call
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
@@ -50,7 +50,7 @@ LOOK_S = 0.05  # how often, while something may have to be done about a call tha
 REPORT_S = 1.0  # how often the engine is informed of calls that have not started, if any
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Runs one handler in `concurrency` worker processes."""
 
     def __init__(
@@ -379,8 +379,9 @@ class ProcessExecutor:
             took_s = reply.ended - reply.began
             link.took(took_s)
             self._plan.timed(took_s, work)
-            if self._plan.calls is not None:
-                self._plan.calls[work] = Call(reply.began, reply.ended, reply.returned)
+            calls = self._plan.calls  # any thread may end the reading
+            if calls is not None:
+                calls[work] = Call(reply.began, reply.ended, reply.returned)
         if self._plan.ledger is not None:
             self._plan.ledger.repeats += reply.repeats
         self._spans.note(work.record, reply)
