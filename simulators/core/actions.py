@@ -178,7 +178,7 @@ def _tell(world: World, member: Member, done: list[Work], ended: list[Ended]) ->
         life = world.oracle.lives[work.partition]
         if life.state == "closed":
             continue
-        if isinstance(ending, Failed):
+        if isinstance(ending, Failed) and not redoing.is_one(life, work):
             world.oracle.failed(
                 life, work, world.now, final=ending.final, delay_s=ending.delay_s, alone=True,
                 absent=ending.away,
@@ -319,7 +319,8 @@ def _nack(world: World, member: Member, call: Call, ended: list[Ended]) -> None:
         elif life is not None:
             away.ended(member, work, ended[-1])
             offset = work.record.offset
-            first = life.next_of(life.source.lane(offset)) == offset
+            lane = life.source.lane(offset)
+            first = life.next_of(lane) == offset and not redoing.sends(life, lane)
             world.oracle.failed(
                 life, work, world.now, final=False, delay_s=None, alone=first, absent=absent
             )

@@ -8,6 +8,7 @@ from math import floor, inf
 from typing import TYPE_CHECKING
 
 from simulators.core.dice import Dice
+from simulators.core.lending import EVEN
 from simulators.core.violation import require
 from weft.core.events import Charged, Ended, Failed, GivenBack
 from weft.core.partition import Partition
@@ -34,12 +35,13 @@ def tags_of(partition: Partition, records: Sequence[Record]) -> list[Tags]:
     budget = partition.handler.spec.budget
     by_key = budget is not None and budget.by is not None
     return [
-        Tags(record.key, record.key if by_key else None, _cost(record.offset)) for record in records
+        Tags(record.key, record.key if by_key else None, _cost(budget, record.offset))
+        for record in records
     ]
 
 
-def _cost(offset: int) -> float:
-    return COSTS[offset % len(COSTS)]
+def _cost(budget: Budget | None, offset: int) -> float:
+    return 1.0 if budget is None or budget.name == EVEN else COSTS[offset % len(COSTS)]
 
 
 class Purse:
@@ -121,7 +123,7 @@ def purses_of(member: Member) -> dict[str, Purse]:
         fair = fair and not any(action == "charge" for action in _actions(member))
         assert specs[0].budget is not None
         found[name] = Purse(specs[0].budget, handlers, fair=fair, now=world.now)
-    if found:
+    if found and not world.setup.lent:
         member.engine.totals_known(world.now, dict.fromkeys(range(len(world.setup.specs))))
     return found
 
@@ -139,7 +141,7 @@ def _actions(member: Member) -> list[str]:
 def known(member: Member) -> None:
     """It has a partition, and knows how many there are."""
     setup = member.world.setup
-    if member.budgets:
+    if member.budgets and not setup.lent:
         totals = dict.fromkeys(range(len(setup.specs)), setup.partitions)
         member.engine.totals_known(member.world.now, totals)
     divide(member)
@@ -168,7 +170,13 @@ def begins(member: Member, works: Sequence[Work]) -> None:
     purse = _purse(member, work)
     if purse is None:
         return
-    cost = _cost(work.record.offset)
+    cost = _cost(purse.spec, work.record.offset)
+    lending = member.world.lending
+    if lending is not None:
+        lending.paid(now, cost)
+        lending.check(purse.handlers)
+        member.oracle.stats["paid for"] += 1
+        return
     calls = sum(call.handler in purse.handlers for call in member.calls)
     told = f"{work!r} is call {calls} of {purse.in_flight_max}"
     require(calls <= purse.in_flight_max, "S17", told)
@@ -185,8 +193,11 @@ def ended(member: Member, work: Work, ending: Ended | None) -> None:
     purse, now = _purse(member, work), member.world.now
     if purse is None:
         return
-    if isinstance(ending, GivenBack):
-        purse.charge(now, _value(purse, work), -_cost(work.record.offset))
+    cost, lending = _cost(purse.spec, work.record.offset), member.world.lending
+    if isinstance(ending, GivenBack) and lending is not None:
+        lending.paid(now, -cost)
+    elif isinstance(ending, GivenBack):
+        purse.charge(now, _value(purse, work), -cost)
     elif isinstance(ending, Failed) and ending.budget_s is not None:
         purse.until = max(purse.until, now + ending.budget_s)
         member.oracle.stats["asked to wait"] += 1
@@ -207,7 +218,7 @@ def charge(world: World, member: Member, dice: Dice) -> None:
     assert purse is not None
     before, cost = purse.settled.get(call), dice.pick((0.0, 0.5, 3.0, 12.0))
     purse.settled[call] = cost
-    known = _cost(record.offset) if before is None else before
+    known = _cost(purse.spec, record.offset) if before is None else before
     purse.charge(world.now, _value(purse, call.first), cost - known)
     world.oracle.stats["settled"] += 1
     place = (record.topic, record.partition, record.offset)
@@ -223,6 +234,8 @@ def has_room(world: World, member: Member, life: Life) -> bool:
     budget = life.spec.budget
     if budget is None:
         return True
+    if world.lending is not None:  # what it has room for the driver knows
+        return False
     purse = member.budgets[budget.name]
     _look(member, purse)
     _check_shares(member, purse)

@@ -34,6 +34,7 @@ def command(world: World, dice: Dice) -> None:
     target = Target(source.tp[0], key, source.tp[1], offset)
     until_s = UNIX_S + world.now + dice.pick((-1.0, 0.5, 3.0, 20.0))
     order = Command(dice.pick(ACTIONS), target, str(world.step), until_s, "drawn")
+    world.ordered(order, member.parts.get(source.tp))
     for _ in range(dice.pick((1, 1, 2))):
         obey(world, member, order)
 

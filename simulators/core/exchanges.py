@@ -11,10 +11,12 @@ from simulators.core.member import OUTPUT_BYTES, Exchange, Member
 from simulators.core.stage import GROUP
 from simulators.core.violation import Violation, require
 from simulators.core.world import World
+from weft.core import effects as fx
 from weft.core import states
 from weft.core.work import Work
+from weft.kafka.ports import ToCommit, which_way
 from weft.testing.memory import METADATA_TOO_LARGE
-from weft.types import ErrorInfo
+from weft.types import ErrorInfo, TopicPartition
 
 CONTENT = ErrorInfo("SimulatedAbort", "for something that is in it")
 
@@ -135,6 +137,7 @@ def _end(world: World, member: Member, dice: Dice) -> None:
     committed = not indefinite or arrives
     if committed:
         broker.commit(member.producer)
+    _check_way(world, exchange, committed=committed)
     if indefinite:
         world.oracle.stats["transactions in doubt"] += 1
         member.producer = broker.init_producer(member.producer.transactional_id)
@@ -143,6 +146,23 @@ def _end(world: World, member: Member, dice: Dice) -> None:
             tp = (item.partition.topic, item.partition.number)
             world.oracle.stored(item, world.owner(tp))
     finish(world, member, committed=committed)
+
+
+def _check_way(world: World, exchange: Exchange, *, committed: bool) -> None:
+    """S8: who lost the answer sees by the group's offsets alone how the transaction ended."""
+    items = [item for item in exchange.effect.items if world.owner(_place(item)) is not None]
+    if not any(work.outputs is not None for item in items for work in item.claims):
+        return
+    held = world.broker.group(GROUP).committed
+    sent = [ToCommit(*_place(item), item.frontier, item.metadata) for item in items]
+    there = [held.get((one.topic, one.partition)) for one in sent]
+    values = [(None, "") if one is None else (one.offset, one.metadata) for one in there]
+    way = which_way(sent, values)
+    require((way == "committed") == committed, "S8", f"a transaction looks {way}: {sent} {values}")
+
+
+def _place(item: fx.PlanItem) -> TopicPartition:
+    return item.partition.topic, item.partition.number
 
 
 def finish(

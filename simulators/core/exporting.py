@@ -7,6 +7,7 @@ from collections.abc import Collection
 from simulators.core.ledger import Life
 from simulators.core.violation import Violation, require
 from weft.core import effects as fx
+from weft.core import states
 from weft.core.reach import PRESSURE, always_fits, runs_fit
 from weft.core.spec import EXACTLY_ONCE
 from weft.core.valve import REFUSED_S
@@ -42,7 +43,8 @@ def exported(life: Life, effect: fx.Exported, now: float) -> None:
         share = _taken(life, _under_way(life))
         require(share >= least, "S16", f"{tp}: exports at {share:.4f}, not {least}")
     for offset in offsets:
-        life.parked.pop(offset, None)
+        if life.parked.pop(offset, now + 1.0) <= now:
+            life.time_over.add(offset)
         life.given_up.add(offset)
         life.exported_ever.add(offset)
         if life.spec.delivery == EXACTLY_ONCE:
@@ -59,6 +61,14 @@ def ended(life: Life, effect: fx.ExportEnded) -> None:
         life.dead_letters.discard(offset)
     left = set(effect.offsets)
     life.exports = {one: o for one, o in life.exports.items() if not left.intersection(o)}
+
+
+def refused(life: Life, offset: int) -> None:
+    """exactly_once: its letter was not taken; the others of its lane go on without it."""
+    life.exported_ever.remove(offset)
+    for offsets in life.exports.values():
+        if offset in offsets:
+            offsets.remove(offset)
 
 
 def letter(life: Life, offset: int) -> None:
@@ -142,6 +152,22 @@ def _claims(life: Life) -> list[int]:
     ]
 
 
+def look(life: Life, now: float) -> None:
+    """What came with its attempts used up is parked when its hold is over and its bytes are here.
+
+    Its time begins then.
+    """
+    policy = life.spec.on_exhausted
+    if isinstance(policy, Park) and policy.after_s is not None:
+        waiting = [o for o in life.came_spent if o in life.export_at and not _is_given_up(life, o)]
+        life.export_at.update(dict.fromkeys(waiting, now + policy.after_s))
+
+
+def _is_given_up(life: Life, offset: int) -> bool:
+    work = life.partition.offsets.incomplete.get(offset)
+    return work is None or offset not in life.came_spent or work.state == states.PARKED
+
+
 def in_time(life: Life, now: float, refused_at: float) -> None:
     """L1: what must be exported is, soon."""
     policy, partition = life.spec.on_exhausted, life.partition
@@ -167,6 +193,8 @@ def _can_go(life: Life, offset: int, now: float) -> bool:
     if offset not in life.polled or lane is None or life.next_of(lane) != offset:
         return False
     if life.holds.get(lane, 0.0) > now or lane in map(life.source.lane, life.redoing):
+        return False
+    if not _is_given_up(life, offset):
         return False
     of_lane = [o for o in life.source.lanes[lane] if life.needs_handling(o)]
     waits = (life.asked, life.held_until, life.running, life.sending, life.not_before)

@@ -68,7 +68,7 @@ def check_partition(partition: Partition) -> None:
 
 
 def _check_shelves(partition: Partition, works: list[Work]) -> None:
-    """Of a parked lane nothing is kept whole that can be fetched again, and all of it comes."""
+    """Of a lane that is put off nothing is kept whole that can be fetched again, and all comes."""
     lanes, bare = partition.lanes, partition.shelves.bare
     for work in bare:
         shed = work.record.value is None and not work.record.headers
@@ -88,7 +88,7 @@ def _check_shelves(partition: Partition, works: list[Work]) -> None:
         order = list(shelf.offsets)
         _need(order == sorted(set(order)), partition, f"the shelf of {key!r} is not in order")
         _need(
-            shelf.offsets or shelf.head.state == states.PARKED or key in tails,
+            shelf.offsets or shelf.head.put_off or key in tails,
             partition,
             f"the shelf of {key!r} is empty, and stands",
         )
@@ -100,15 +100,18 @@ def _check_shelves(partition: Partition, works: list[Work]) -> None:
 
 
 def _check_forgotten(state: EngineState, partition: Partition) -> None:
-    """What is parked at the head of its lane keeps no bytes."""
+    """What is parked or held at the head of its lane keeps no bytes, nor does what is behind it."""
     shelves = partition.shelves
     for work in partition.offsets.works():
-        if work.state != states.PARKED or work in partition.lanes.behind or follows(work):
+        if not work.put_off or work in partition.lanes.behind or follows(work):
             continue
         assert work.failure is not None
-        kept = work in shelves.bare or work in shelves.later or work.failure.left_lane
-        kept = kept or is_exported(work)
-        _need(kept, work, "is parked and keeps its bytes")
+        kept = work in shelves.later or work.failure.left_lane or is_exported(work)
+        _need(kept or work in shelves.bare, work, "is put off and keeps its bytes")
+        last = partition.lanes.tails.get(partition.lanes.key_of(work.record), work)
+        plain = last.state == states.QUEUED and last.failure is None and not follows(last)
+        kept = kept or last in partition.lanes.behind or last in partition.again
+        _need(kept or not plain, last, "is behind a record that is put off, and keeps its bytes")
     idle = not shelves or partition in state.shelving
     _need(idle, partition, "keeps offsets, and nobody will fetch them")
 

@@ -33,6 +33,8 @@ class Source:
         self.starts: Counter[int] = Counter()
         #: it was answered that these are skipped
         self.skipped: set[int] = set()
+        #: ids of the commands that this was answered to
+        self.skipped_by: set[str] = set()
         #: written in another service's transaction that is still open
         self.undecided: list[int] = []
         #: at_most_once: marked in a commit, then its member died before the start
@@ -94,6 +96,8 @@ class Life:
         #: what was done before, by the broker's word
         self.known = Claimed(*(committed or (source.log.start, "")))
         self.polled: set[int] = set()
+        #: the log has these no more; of a lane that was held meanwhile they are asked for again
+        self.gone: set[int] = set()
         #: what each of them weighs
         self.sizes: dict[int, int] = {}
         #: the lane may go on past these
@@ -109,6 +113,8 @@ class Life:
         self.running: set[int] = set()
         self.sending: set[int] = set()
         self.dead_letters: set[int] = set()
+        #: exported when their time was over: their attempts had started over, or had not yet
+        self.time_over: set[int] = set()
         #: until when; inf: until somebody releases it
         self.parked: dict[int, float] = {}
         #: lanes that the pressure valve exports, by their first record: what was not sent of them

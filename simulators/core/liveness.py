@@ -20,6 +20,7 @@ def check_liveness(world: World, member: Member) -> None:
         life = world.oracle.lives[partition]
         if life.state == "open":
             _commits_in_time(world, member, life)
+            exporting.look(life, world.now)
             if _steady(member) and may_start(member, partition.topic, partition.handler.index):
                 exporting.in_time(life, world.now, member.engine.state.refused_at)
             if _may_start(world, member, life) and budgeted.has_room(world, member, life):

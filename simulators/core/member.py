@@ -112,6 +112,8 @@ class Member:
         self.steering = Steering()
         #: at_most_once: how many calls were ever set at once; what was marked then may start later
         self.calls_most = 0
+        #: of handlers: calls that are granted ahead now, where that was changed
+        self.ahead: dict[int, int] = {}
         self.held = False
         #: when something that kept records from starting was last taken away
         self.freed_at = 0.0
@@ -263,7 +265,7 @@ class Member:
         life = self.oracle.lives[effect.partition]
         waiting = [one for one in self.refetches if one.partition is effect.partition]
         require(not waiting, "S9", f"{effect.partition!r} asks for more while it waits")
-        known = life.polled.issuperset(effect.offsets)
+        known = (life.polled | life.gone).issuperset(effect.offsets)
         require(known, "structure", f"{effect} asks for what was never here")
         require(
             not life.finished.intersection(effect.offsets), "S4", f"{effect} asks for what is done"
@@ -297,7 +299,7 @@ class Member:
             part = self.parts.get((row.topic, row.partition))
             life = None if part is None else self.oracle.lives.get(part)
             if life is not None and life.state != "closed":
-                answered(life, row, self.world.now)
+                answered(life, row, self.world.now, effect.command.id)
         if effect.command.action == "redo":
             redoing.answered(self, effect)
         self.unanswered = [one for one in self.unanswered if one is not effect.command]
@@ -482,6 +484,7 @@ _DOES: dict[type[Any], str] = {
     fx.Answered: "_answered",
     fx.Note: "_nothing",
     fx.Troubled: "_nothing",
+    fx.ReportLease: "_nothing",
     fx.Drained: "_drained",
     fx.Fatal: "_fatal",
 }

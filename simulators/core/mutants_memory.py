@@ -14,7 +14,7 @@ from weft.core.commits import Commits
 from weft.core.endings import Endings
 from weft.core.memory import Memory
 from weft.core.partition import Partition
-from weft.core.work import Work
+from weft.core.work import HeldBy, Work
 
 
 @mutant(Memory, "keep", "S12")
@@ -47,15 +47,19 @@ def _released_at_once(original: Any) -> Any:
 
 @mutant(Commands, "_hold", "S13", first_seed=profiles.COMMANDED)
 def _held_in_words_only(original: Any) -> Any:
-    def hold(self: Commands, partition: Partition, command: Any, work: Work, until: float) -> Any:
-        return original(self, partition, command, work, self._state.now)
+    def hold(self: Commands, partition: Partition, command: Any, work: Work, by: HeldBy) -> Any:
+        over = by._replace(until=self._state.now)
+        return original(self, partition, command, work, over)
 
     return hold
 
 
-@mutant(holds, "hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED)
+@mutant(holds, "hold", "L1", "L2", "S1", first_seed=profiles.COMMANDED + 560)
 def _a_hold_never_ends(original: Any) -> Any:
-    return lambda state, work, until: original(state, work, until + 10_000.0)
+    def hold(state: Any, work: Work, by: HeldBy, *, own: bool = False) -> None:
+        original(state, work, by._replace(until=by.until + 10_000.0), own=own)
+
+    return hold
 
 
 @mutant(Commits, "_answer", "S13", first_seed=profiles.COMMANDED)
@@ -83,7 +87,7 @@ def _what_is_decided_is_not_done(original: Any) -> Any:
     return lambda _self, _answer: None
 
 
-@mutant(Endings, "decided", "S3", "S12", first_seed=profiles.DECIDED + 792)
+@mutant(Endings, "decided", "S3", "S12", first_seed=profiles.DECIDED + 834)
 def _an_answer_counts_twice(original: Any) -> Any:
     def decided(self: Endings, answer: Any) -> None:
         failure = answer.work.failure

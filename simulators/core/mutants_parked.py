@@ -6,6 +6,7 @@ from typing import Any
 
 from simulators.core import profiles
 from simulators.core.mutant import mutant
+from weft.core import states
 from weft.core.endings import Endings
 from weft.core.shelves import Returns, Shelves
 from weft.core.work import Work
@@ -15,6 +16,29 @@ from weft.types import Record
 @mutant(Shelves, "put_away", "structure", first_seed=profiles.PARKED)
 def _parked_with_its_bytes(original: Any) -> Any:
     return lambda _self, _work: None
+
+
+@mutant(Shelves, "put_away", "structure", first_seed=profiles.PARKED)
+def _held_with_its_bytes(original: Any) -> Any:
+    def put_away(self: Shelves, work: Work) -> None:
+        if work.state == states.PARKED:
+            original(self, work)
+
+    return put_away
+
+
+@mutant(Shelves, "is_put_off", "structure", first_seed=profiles.CROWDED)
+def _what_comes_of_a_held_lane_is_kept(original: Any) -> Any:
+    return lambda _self, _key: False
+
+
+@mutant(Endings, "_continue", "S1", "structure", first_seed=profiles.PARKED)
+def _starts_without_its_bytes_when_its_hold_is_over(original: Any) -> Any:
+    def go_on(self: Endings, work: Work, failure: Any) -> None:
+        work.partition.shelves.let_go(work)
+        original(self, work, failure)
+
+    return go_on
 
 
 @mutant(Shelves, "_charge", "structure", first_seed=profiles.PARKED)

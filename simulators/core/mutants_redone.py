@@ -6,7 +6,9 @@ from typing import Any
 
 from simulators.core import profiles
 from simulators.core.mutant import mutant
+from weft.codec.writer import Carrier
 from weft.core import again
+from weft.core.delivery.exactly_once import ExactlyOnce
 from weft.core.lanes import Lanes
 
 
@@ -37,3 +39,27 @@ def _a_failure_told_as_success(original: Any) -> Any:
 @mutant(again, "last_of_call", "S14", first_seed=profiles.REDONE + 59)
 def _between_two_of_a_batch(original: Any) -> Any:
     return lambda work: work
+
+
+@mutant(Carrier, "mark", "S8", first_seed=profiles.REDONE + 628)
+def _its_commit_looks_like_the_one_before(original: Any) -> Any:
+    return lambda _self, _about: True
+
+
+@mutant(ExactlyOnce, "send", "S14", first_seed=profiles.REDONE + 1)
+def _answered_before_its_transaction(original: Any) -> Any:
+    def send(self: ExactlyOnce, work: Any, outputs: Any) -> None:
+        if work in work.partition.again:
+            again.handled(self._state, work)
+        else:
+            original(self, work, outputs)
+
+    return send
+
+
+@mutant(ExactlyOnce, "stored", "S14", "S4", "structure", first_seed=profiles.REDONE + 1)
+def _never_answered(original: Any) -> Any:
+    def stored(self: ExactlyOnce, partition: Any, claims: list[Any]) -> None:
+        original(self, partition, [work for work in claims if work not in partition.again])
+
+    return stored

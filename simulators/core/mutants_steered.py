@@ -8,7 +8,7 @@ from simulators.core import profiles
 from simulators.core.mutant import mutant
 from weft.core.engine import Engine
 from weft.core.events import Steering
-from weft.core.handler import Slots
+from weft.core.handler import Handler, Slots
 from weft.core.partition import Partition
 from weft.core.pauses import Pauses
 
@@ -26,6 +26,15 @@ def _pause_by_command_forgotten(original: Any) -> Any:
 @mutant(Slots, "resize", "S9", first_seed=profiles.STEERED)
 def _set_concurrency_ignored(original: Any) -> Any:
     return lambda _self, _concurrency, _ahead: None
+
+
+@mutant(Handler, "grant_ahead", "S9", first_seed=profiles.AHEAD)
+def _granted_ahead_of_a_command(_original: Any) -> Any:
+    def grant_ahead(self: Handler, count: int) -> None:
+        self.ahead = count
+        self.slots.resize(self.slots.concurrency, count)
+
+    return grant_ahead
 
 
 @mutant(Slots, "limit", "L1", "structure", first_seed=profiles.STEERED)

@@ -44,9 +44,9 @@ def _what_comes_back_is_handled(original: Any) -> Any:
     return lambda _self, _work: False
 
 
-@mutant(Valve, "_mark_next", "S12", "S16", "structure", first_seed=profiles.PARKED)
+@mutant(Valve, "_expect_next", "S12", "S16", "structure", first_seed=profiles.PARKED)
 def _the_next_one_is_not_parked(original: Any) -> Any:
-    return lambda _self, _partition, _export, _head: None
+    return lambda _self, _partition, _export: None
 
 
 @mutant(Valve, "run", "L1", first_seed=profiles.PARKED + 42)

@@ -34,7 +34,9 @@ class Oracle:
         self.lane_moved: dict[tuple[str, TopicPartition, Hashable], float] = {}
         #: exactly_once: outputs of committed transactions, and what a reader saw in the end
         self.outputs_due: set[tuple[TopicPartition, int]] = set()
-        self.outputs_seen: set[tuple[TopicPartition, int]] = set()
+        self.outputs_seen: Counter[tuple[TopicPartition, int]] = Counter()
+        #: such of what was handled again, which come in any order
+        self.redone: Counter[tuple[TopicPartition, int]] = Counter()
         #: the map's limit where the broker stores as much: there no map may be cut
         self.map_chars_kept = 0
         self.refused_ever: defaultdict[TopicPartition, set[int]] = defaultdict(set)
@@ -125,6 +127,7 @@ class Oracle:
         """The log has no more what was to be fetched again: nothing is left to handle."""
         for offset in offsets:
             life.polled.discard(offset)
+            life.gone.add(offset)
             life.parked.pop(offset, None)
             life.startable.pop(offset, None)
             life.held_until.pop(offset, None)
@@ -354,6 +357,7 @@ class Oracle:
             life.dead_letters.discard(offset)
             self.handled(life, offset, now)
         elif offset in life.dead_letters:
+            life.dead_letters.remove(offset)  # released later, it may have outputs
             life.given_up.discard(offset)
             life.exported_ever.discard(offset)
             remembering.park(life, offset, now)
@@ -400,7 +404,7 @@ class Oracle:
             require(not again, "S5", f"{life.source.tp}: {again} are marked after their start")
             return life.started | claims
         if life.spec.delivery == EXACTLY_ONCE:
-            early = claims - life.claimable - life.given_up
+            early = claims - life.claimable - life.given_up - redoing.pending(life)
             require(not early, "S8", f"{life.source.tp}: {early} in a transaction, not handled")
             return life.finished | claims
         return life.finished | life.claimable
@@ -441,9 +445,15 @@ class Oracle:
         if life.spec.delivery == EXACTLY_ONCE:
             life.base = says.offset
             for work in item.claims:
-                self._finish(life, work.record.offset)
+                offset = work.record.offset
+                if work in item.partition.again:
+                    redoing.sent(life, offset, refused=False)
+                    self.redone[tp, offset] += work.outputs is not None
+                    self.stats["redone in a transaction"] += 1
+                    continue
+                self._finish(life, offset)
                 if work.outputs is not None:
-                    self.outputs_due.add((tp, work.record.offset))
+                    self.outputs_due.add((tp, offset))
         elif life.spec.commit_each:
             for offset in [o for o in life.claimable if o in says]:
                 self._finish(life, offset)
@@ -466,13 +476,17 @@ class Oracle:
         life, offset = self.lives[work.partition], work.record.offset
         if life.state == "closed":
             return
+        if offset in redoing.pending(life):
+            redoing.sent(life, offset, refused=True)
+            return
         life.refused.add(offset)
         self.refused_ever[life.source.tp].add(offset)
         life.claimable.discard(offset)
         if offset in life.dead_letters:
+            life.dead_letters.remove(offset)
             life.given_up.discard(offset)
             if offset in life.exported_ever:
-                life.exported_ever.remove(offset)
+                exporting.refused(life, offset)
                 life.passed.add(offset)  # as what was handled: its lane has gone on
             remembering.park(life, offset, now)
         else:

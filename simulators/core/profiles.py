@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simulators.core.away import by_key
+from simulators.core.lending import EVEN
 from simulators.core.setup import ACTIONS, Setup, decides, draw_any
 from weft.core.spec import (
     ALL_STARTS_PER_S,
@@ -63,6 +64,15 @@ REDONE = 26_000_000
 
 #: handlers that share a budget, with what they call and what it costs
 BUDGETED = 30_000_000
+
+#: so do handlers of a fleet, whose driver lends it
+LENT = 31_000_000
+
+#: calls granted ahead, more and fewer from one moment to the next, while commands set how many
+AHEAD = 32_000_000
+
+#: as COMMANDED and REDONE, with two or three members that all obey each command, sooner or later
+OWNERS = 33_000_000
 
 #: commands to lanes and records, parked ones that are released, riders of other clients
 COMMANDED = 21_000_000
@@ -292,6 +302,23 @@ def _steered(setup: Setup, _rng: random.Random) -> Setup:
     return replace(setup, ends=_weighted(steer=4.0, control=0.0))
 
 
+def _ahead(setup: Setup, rng: random.Random) -> Setup:
+    """Of handlers whose executor asks for that: see `ThreadExecutor.keeps_pace`."""
+    specs = tuple(
+        replace(
+            spec,
+            delivery=AT_LEAST_ONCE if spec.delivery == AT_MOST_ONCE else spec.delivery,
+            ahead=rng.choice((1, 3, 10)),
+            batch=None,
+            timeout_s=None,
+        )
+        for spec in setup.specs
+    )
+    weights = {"ahead": rng.choice((1.0, 4.0)), "steer": rng.choice((0.0, 2.0)), "control": 0.0}
+    odds = replace(setup.odds, give_back=rng.choice((0.0, 0.3)))
+    return replace(setup, specs=specs, odds=odds, ends=_weighted(**weights))
+
+
 def _commanded(setup: Setup, rng: random.Random) -> Setup:
     """Much fails and is parked; processes come and go, and someone steers."""
     park = Park(rng.choice((None, 0.0, 2.0)))
@@ -319,20 +346,36 @@ def _commanded(setup: Setup, rng: random.Random) -> Setup:
 def _redone(setup: Setup, rng: random.Random) -> Setup:
     """Someone wants what is done again, and others hold, skip and release."""
     setup = _commanded(setup, rng)
+    exact, acked = setup.seed % 3 == 0, Batch(5, 0.05, "explicit")
+    whole = (None, Batch(5, 0.05))[setup.seed % 2]
     specs = tuple(
         replace(
             spec,
-            delivery=AT_LEAST_ONCE,
-            batch=(None, spec.batch, None, Batch(5, 0.05, "explicit"))[setup.seed % 4],
+            delivery=EXACTLY_ONCE if exact else AT_LEAST_ONCE,
+            commit_each=spec.commit_each and not exact,
+            batch=(None, spec.batch, None, acked)[setup.seed % 4] if not exact else whole,
             on_exhausted=Park(rng.choice((0.0, 2.0))),
         )
         for spec in setup.specs
     )
     keys = rng.choice((1, 2, 5))
-    return replace(
-        _failing(setup, specs, rng.choice((0.05, 0.3)), command=5.0, redo=20.0, churn=3.0),
-        keys=keys,
-    )
+    weights = {"command": 5.0, "redo": 20.0, "churn": 3.0}
+    failing = _failing(setup, specs, rng.choice((0.05, 0.3)), **weights)
+    if exact:  # a transaction takes three steps
+        odds = replace(failing.odds, outputs=0.8, fail=0.05)
+        ends = _weighted(**weights | {"transact": 40.0, "churn": 1.0})
+        failing = replace(failing, odds=odds, ends=ends)
+    return replace(failing, keys=keys)
+
+
+def _owners(setup: Setup, rng: random.Random) -> Setup:
+    """Members are expelled and do not know it; what one has obeyed the next obeys as well."""
+    setup = _redone(setup, rng) if setup.seed % 2 else _commanded(setup, rng)
+    weights = {"command": 10.0, "relay": 20.0, "redo": 10.0, "churn": rng.choice((3.0, 6.0))}
+    if setup.seed % 3 == 0:
+        weights["transact"] = 40.0
+    slots, keys = rng.choice((2, 3)), rng.choice((1, 2, 4))
+    return replace(setup, slots=slots, keys=keys, ends=_weighted(group=24.0, **weights))
 
 
 def _parked(setup: Setup, rng: random.Random) -> Setup:
@@ -465,6 +508,21 @@ def _budgeted(setup: Setup, rng: random.Random) -> Setup:
     return _failing(setup, specs, fail, charge=charge, churn=churn, control=0.3, time=25.0)
 
 
+def _lent(setup: Setup, rng: random.Random) -> Setup:
+    """Several members, whose lines to the driver break; every call costs one."""
+    setup = _budgeted(setup, rng)
+    per_s, in_flight = rng.choice(((None, 1), (None, 2), (2.0, None), (10.0, 3), (60.0, 8)))
+    budget = Budget(EVEN, per_s, in_flight)
+    return replace(
+        setup,
+        specs=tuple(replace(spec, budget=budget) for spec in setup.specs),
+        slots=rng.choice((2, 3)),
+        partitions=3,
+        lent=True,
+        ends=_weighted(lease=rng.choice((60.0, 200.0)), churn=rng.choice((1.0, 3.0)), time=15.0),
+    )
+
+
 def _both(setup: Setup, rng: random.Random) -> Setup:
     """Commands to records that wait for what the function returns, and riders of such."""
     decided = _decided(setup, rng)
@@ -506,13 +564,16 @@ PROFILES: dict[int, Callable[[Setup, random.Random], Setup]] = {
     REFUSED_MAPS: _refused_maps,
     WAITING: _waiting,
     STEERED: _steered,
+    AHEAD: _ahead,
     COMMANDED: _commanded,
     DECIDED: _decided,
     AWAY: _away,
     BRAKED: _braked,
     BUDGETED: _budgeted,
+    LENT: _lent,
     REDONE: _redone,
     PARKED: _parked,
     CROWDED: _crowded,
     BOTH: _both,
+    OWNERS: _owners,
 }

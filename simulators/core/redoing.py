@@ -1,7 +1,9 @@
 """Records that are done and that someone has handled again: what is ordered, and what is checked.
 
 S14: such a call runs beside no other of its lane, only after the command, and is answered once,
-with what became of it; the rest of the world, commits above all, knows nothing of it.
+with what became of it; the rest of the world, commits above all, knows nothing of it. What it puts
+out with exactly_once a reader sees once for each transaction that was committed with it, and the
+offsets alone show how that ended, whatever else they say.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from simulators.core.remembering import UNIX_S
 from simulators.core.violation import require
 from weft.core import effects as fx
 from weft.core.events import Command, Ended, Failed, GivenBack, Target
+from weft.core.spec import EXACTLY_ONCE
 from weft.types import Record
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from weft.core.work import Work
 
 WAITS, RUNS, GOOD, BAD = "waits", "runs", "redone", "failed"
+#: its outputs are on the way; exactly_once: they wait for a transaction
+SENDS, PENDS = "sends", "pends"
 
 
 def order(world: World, dice: Dice) -> None:
@@ -41,6 +46,16 @@ def order(world: World, dice: Dice) -> None:
         "redo", Target(source.tp[0], None, source.tp[1], offset), str(world.step), 0.0, "drawn",
         None if dice.chance(0.1) else record,
     )  # fmt: skip
+    world.ordered(command, part)
+    obey(world, member, command)
+
+
+def obey(world: World, member: Member, command: Command) -> None:
+    """The engine obeys, and its answer comes when the call has ended."""
+    topic, _, number, offset = command.target
+    part = member.parts[topic, number or 0]
+    if offset is None or world.oracle.former(part):
+        return
     life = world.oracle.lives[part]
     before = dict(life.redoing)
     member.engine.obey(world.now, [command], UNIX_S + world.now)
@@ -75,7 +90,13 @@ def starting(
 
 
 def _sends(life: Life, lane: Hashable) -> bool:
-    return any(life.source.lane(offset) == lane for offset in life.sending)
+    """The first of the lane is sent; of a batch later ones may be, while it is tried again."""
+    return life.next_of(lane) in life.sending
+
+
+def sends(life: Life, lane: Hashable) -> bool:
+    """The outputs of one that is handled again are on the way."""
+    return any(s == SENDS and life.source.lane(o) == lane for o, s in life.redoing.items())
 
 
 def check_lane(life: Life, lane: Hashable, what: object, inside: Collection[int]) -> None:
@@ -84,7 +105,9 @@ def check_lane(life: Life, lane: Hashable, what: object, inside: Collection[int]
     `inside`: those that are in the same batch.
     """
     for offset, state in life.redoing.items():
-        under_way = state == RUNS and life.source.lane(offset) == lane and offset not in inside
+        under_way = (
+            state in (RUNS, SENDS) and life.source.lane(offset) == lane and offset not in inside
+        )
         require(not under_way, "S14", f"{what!r} starts while {offset} is handled again")
 
 
@@ -101,6 +124,13 @@ def ended(life: Life, offset: int, ending: Ended | None) -> None:
         life.redoing[offset] = BAD
     elif ending is None:
         life.redoing[offset] = GOOD
+    else:
+        life.redoing[offset] = PENDS if life.spec.delivery == EXACTLY_ONCE else SENDS
+
+
+def pending(life: Life) -> set[int]:
+    """Their outputs go into the next transactions."""
+    return {offset for offset, state in life.redoing.items() if state == PENDS}
 
 
 def sent(life: Life, offset: int, *, refused: bool) -> None:

@@ -153,7 +153,7 @@ def check_rider(life: Life, item: fx.PlanItem, says: Claimed, now: float, *, roo
 def _check_entry(life: Life, one: Remembered, says: Claimed, now: float) -> None:
     offset, place = one.offset, f"{life.source.tp}@{one.offset}"
     require(offset not in says, "S12", f"{place} is done, and remembered")
-    if life.parked.get(offset, NEVER) <= now + SLACK:
+    if life.parked.get(offset, NEVER) <= now + SLACK or offset in life.time_over:
         return  # released, or about to be
     own = life.own_attempts[offset]
     require(one.attempts == own, "S12", f"{place} failed {own} times, the rider says {one}")
@@ -184,12 +184,24 @@ def _check_whole(
         require(not (own or parked), "S12", f"{life.source.tp}@{offset}: {own} attempts forgotten")
 
 
-def answered(life: Life, row: fx.Obeyed, now: float) -> None:
-    """A command was obeyed in this epoch."""
+def _on_a_shelf(life: Life, offset: int) -> bool:
+    """It came, and only its offset is kept."""
+    undone = life.partition.offsets.incomplete
+    return offset in undone and undone[offset] is None
+
+
+def answered(life: Life, row: fx.Obeyed, now: float, order: str) -> None:
+    """A command was obeyed in this epoch; `order`: its id."""
     offset = row.offset
+    if row.outcome in ("held", "skipped", "released", "retried"):
+        known = offset >= 0 and offset in life.known and offset not in life.redoing
+        require(not known, "S18", f"{life.source.tp}: {row}, and the group has it as done")
     if row.outcome == "held" and offset in life.asked:
         life.asked[offset] = 0
     if row.outcome == "skipped":
+        twice = order in life.source.skipped_by
+        require(not twice, "S18", f"{life.source.tp}: {row}, and so did the owner before")
+        life.source.skipped_by.add(order)
         life.source.skipped.add(offset)
     elif row.outcome in ("released", "retried") and offset >= 0:
         if offset in life.parked:
@@ -199,7 +211,8 @@ def answered(life: Life, row: fx.Obeyed, now: float) -> None:
             life.dead_letters.discard(offset)
             life.came_spent.remove(offset)
             life.attempts[offset] = life.own_attempts[offset] = 0
-        elif offset not in life.polled or offset in life.asked:  # it was remembered, or exhausted
+        elif offset not in life.polled or offset in life.asked or _on_a_shelf(life, offset):
+            # it was remembered, or exhausted
             life.attempts[offset] = life.own_attempts[offset] = 0
             life.given_up.discard(offset)
             life.came_spent.discard(offset)

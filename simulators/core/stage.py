@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from simulators.core.ledger import Claimed, Source
+from simulators.core.lending import Lending
 from simulators.core.oracle import Oracle
 from simulators.core.profiles import draw
 from simulators.core.setup import Odds, Setup
@@ -46,6 +47,11 @@ class Stage:
             self.oracle.map_chars_kept = self.setup.limits.map_chars
         self.broker = MemoryBroker()
         self.poison_on = True
+        budget = self.setup.specs[0].budget
+        #: the driver, where the members are of a fleet
+        self.lending: Lending | None = None
+        if self.setup.lent and budget is not None:
+            self.lending = Lending(budget, self.now)
         #: other services with a transaction open in these logs
         self.writers: dict[TopicPartition, ProducerId] = {}
         self._held: dict[TopicPartition, tuple[OffsetAndMetadata | None, Claimed]] = {}

@@ -29,6 +29,21 @@ def steer(world: World, dice: Dice) -> None:
     obey(world, member, steering)
 
 
+def grant_ahead(world: World, dice: Dice) -> None:
+    """Calls of one handler end fast, or not as fast, or no longer."""
+    if not world.members:
+        return
+    member = dice.pick(list(world.members.values()))
+    number = dice.below(len(world.setup.specs))
+    most = world.setup.specs[number].ahead
+    count = dice.pick((0, most // 2, most))
+    world.oracle.stats["granted ahead"] += count > 0
+    member.ahead[number] = count
+    member.engine.grant_ahead(world.now, number, count)
+    member.freed_at = world.now
+    member.perform()
+
+
 def obey(world: World, member: Member, steering: Steering) -> None:
     """The member gets all that is in force from now on."""
     member.steering = steering
@@ -58,7 +73,7 @@ def calls_max(member: Member, handler: int) -> int:
     """
     spec = member.world.setup.specs[handler]
     tuned = member.steering.tunings.get(handler)
-    declared = spec.concurrency + spec.ahead
+    declared = spec.concurrency + member.ahead.get(handler, spec.ahead)
     if spec.delivery == AT_MOST_ONCE:
         return max(declared, member.calls_most)
     if tuned is None or (tuned.concurrency is None and tuned.timeout_s is None):

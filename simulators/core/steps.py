@@ -13,6 +13,8 @@ from simulators.core import (
     exchanges,
     finale,
     happenings,
+    lending,
+    owners,
     rebalance,
     redoing,
     steered,
@@ -56,6 +58,7 @@ _WORLD_ACTIONS = {
     "churn": happenings.churn,
     "control": happenings.control,
     "steer": steered.steer,
+    "ahead": steered.grant_ahead,
     "away": away.come_and_go,
     "log": happenings.change_log,
     "retention": happenings.retention,
@@ -64,6 +67,8 @@ _WORLD_ACTIONS = {
     "command": commanding.command,
     "meddle": commanding.meddle,
     "redo": redoing.order,
+    "relay": owners.relay,
+    "lease": lending.exchange,
 }
 _MEMBER_ACTIONS = {
     "poll": actions.poll,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Violation(AssertionError):
-    """The engine broke an invariant; `name` is S1 to S17, L1, L2, L4 or "structure"."""
+    """The engine broke an invariant; `name` is S1 to S18, L1, L2, L4 or "structure"."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(f"{name}: {what}")

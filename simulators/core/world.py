@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from simulators.core.foreign import take_over
@@ -10,7 +10,12 @@ from simulators.core.invariants import check
 from simulators.core.member import Member
 from simulators.core.stage import GROUP, Stage
 from simulators.core.violation import Violation
+from weft.core.events import Command
+from weft.core.partition import Partition
 from weft.types import StopMode
+
+#: commands that owners still obey, as those of a control topic that are young
+ORDERS = 12
 
 
 class World(Stage):
@@ -24,9 +29,15 @@ class World(Stage):
         self.members: dict[int, Member] = {}
         #: slots whose process died, since when; the broker still counts their member
         self.dead: dict[int, tuple[float, str]] = {}
+        #: commands, and the epochs in which each was obeyed
+        self.orders: deque[tuple[Command, set[Partition]]] = deque(maxlen=ORDERS)
         if self.setup.logs_matter:
             take_over(self)
         self.start_member(0)
+
+    def ordered(self, command: Command, part: Partition | None) -> None:
+        """Somebody commands; the epoch that obeys first, if the member has one."""
+        self.orders.append((command, set() if part is None else {part}))
 
     def processes(self) -> Iterable[Member]:
         """Those that live."""
@@ -39,12 +50,16 @@ class World(Stage):
             self.broker.leave(GROUP, dead[1])
         self.runs[slot] += 1
         self.members[slot] = Member(self, slot, self.runs[slot])
+        if self.lending is not None:
+            self.lending.joined(self.members[slot])
 
     def bury(self, member: Member, *, left: bool) -> None:
         """The process is gone; `left`: it said goodbye to the broker."""
         self.tell(f"{member.id} {'leaves' if left else 'dies'}")
         del self.members[member.slot]
         self.oracle.gone(member.name)
+        if self.lending is not None:
+            self.lending.left(member)
         if left:
             self.broker.leave(GROUP, member.id)
         self.dead[member.slot] = (self.now, member.id)

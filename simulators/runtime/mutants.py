@@ -285,7 +285,7 @@ def _threads_rest_without_a_second_look(original: Any) -> Any:
     return rest
 
 
-@mutant(AsyncExecutor, "_on_suspend", "L1", among=_rests, first_seed=34_767)
+@mutant(AsyncExecutor, "_on_suspend", "L1", among=_rests, first_seed=78_301)
 def _async_neither_wakes_nor_flushes(original: Any) -> Any:
     return lambda _self: None
 

@@ -30,6 +30,7 @@ from simulators.runtime.loop import SimLoop
 from simulators.runtime.primitives import Primitives
 from simulators.runtime.processes import Machine
 from simulators.runtime.scheduler import Scheduler
+from weft.runtime.calls import threads
 from weft.runtime.calls.loops import new_loop
 from weft.runtime.calls.processes.link import SPAWN
 from weft.runtime.calls.processes.protocol import found_by_name, tell_parent
@@ -62,9 +63,14 @@ class NothingLate:
 
 
 @contextmanager
-def installed(scheduler: Scheduler, machine: Machine, *, shuffle: bool) -> Iterator[None]:
-    """Weft runs on this scheduler inside."""
-    undo: list[Callable[[], None]] = []
+def installed(
+    scheduler: Scheduler, machine: Machine, *, shuffle: bool, ahead: bool = False
+) -> Iterator[None]:
+    """Weft runs on this scheduler inside; `ahead`: a call in 50 ms is a fast pace."""
+    pace = threads.PACE_PER_S, threads.PACE_CALLS
+    undo: list[Callable[[], None]] = [lambda: _set_pace(*pace)]
+    if ahead:
+        _set_pace(1.0, 0)
     made = Primitives(scheduler)
     table = _table(scheduler, made, shuffle=shuffle)
     for name, module in list(sys.modules.items()):
@@ -84,6 +90,10 @@ def installed(scheduler: Scheduler, machine: Machine, *, shuffle: bool) -> Itera
             finders.remove(NothingLate)
             for step in reversed(undo):
                 step()
+
+
+def _set_pace(per_s: float, calls: int) -> None:
+    threads.PACE_PER_S, threads.PACE_CALLS = per_s, calls
 
 
 def _table(scheduler: Scheduler, made: Primitives, *, shuffle: bool) -> dict[int, Any]:

@@ -88,6 +88,8 @@ class Setup:
     opens_s: float = 0.0
     #: how long the group waits for a member that was killed
     lingers_s: float = 0.0
+    #: calls on threads are granted ahead at any pace, now and then
+    ahead: bool = False
 
     @property
     def slowest_s(self) -> float:
@@ -166,6 +168,7 @@ def draw(seed: int) -> Setup:
             odds=odds,
             opens_s=random.Random(f"opens {seed}").choice((0.0, 0.0, 4.0)),
             lingers_s=random.Random(f"lingers {seed}").choice((0.0, 0.5, 4.0)),
+            ahead=not calm and random.Random(f"ahead {seed}").random() < 0.3,
         )
     )
 

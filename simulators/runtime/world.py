@@ -43,8 +43,11 @@ class World(Stage):
 
     def run(self) -> None:
         """Live it. Raises Violation where a promise does not hold."""
-        shuffle = self.setup.shuffle
-        with installed(self.sim, self.machine, shuffle=shuffle), tapped(self.taps):
+        shuffle, ahead = self.setup.shuffle, self.setup.ahead
+        with (
+            installed(self.sim, self.machine, shuffle=shuffle, ahead=ahead),
+            tapped(self.taps),
+        ):
             try:
                 self.sim.on_quiet = self.prompt.look
                 self.sim.run(self._live)

@@ -47,7 +47,7 @@ CONCURRENCY = _Default(100)
 #: stand for "not given": at_most_once has other defaults
 RETRY = Retry()
 PARK = Park()
-EXPORT = 'Park(export="{topic}.dlq", at_map=0.7)'
+EXPORT = 'Park(export="{topic}.dlq")'
 COMMIT = Commit()
 
 

@@ -12,6 +12,8 @@ from weft.numeric import is_between, is_positive, is_seconds, is_whole
 from weft.types import Record
 
 PARKED_S_MAX = 365 * 86_400
+#: of the reach of the offset map: where the pressure valve of `Park(export=)` opens
+AT_MAP = 0.7
 BUDGET_NAME_CHARS_MAX = 100
 BUDGET_PER_S_MAX = 1e9
 BUDGET_IN_FLIGHT_MAX = 1_000_000
@@ -207,13 +209,13 @@ class Park:
     `release_after_s`: after so many seconds its attempts start over; None: when it is released.
     `export`: a topic ("{topic}.dlq" is allowed), and with it the pressure valve: parked lanes are
     dead-lettered there, whole and in order, the oldest first,
-    `at_map`: as long as so much of the room in the offset map is taken, above 0 to 1, and
-    `after_s`: when their first record has been parked for so many seconds.
+    `at_map`: as long as so much of the reach of the offset map is taken, above 0 to 1 (None:
+    however full it is), and `after_s`: when their first record has been parked for so many seconds.
     """
 
     release_after_s: float | None = None
     export: str | None = None
-    at_map: float | None = None
+    at_map: float | None = AT_MAP
     after_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -227,8 +229,8 @@ class Park:
     def _check_valve(self) -> None:
         share, after_s = self.at_map, self.after_s
         if self.export is None:
-            for name, value in (("at_map", share), ("after_s", after_s)):
-                if value is not None:
+            for name, value, unset in (("at_map", share, AT_MAP), ("after_s", after_s, None)):
+                if value != unset:
                     raise ConfigError(
                         f"Park({name}={value!r}) needs a topic to export to: add "
                         'export="{topic}.dlq"'
@@ -241,8 +243,8 @@ class Park:
             )
         if share is None and after_s is None:
             raise ConfigError(
-                f"Park(export={self.export!r}): give at_map=0.7, after_s=SECONDS, or both: when "
-                "to export"
+                f"Park(export={self.export!r}, at_map=None): give after_s=SECONDS, or leave at_map "
+                f"at {AT_MAP}: when to export"
             )
         if share is not None and (not is_positive(share) or share > 1):
             raise ConfigError(f"Park(at_map={share!r}): give a share above 0, at most 1, or None")

@@ -75,7 +75,7 @@ def check_signature(
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """The annotations, resolved; empty where they are not to be had."""
+    """The annotations, resolved; empty where they are not available."""
     if isinstance(function, functools.partial):
         return {}
     if not inspect.isroutine(function):

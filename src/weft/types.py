@@ -83,6 +83,12 @@ class Record(NamedTuple, Generic[T]):
         return f"<Record {where} attempt={self.attempt} value={size}>"
 
 
+class Redone(Record[Any]):
+    """One that is done, and that `weft redo` has handled again; a ledger asks."""
+
+    __slots__ = ()
+
+
 def content_bytes(
     key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
 ) -> int:

@@ -14,7 +14,7 @@ from weft.core.states import InternalError
 pytestmark = pytest.mark.push
 
 SEEDS_MAX = 1_000
-PROMISES = {*(f"S{number}" for number in range(1, 18)), "L1", "L2", "L4"}
+PROMISES = {*(f"S{number}" for number in range(1, 19)), "L1", "L2", "L4"}
 
 
 def promise_broken(seed: int) -> str | None:

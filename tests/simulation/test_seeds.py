@@ -51,6 +51,7 @@ WORDS = {
     profiles.LATE: {"outputs late": 50, "intake paused": 100},
     profiles.WAITING: {"not begun": 1_000, "begun late": 5, "cancelled": 100},
     profiles.STEERED: {"steered": 2_000, "starts": 10_000},
+    profiles.AHEAD: {"granted ahead": 200, "starts": 10_000},
     profiles.AWAY: {"probes": 200, "outages ended": 100, "attempts charged after max_s": 100},
     profiles.BRAKED: {"brakes": 100, "probes": 200, "attempts spared": 50},
     profiles.BUDGETED: {
@@ -59,7 +60,9 @@ WORDS = {
         "shares compared": 3_000,
         "settled": 100,
     },
+    profiles.LENT: {"lent": 10_000, "paid for": 3_000, "lines cut": 500},
     profiles.REDONE: {"redo begun": 500, "outcome redone": 200},
+    profiles.OWNERS: {"obeyed by two owners": 500, "outcome redone": 20, "outcome skipped": 20},
     profiles.BOTH: {"answered skip": 300, "answered release": 300, "decided Retry": 100},
     profiles.PARKED: {
         "fetched again": 1_000,

@@ -23,14 +23,18 @@ def size_bytes(length: int, width: int) -> int:
     return width + (length + 7) // 8 + 1
 
 
-def bits(frontier: int, length: int, not_done: Sequence[int]) -> bytes:
-    """The bits of a map and the closing zero, without the length in front."""
+def number_of(frontier: int, length: int, not_done: Sequence[int]) -> int:
+    """The bits of a map as one number: bit k is 1 where offset ``frontier + k`` is done."""
     marks = bytearray(b"1") * length
     zero = ord("0")
     last = frontier + length - 1
     for offset in not_done:
         marks[last - offset] = zero
-    number = int(marks, 2) if length else 0
+    return int(marks, 2) if length else 0
+
+
+def bits(number: int, length: int) -> bytes:
+    """The bits of a map and the closing zero, without the length in front."""
     return number.to_bytes((length + 7) // 8 + 1, "little")
 
 

@@ -35,6 +35,19 @@ def runs(frontier: int, length: int, not_done: Sequence[int]) -> list[int]:
     return lengths
 
 
+def runs_of(number: int, length: int) -> list[int]:
+    """The same from the bits of the map, where a good part of the offsets is not done.
+
+    A run ends where a bit is another one than the one below it, and at the end of the map.
+    """
+    ends = (number ^ number << 1) & (1 << length) - 1 | 1 << length
+    # From bit 0 on, a line for each run: as long as it has offsets, with its end.
+    lines = bin(ends)[:1:-1].replace("1", "\n").splitlines(keepends=True)
+    lengths = list(map(len, lines))
+    lengths[0] -= 1  # no end before it
+    return lengths
+
+
 def pack(lengths: Sequence[int], width: int) -> bytes:
     """The body of these runs with ``width`` bytes (2 or 4) each."""
     packed = array(_TYPECODES[width], lengths)

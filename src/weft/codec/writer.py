@@ -19,6 +19,9 @@ from weft.codec.limits import (
 )
 from weft.codec.wire import Encoding
 
+#: From one offset in so many that is not done, runs are counted from the bits of the map.
+_DENSE_FROM = 4
+
 #: Java tries compression only where every plain body has at least this many bytes.
 _COMPRESS_FROM_BYTES = 200
 
@@ -32,13 +35,13 @@ def encode(frontier: int, top: int, not_done: Sequence[int]) -> str:
     not_done, length = _clip(frontier, top, not_done)
     if length > RANGE_MAX or len(not_done) > NOT_DONE_MAX:
         raise MapTooLarge(f"{length} offsets with {len(not_done)} not done are too many for a map")
-    runs = runlength.runs(frontier, length, not_done)
+    number, runs = _shape(frontier, length, not_done)
     run_max = length if length <= runlength.V1_RUN_MAX else max(runs)
     sizes = _plain_sizes(length, len(runs), run_max)
     smallest = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[smallest] < _COMPRESS_FROM_BYTES:
-        return wire.to_text(smallest, _body(smallest, frontier, length, not_done, runs))
-    found = _bodies(sizes, frontier, length, not_done, runs)
+        return wire.to_text(smallest, _body(smallest, frontier, length, not_done, runs, number))
+    found = _bodies(sizes, frontier, length, not_done, runs, number)
     encoding, body = min(found, key=lambda pair: len(pair[1]), default=(smallest, None))
     if body is None or wire.text_chars(len(body)) > TEXT_CHARS_MAX:
         raise MapTooLarge(f"{length} offsets with {len(not_done)} not done need too long a text")
@@ -108,6 +111,20 @@ class Carrier:
         #: what a rider may take
         self.room_bytes = limit_chars // 4 * 3 - 1 - len(self._frame)
 
+    def mark(self, about: str) -> bool:
+        """Distinguish the text from any that is not about this; False: there is no room."""
+        encoding, frame = self._encoding, self._frame
+        if not self._text:  # the frontier may be the end of the log: a map of no offset at all
+            encoding = wire.COMPRESSED["BitSetV2"]
+            frame = zstd.compress(bytes(bitset.size_bytes(0, 4)))
+        marked = frame + rider.mark(about)
+        if self.room_bytes + len(self._frame) < len(marked):
+            return False
+        self.room_bytes += len(self._frame) - len(marked)
+        self._encoding, self._frame = encoding, marked
+        self._text = wire.to_text(encoding, marked)
+        return True
+
     def carry(self, entries: Sequence[rider.Remembered]) -> tuple[str, int]:
         """The text with as many of the entries as there is room for, and how many that are."""
         ridden, count = rider.encode(self._frontier, entries, self.room_bytes)
@@ -151,13 +168,32 @@ def _plain_sizes(length: int, runs_count: int, run_max: int) -> dict[Encoding, i
 
 
 def _body(
-    encoding: Encoding, frontier: int, length: int, not_done: Sequence[int], runs: Sequence[int]
+    encoding: Encoding,
+    frontier: int,
+    length: int,
+    not_done: Sequence[int],
+    runs: Sequence[int],
+    number: int | None = None,
 ) -> bytes:
     """The plain body of this map in this encoding."""
     if not encoding.is_bitset:
         return runlength.pack(runs, encoding.width)
-    head = length.to_bytes(encoding.width, "big")
-    return head + bitset.bits(frontier, length, not_done)
+    return length.to_bytes(encoding.width, "big") + _bits(frontier, length, not_done, number)
+
+
+def _bits(frontier: int, length: int, not_done: Sequence[int], number: int | None) -> bytes:
+    """The bits of a bitset, from `_shape`'s number where that was made."""
+    if number is None:
+        number = bitset.number_of(frontier, length, not_done)
+    return bitset.bits(number, length)
+
+
+def _shape(frontier: int, length: int, not_done: Sequence[int]) -> tuple[int | None, list[int]]:
+    """The runs of the map, and its bits where these had to be made for that."""
+    if len(not_done) * _DENSE_FROM < length:
+        return None, runlength.runs(frontier, length, not_done)
+    number = bitset.number_of(frontier, length, not_done)
+    return number, runlength.runs_of(number, length)
 
 
 def _bodies(
@@ -166,6 +202,7 @@ def _bodies(
     length: int,
     not_done: Sequence[int],
     runs: Sequence[int],
+    number: int | None,
 ) -> Iterator[tuple[Encoding, bytes]]:
     """Every body worth comparing, plain and compressed; the huge ones are never built."""
     plain: list[tuple[Encoding, bytes]] = []
@@ -174,7 +211,7 @@ def _bodies(
         if size > WRITTEN_BODY_BYTES_MAX:
             continue
         if encoding.is_bitset:
-            bits = bits or bitset.bits(frontier, length, not_done)
+            bits = bits or _bits(frontier, length, not_done, number)
             plain.append((encoding, length.to_bytes(encoding.width, "big") + bits))
         else:
             plain.append((encoding, runlength.pack(runs, encoding.width)))

@@ -6,6 +6,10 @@ it that runs. It has one call, without a retry: what that returns is produced, w
 the answer. Of a batch handler that call is a batch like any other; one that fails as a whole fails
 it, and only the others are tried in halves. Nothing outlives the epoch: if that ends first, the
 answer is "lost".
+
+With exactly_once what it returns is a claim of the next transaction, as that of any other record,
+and its lane continues; offsets and map of that commit are what they are without it. A commit that
+changes nothing else would not show whether it was stored, so it gets a mark (plans.py).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from weft.core import states
 from weft.core.delivery import complete
 from weft.core.lanes import last_of_call
 from weft.core.work import Work
-from weft.types import content_bytes
+from weft.types import Redone, content_bytes
 
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
@@ -39,21 +43,22 @@ class Again(NamedTuple):
 def of_lane(partition: Partition, key: LaneKey, others: Iterator[Work]) -> Iterator[Work]:
     """The records of a lane, the first one first: `others`, and those that are handled again."""
     key_of = partition.lanes.key_of
-    mine = {work: it.behind for work, it in partition.again.items() if key_of(work.record) == key}
+    mine = {one: it.behind for one, it in _waiting(partition) if key_of(one.record) == key}
     head = next(others, None)
-    yield from [work for work, behind in mine.items() if behind is None or behind is not head]
+    after = [one for one, behind in mine.items() if behind is head and _is_behind(head, one)]
+    yield from [one for one in mine if one not in after]
     if head is not None:
         yield head
-        yield from [work for work, behind in mine.items() if behind is head]
+        yield from after
     yield from others
 
 
 def put(partition: Partition, command: Command, record: Record, first: Work | None) -> bool:
     """The record is handled again; `first`: of its lane. False: that waits elsewhere."""
-    lanes, key = partition.lanes, partition.lanes.key_of(record)
+    lanes, key, record = partition.lanes, partition.lanes.key_of(record), Redone(*record)
     size = content_bytes(record.key, record.value, record.headers)
     work = Work(record, partition, size)
-    same = [one for one in partition.again if lanes.key_of(one.record) == key]
+    same = [one for one, _ in _waiting(partition) if lanes.key_of(one.record) == key]
     behind = None
     if same:
         behind = partition.again[same[-1]].behind
@@ -66,6 +71,18 @@ def put(partition: Partition, command: Command, record: Record, first: Work | No
         lanes.put_behind(last_of_call(first), work)
     partition.admit_again(work, Again(command, behind))
     return True
+
+
+def _waiting(partition: Partition) -> list[tuple[Work, Again]]:
+    """Those that their lanes wait for: it has gone past the others (exactly_once)."""
+    return [(one, it) for one, it in partition.again.items() if one.state != states.PENDING]
+
+
+def _is_behind(head: Work | None, work: Work) -> bool:
+    """In the chain: a head whose output was refused has joined the end of its lane since."""
+    while head is not None and head is not work:
+        head = head.next
+    return head is work
 
 
 def handled(state: EngineState, work: Work) -> None:
@@ -82,8 +99,13 @@ def failed(state: EngineState, work: Work, error: ErrorInfo) -> None:
 
 def lose(state: EngineState, partition: Partition) -> None:
     """The epoch ends."""
+    sent = partition.commit.sent
+    pending = () if sent is None else sent.claims
     for work, one in partition.again.items():
-        _answer(state, work, one.command, "lost", "the partition went away first: ask again")
+        what = "the partition went away first: ask again"
+        if work in pending:
+            what = "the partition went away first, and what it put out may be there: look, then ask"
+        _answer(state, work, one.command, "lost", what)
     partition.handler.divert(-len(partition.again))
 
 

@@ -18,7 +18,8 @@ the budget (`gather`), one for each value of `Budget.by`, handler and partition:
 - What a record has really cost is settled later (`charged`): the bucket may be in debt, and so is
   the value, until that is paid back.
 - A service that asks to wait (`wait`) is obeyed by the whole budget.
-- Each member has the share of the budget that it has of the partitions (`divide`).
+- Each member has the share of the budget that it has of the partitions (`divide`), in a fleet what
+  the driver lends to it (leases.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from itertools import count
 from math import floor, inf
 from typing import TYPE_CHECKING, Final
 
+from weft.core import effects as fx
+from weft.core.bucket import ROUNDING, Bucket
+from weft.core.leases import BudgetLease
 from weft.core.retries import DELAY_MAX_S
 from weft.core.work import UNTAGGED, Tags
 
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
     from weft.core.events import Charged
     from weft.core.handler import Handler
+    from weft.core.leases import LeaseReport, Lent
     from weft.core.partition import Partition
     from weft.core.work import Work
     from weft.policies import Budget
@@ -44,54 +49,13 @@ if TYPE_CHECKING:
 
 #: so many values have separate queues; those that come in beyond that share one
 VALUES_MAX = 1_000
-RATE_BURST_S = 0.1  # a bucket saves up at most this much of a second
 REST: Final = object()
-_ROUNDING = 1e-9
 
 #: the records of a value and a handler that wait, by partition; these take turns
 Line = dict["Partition", deque["Work"]]
 
 
-class Bucket:
-    """Tokens that come at a rate and are paid for starts; a few are saved up."""
-
-    __slots__ = ("at", "per_s", "tokens")
-
-    def __init__(self, per_s: float) -> None:
-        self.per_s = per_s
-        self.tokens = 1.0
-        #: when it was refilled last
-        self.at: float | None = None
-
-    @property
-    def most(self) -> float:
-        """What it saves up; one at least."""
-        return max(1.0, self.per_s * RATE_BURST_S)
-
-    def refill(self, now: float) -> None:
-        """Time has passed."""
-        if self.at is not None:
-            self.tokens += (now - self.at) * self.per_s
-        self.at = now
-        self.tokens = min(self.tokens, self.most)
-
-    def starts(self) -> int:
-        """How many starts at a token each it pays for."""
-        return int(self.tokens + _ROUNDING)
-
-    def pays(self, cost: float) -> bool:
-        """It pays for that; for what is more than it saves up when it is full, by a debt."""
-        return self.tokens + _ROUNDING >= min(cost, self.most)
-
-    def due(self, cost: float = 1.0) -> float | None:
-        """When it will pay for that, if it does not yet; None: it does, or never will."""
-        short = min(cost, self.most) - self.tokens
-        if self.at is None or short <= _ROUNDING or self.per_s <= 0:
-            return None
-        return self.at + short / self.per_s
-
-
-class Flow:
+class Tenant:
     """What waits of one value."""
 
     __slots__ = ("lines", "used")
@@ -110,6 +74,8 @@ class SharedBudget:
         self.spec = spec
         self.handlers = handlers
         self.bucket = Bucket(inf if spec.per_s is None else spec.per_s)
+        #: in its place in a fleet: what the driver has lent
+        self.lease: BudgetLease | None = None
         self.limited = spec.per_s is not None
         #: calls that run
         self.in_flight = 0
@@ -123,11 +89,11 @@ class SharedBudget:
         #: what the value that started last had used before
         self._clock = 0.0
         #: by value: those that wait, and those that have used more than the clock
-        self._flows: dict[Hashable, Flow] = {}
+        self._tenants: dict[Hashable, Tenant] = {}
         self._forgot_at = -1.0
         #: of each handler the values that have a line of it, the one that has used least first; an
         #: entry may be too early
-        self._heads: dict[Handler, list[tuple[float, int, Flow]]] = {one: [] for one in handlers}
+        self._heads: dict[Handler, list[tuple[float, int, Tenant]]] = {one: [] for one in handlers}
         self._order = count()
         #: when each handler had its last turn: equals take turns
         self._turns = dict.fromkeys(handlers, -1)
@@ -143,14 +109,65 @@ class SharedBudget:
 
     def divide(self, held: int, total: int | None) -> None:
         """The member holds so many of all partitions; None: no one knows yet how many there are."""
+        if self.lease is not None:
+            return
         self.share = held / total if total else 0.0
         if self.spec.per_s is not None:
             self.bucket.refill(self._state.now)
             self.bucket.per_s = self.spec.per_s * self.share
         if self.spec.in_flight is not None:
             # One at least: else what it holds would never be handled.
-            part = floor(self.spec.in_flight * self.share + _ROUNDING)
+            part = floor(self.spec.in_flight * self.share + ROUNDING)
             self.in_flight_max = max(1, part) if held and total else 0
+
+    # -- in a fleet (leases.py) --------------------------------------------------------------------
+
+    def begin_lease(self) -> None:
+        """From now on the driver lends what may be used."""
+        self.lease = self.bucket = BudgetLease(self.spec)
+        self.share, self.in_flight_max = 1.0, 0
+
+    def report(self) -> LeaseReport | None:
+        """What the driver is to know; None: nothing new."""
+        state, lease = self._state, self.lease
+        if lease is None:
+            return None
+        waiting = 0
+        if not state.halts and state.stop_mode in (None, "buffered"):
+            waiting = sum(
+                len(partition.lanes.unpaid)
+                for partition in state.partitions.values()
+                if partition.handler.budget is self and partition.startable
+            )
+        wait_s = max(0.0, self.until - state.now) if self.asked_by is not None else 0.0
+        report = lease.report(state.now, in_flight=self.in_flight, waiting=waiting, wait_s=wait_s)
+        return None if report is None else report._replace(budget=self.spec.name)
+
+    def lent(self, lent: Lent) -> None:
+        """The driver has answered."""
+        assert self.lease is not None
+        now = self._state.now
+        self.lease.lent(now, lent)
+        if lent.wait_s > 0 and now + lent.wait_s > self.until:
+            self.until, self.asked_by = now + lent.wait_s, None
+
+    def lapse(self) -> None:
+        """What was lent may have run out."""
+        if self.lease is not None:
+            self.lease.lapse()
+
+    def _lacks(self, cost: float) -> None:
+        """A record waits for what the driver lends; of the first one it is to know immediately."""
+        lease = self.lease
+        if lease is None:
+            return
+        self.why = "link" if lease.unanswered_since(self._state.now) is not None else "lent"
+        if lease.lacks(cost if self.limited and not lease.pays(cost) else None):
+            self._urge(lease)
+
+    def _urge(self, lease: BudgetLease) -> None:
+        if lease.urge():
+            self._state.emit(fx.ReportLease())
 
     # -- what waits --------------------------------------------------------------------------------
 
@@ -167,55 +184,55 @@ class SharedBudget:
                     self._line(handler, work).setdefault(partition, deque()).append(work)
 
     def _line(self, handler: Handler, work: Work) -> Line:
-        flow = self._flow(_tags(work).budget)
-        line = flow.lines.get(handler)
+        tenant = self._tenant(_tags(work).budget)
+        line = tenant.lines.get(handler)
         if line is None:
-            line = flow.lines[handler] = {}
-            heappush(self._heads[handler], (flow.used, next(self._order), flow))
+            line = tenant.lines[handler] = {}
+            heappush(self._heads[handler], (tenant.used, next(self._order), tenant))
         return line
 
-    def _flow(self, value: Hashable) -> Flow:
+    def _tenant(self, value: Hashable) -> Tenant:
         """Of this value; where there are too many, of all that have none."""
-        flows = self._flows
-        flow = flows.get(value)
-        if flow is None:
-            if len(flows) >= VALUES_MAX:
+        tenants = self._tenants
+        tenant = tenants.get(value)
+        if tenant is None:
+            if len(tenants) >= VALUES_MAX:
                 self._forget()
-            value = value if len(flows) < VALUES_MAX else REST
-            flow = flows.get(value)
-            if flow is None:
-                flow = flows[value] = Flow(self._clock)
-        if not flow.lines:
-            flow.used = max(flow.used, self._clock)
-        return flow
+            value = value if len(tenants) < VALUES_MAX else REST
+            tenant = tenants.get(value)
+            if tenant is None:
+                tenant = tenants[value] = Tenant(self._clock)
+        if not tenant.lines:
+            tenant.used = max(tenant.used, self._clock)
+        return tenant
 
     def _forget(self) -> None:
         """Values that do not wait, and have used no more than others."""
         clock = self._clock
         if self._forgot_at != clock:
             self._forgot_at = clock
-            for value, flow in list(self._flows.items()):
-                if not flow.lines and flow.used <= clock:
-                    del self._flows[value]
+            for value, tenant in list(self._tenants.items()):
+                if not tenant.lines and tenant.used <= clock:
+                    del self._tenants[value]
 
     def queued(self) -> set[Work]:
         """All that is in its queues; the view."""
-        lines = [line for flow in self._flows.values() for line in flow.lines.values()]
+        lines = [line for tenant in self._tenants.values() for line in tenant.lines.values()]
         return {work for line in lines for queue in line.values() for work in queue}
 
-    def _head(self, handler: Handler) -> tuple[Flow, Work] | None:
+    def _head(self, handler: Handler) -> tuple[Tenant, Work] | None:
         """The next record of a handler, of the value that has used least."""
         heap = self._heads[handler]
         while heap:
-            used, _, flow = heap[0]
-            if used < flow.used:
-                heapreplace(heap, (flow.used, next(self._order), flow))
+            used, _, tenant = heap[0]
+            if used < tenant.used:
+                heapreplace(heap, (tenant.used, next(self._order), tenant))
                 continue
-            work = self._first(handler, flow.lines[handler])
+            work = self._first(handler, tenant.lines[handler])
             if work is not None:
-                return flow, work
+                return tenant, work
             heappop(heap)
-            del flow.lines[handler]
+            del tenant.lines[handler]
         return None
 
     @staticmethod
@@ -245,13 +262,15 @@ class SharedBudget:
         left = {one: most for one in handlers if self._heads[one] and (most := self._most(one))}
         if self.limited:
             self.bucket.refill(state.now)
+        if self.lease is not None:
+            self.in_flight_max = self.lease.calls_max(state.now, self.in_flight)
         if left and state.now < self.until:
             self.due, self.why = self.until, "asked"
             return
         works = self._take(left)
         for handler, some in works.items():
             if handler.limited:
-                handler.bucket.tokens -= len(some)
+                handler.bucket.pay(len(some))
             handler.slots.take(len(some))
             if handler.outages:
                 state.outages.began_one_of(handler, some)
@@ -259,8 +278,8 @@ class SharedBudget:
         for handler in handlers:
             if handler.limited and self._heads[handler] and handler.slots.free > 0:
                 self._wake(handler.bucket.due())
-        if self._flows and not any(self._heads.values()):  # nothing waits: all are even
-            self._flows.clear()
+        if self._tenants and not any(self._heads.values()):  # nothing waits: all are even
+            self._tenants.clear()
             self._clock, self._forgot_at = 0.0, -1.0
 
     def _most(self, handler: Handler) -> int:
@@ -283,20 +302,21 @@ class SharedBudget:
             found = self._next(left)
             if found is None:
                 break
-            handler, flow, work = found
+            handler, tenant, work = found
             cost = _tags(work).cost
             if self.limited and not self.bucket.pays(cost):
                 self._wake(self.bucket.due(cost))
                 self.why = "rate" if self.share else "share"
+                self._lacks(cost)
                 break
             some = works.setdefault(handler, [])
-            self._leave(handler, flow, work)
+            self._leave(handler, tenant, work)
             if not self._goes(handler, work, looked, some):
                 continue
             some.append(work)
-            self._clock = max(self._clock, flow.used)
-            flow.used = self._clock + cost
-            self.bucket.tokens -= cost
+            self._clock = max(self._clock, tenant.used)
+            tenant.used = self._clock + cost
+            self.bucket.pay(cost)
             self.in_flight += 1
             self._turns[handler] = next(self._order)
             left[handler] -= 1
@@ -304,9 +324,11 @@ class SharedBudget:
                 del left[handler]
         if left and self.in_flight >= self.in_flight_max:
             self.why = "in_flight" if self.share else "share"
+            if self.lease is not None and (found := self._next(left)) is not None:
+                self._lacks(_tags(found[2]).cost)
         return {handler: some for handler, some in works.items() if some}
 
-    def _next(self, left: dict[Handler, int]) -> tuple[Handler, Flow, Work] | None:
+    def _next(self, left: dict[Handler, int]) -> tuple[Handler, Tenant, Work] | None:
         found = None
         rank = (inf, 0)
         for handler in list(left):
@@ -318,8 +340,8 @@ class SharedBudget:
         return found
 
     @staticmethod
-    def _leave(handler: Handler, flow: Flow, work: Work) -> None:
-        partition, line = work.partition, flow.lines[handler]
+    def _leave(handler: Handler, tenant: Tenant, work: Work) -> None:
+        partition, line = work.partition, tenant.lines[handler]
         del partition.lanes.unpaid[work.record[2]]
         queue = line.pop(partition)
         queue.popleft()
@@ -342,6 +364,11 @@ class SharedBudget:
     def ended(self) -> None:
         """A call is over."""
         self.in_flight -= 1
+        lease = self.lease
+        if lease is not None and lease.keep is not None:
+            waiting = any(self._heads.values())
+            if lease.returns_calls(self.in_flight, waiting=waiting):
+                self._urge(lease)
 
     def refund(self, work: Work) -> None:
         """Its call did not begin."""
@@ -358,10 +385,10 @@ class SharedBudget:
 
     def _settle(self, work: Work, more: float) -> None:
         if self.limited:
-            self.bucket.tokens -= more
-        flow = self._flows.get(_tags(work).budget)
-        if flow is not None:
-            flow.used += more
+            self.bucket.settle(more)
+        tenant = self._tenants.get(_tags(work).budget)
+        if tenant is not None:
+            tenant.used += more
 
     def wait(self, seconds: float, error: ErrorInfo) -> None:
         """The service asks its callers to wait so long."""
@@ -372,10 +399,12 @@ class SharedBudget:
         if self.until <= state.now:
             state.count("budget_waits")
             state.note(
-                "warning", "the budget waits: the service asks its callers to",
+                "warning", "the budget waits: the service asks its callers to wait",
                 budget=self.spec.name, error=error.line, seconds=round(until - state.now, 3),
             )  # fmt: skip
         self.until, self.asked_by = until, error
+        if self.lease is not None:
+            self._urge(self.lease)
 
 
 def _tags(work: Work) -> Tags:

@@ -4,22 +4,24 @@ Each gets one answer (`effects.Answered`). That a record is skipped is true once
 it is stored, so this answer waits for that; a skipped record is never handled after it. A command
 that is obeyed again, here or by the next owner of the partition, changes nothing: a hold has its
 time, a skip its offset, and what does not wait can neither be released nor retried. A redo is of
-now alone (again.py): each command of it is one call.
+now alone (again.py): each command of it is one call. A dry command takes the same way up to where
+it would change something, so it has the same answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from weft.core import again, states
 from weft.core import effects as fx
 from weft.core.delivery import complete
 from weft.core.exports import under_export
-from weft.core.holds import HOLD_MAX_S, held_until, hold, hold_behind
-from weft.core.spec import AT_LEAST_ONCE, AT_MOST_ONCE, KEY
+from weft.core.holds import HOLD_MAX_S, hold, hold_behind, hold_of
+from weft.core.spec import AT_MOST_ONCE, KEY
 from weft.core.states import RECORD_NAMES
-from weft.core.work import Failure
+from weft.core.work import Failure, HeldBy
 from weft.types import ErrorInfo
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from weft.core.work import LaneKey, Work
 
 _UNDER_WAY = "it is {} now: ask again when that is over"
+#: so many commands at once: the records of a partition are sorted by lane first, for all of them
+SORTED_FROM = 8
 
 
 class Commands:
@@ -40,25 +44,33 @@ class Commands:
         self._state = state
         self._endings = endings
         self._batching = batching
+        #: of one turn with many commands: the records of each lane, as `_all_of_lane` has them
+        self._sorted: dict[Partition, dict[LaneKey, list[Work]]] | None = None
 
     def obey(self, commands: Sequence[Command]) -> None:
         """Do what can be done of each; every command is answered."""
+        self._sorted = {} if len(commands) >= SORTED_FROM else None
         for command in commands:
-            rows: list[fx.Obeyed] = []
-            waits = False
-            for partition in self._concerned(command):
-                row = self._in(partition, command)
-                if row is None:
-                    waits = True
-                else:
-                    rows.append(row)
-            over = command.action == "hold" and self._until(command) <= self._state.now
-            if command.target.offset is None and command.action != "skip" and not over:
-                self._later_epochs(command)
-            if not waits:
-                what = rows or [_row(None, command, "not here", "no such partition in this member")]
-                self._state.emit(fx.Answered(command, what))
+            self._obey(command)
+        self._sorted = None
         self._endings.retry_due()
+
+    def _obey(self, command: Command) -> None:
+        rows: list[fx.Obeyed] = []
+        waits = False
+        for partition in self._concerned(command):
+            row = self._in(partition, command)
+            if row is None:
+                waits = True
+            else:
+                rows.append(row)
+        over = command.action == "hold" and self._held_by(command).until <= self._state.now
+        no_lane = command.target.offset is not None or command.action == "skip"
+        if not (no_lane or over or command.dry):
+            self._later_epochs(command)
+        if not waits:
+            what = rows or [_row(None, command, "not here", "no such partition in this member")]
+            self._state.emit(fx.Answered(command, what))
 
     def _concerned(self, command: Command) -> list[Partition]:
         target = command.target
@@ -75,13 +87,13 @@ class Commands:
             return
         place = (target.topic, target.partition, target.key)
         if command.action == "hold":
-            holds[place] = self._until(command)
+            holds[place] = self._held_by(command)
         else:
             holds.pop(place, None)
 
-    def _until(self, command: Command) -> float:
-        now = self._state.now
-        return min(command.until_s - self._state.wall_s, now + HOLD_MAX_S)
+    def _held_by(self, command: Command) -> HeldBy:
+        until = min(command.until_s - self._state.wall_s, self._state.now + HOLD_MAX_S)
+        return HeldBy(until, command.reason, command.claimed_by)
 
     # -- one partition ---------------------------------------------------------------------------
 
@@ -97,16 +109,20 @@ class Commands:
             return _row(partition, command, "refused", "no lane of a key: name one record")
         return self._lane(partition, command, target.key)
 
-    def _lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
+    def _lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed | None:
         first = next(self._of_lane(partition, key), None)
         if command.action == "skip":
-            where = "it has no record here" if first is None else "name one record of it"
-            offset = -1 if first is None else first.record.offset
-            return _row(partition, command, "refused", where, offset)
+            if first is None:
+                return _row(partition, command, "not here", "it has no record here")
+            if command.dry:
+                return self._skip(partition, command, first)
+            what = "name one record of it: the next owner would skip another one"
+            return _row(partition, command, "refused", what, first.record.offset)
         if command.action == "hold":
             return self._hold_lane(partition, command, key)
-        held = partition.end_hold(key)
-        partition.memory.release(key)
+        held = key in partition.holds if command.dry else partition.end_hold(key)
+        if not command.dry:
+            partition.memory.release(key)
         if first is None or first.state not in (states.RETRYING, states.PARKED):
             waiting = next((w for w in self._of_lane(partition, key) if _held(w)), None)
             if waiting is None:
@@ -114,11 +130,11 @@ class Commands:
                 offset = -1 if first is None else first.record.offset
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
-        for later in self._of_lane(partition, key):  # of one batch with it, they are held as well
-            if later is not first and _held(later):
+        for later in () if command.dry else self._of_lane(partition, key):
+            if later is not first and _held(later):  # of one batch with it, they are held as well
                 self._end_own_hold(later)
                 self._state.retries.add(self._state.now, later)
-        return self._go_on(partition, command, first)
+        return self._proceed(partition, command, first)
 
     def _of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         """The records of a lane, the first one first; exactly_once: without those it went past."""
@@ -126,23 +142,31 @@ class Commands:
         return again.of_lane(partition, key, undone) if partition.again else undone
 
     def _undone_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
-        key_of = partition.lanes.key_of
-        works = (
-            work
-            for work in (*partition.commit.marked.values(), *partition.offsets.works())
-            if work.state != states.PENDING and key_of(work.record) == key
-        )
+        works = (work for work in self._all_of_lane(partition, key) if work.state != states.PENDING)
         return iter(_in_turn(list(works))) if partition.handler.exact else works
 
+    def _all_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
+        """Those that are not done. Of many commands each would look through all records."""
+        key_of, every = partition.lanes.key_of, _undone(partition)
+        if self._sorted is None:
+            return (work for work in every if key_of(work.record) == key)
+        lanes = self._sorted.get(partition)
+        if lanes is None:
+            lanes = self._sorted[partition] = {}
+            for work in every:
+                lanes.setdefault(key_of(work.record), []).append(work)
+        return (work for work in lanes.get(key, ()) if work.state != states.DONE)
+
     def _hold_lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed:
-        until = self._until(command)
-        if until <= self._state.now:
+        by = self._held_by(command)
+        if by.until <= self._state.now:
             return _row(partition, command, "unchanged", "the hold is over already")
-        partition.set_hold(key, until)
+        if not command.dry:
+            partition.set_hold(key, by)
         waiting = self._first_waiting(partition, key)
         if waiting is None:
             return _row(partition, command, "held", "nothing of it waits now")
-        return self._hold(partition, command, waiting, until)
+        return self._hold(partition, command, waiting, by)
 
     def _first_waiting(self, partition: Partition, key: LaneKey) -> Work | None:
         """What a hold of the lane is about now: the lane does not wait for what it went past."""
@@ -166,11 +190,11 @@ class Commands:
         if command.action == "skip":
             return self._skip(partition, command, work)
         if command.action == "hold":
-            until = self._until(command)
-            if until <= self._state.now:
+            by = self._held_by(command)
+            if by.until <= self._state.now:
                 return _row(partition, command, "unchanged", "the hold is over already")
-            return self._hold(partition, command, work, until)
-        return self._go_on(partition, command, work)
+            return self._hold(partition, command, work, by)
+        return self._proceed(partition, command, work)
 
     def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
         """Handle a record again that is done; answered when its call has ended."""
@@ -178,10 +202,13 @@ class Commands:
         if not what:
             assert command.record is not None
             key = partition.lanes.key_of(command.record)
-            first = next(self._undone_of_lane(partition, key), None)
+            undone = self._undone_of_lane(partition, key)
+            first = next((one for one in undone if not _has_left(one)), None)
             if first is not None and first.state in (states.RETRYING, states.PARKED):
                 waits = RECORD_NAMES[first.state]
                 what = f"offset {first.record.offset} of its key goes first, and is {waits}"
+            elif command.dry:
+                return _row(partition, command, "redone", "it is done, and handled again")
             elif not self._put_again(partition, command, first):
                 what = _UNDER_WAY.format("behind another record of its key")
         return _row(partition, command, "refused", what) if what else None
@@ -195,11 +222,13 @@ class Commands:
     def _against_redo(self, partition: Partition, command: Command, offset: int) -> str:
         """Why not, in general; empty: nothing."""
         spec, lanes, record = partition.handler.spec, partition.lanes, command.record
-        if spec.delivery != AT_LEAST_ONCE:
+        if spec.delivery == AT_MOST_ONCE:
             return (
-                f"handler {spec.name} has delivery={spec.delivery}, and only at_least_once handles "
-                "again what is done: produce the record again, or weft dlq replay its letter"
+                f"handler {spec.name} has delivery=at_most_once, which handles no record twice: "
+                "produce the record again, or weft dlq replay its letter"
             )
+        if partition.handler.exact and partition.memory.barred:
+            return "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
         if not _is_done(partition, offset):
             retry = "it is not done: weft record retry is the command for it"
             return _past_end(partition, offset) or retry
@@ -211,13 +240,15 @@ class Commands:
             return _UNDER_WAY.format("handled again")
         if lanes.key_of(record) in lanes.held:
             return _UNDER_WAY.format("behind a call of an earlier epoch")
-        if held_until(self._state, partition, record) is not None:
+        if hold_of(self._state, partition, record) is not None:
             return "its lane is held: release that"
         return ""
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """It is remembered, or not read at all yet."""
-        if command.action in ("release", "retry") and partition.memory.start_over(offset):
+        memory = partition.memory
+        known = memory.waits_for if command.dry else memory.start_over
+        if command.action in ("release", "retry") and known(offset):
             return _row(partition, command, "released", "it starts when it is fetched")
         if what := _past_end(partition, offset):
             return _row(partition, command, "refused", what)
@@ -227,20 +258,22 @@ class Commands:
             return _row(partition, command, "refused", what, offset)
         return _row(partition, command, "refused", "it is not fetched yet: ask again in a moment")
 
-    def _hold(self, partition: Partition, command: Command, work: Work, until: float) -> fx.Obeyed:
+    def _hold(self, partition: Partition, command: Command, work: Work, by: HeldBy) -> fx.Obeyed:
         offset, own = work.record.offset, command.target.offset is not None
+        if work.state == states.PARKED:
+            return _row(partition, command, "held", "it is parked", offset)
+        if work.state not in states.WAITING:
+            what = _UNDER_WAY.format(RECORD_NAMES[work.state])
+            return _row(partition, command, "refused", what, offset)
+        if command.dry:
+            return _row(partition, command, "held", command.reason, offset)
         if work.state == states.RETRYING:
             partition.retried(work)
             work.move(states.QUEUED)
-            hold(self._state, work, until, own=own)
-        elif work.state == states.PARKED:
-            return _row(partition, command, "held", "it is parked", offset)
-        elif work.state != states.QUEUED:
-            what = _UNDER_WAY.format(RECORD_NAMES[work.state])
-            return _row(partition, command, "refused", what, offset)
+            hold(self._state, work, by, own=own)
         else:
             self._take_out(work)
-            hold(self._state, work, until, own=own)
+            hold(self._state, work, by, own=own)
         return _row(partition, command, "held", command.reason, offset)
 
     def _take_out(self, work: Work) -> None:
@@ -260,10 +293,16 @@ class Commands:
             except ValueError:
                 lanes.behind.add(work)
 
-    def _go_on(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
+    def _proceed(self, partition: Partition, command: Command, work: Work) -> fx.Obeyed:
         offset, failure = work.record.offset, work.failure
-        if held_until(self._state, partition, work.record) is not None:
+        if offset in partition.commit.marked:  # its failure ends the run (`Stop`)
+            what = "it was handled, and delivery=at_most_once handles no record twice"
+            return _row(partition, command, "refused", what, offset)
+        named = command.target.offset is not None  # else the hold of its lane is over with this
+        if named and hold_of(self._state, partition, work.record) is not None:
             return _row(partition, command, "refused", "its lane is held: release that", offset)
+        if work.state == states.PARKED and command.dry:
+            return _row(partition, command, "released", command.reason, offset)
         if work.state == states.PARKED:
             self._endings.release(work, command.reason)
             return _row(partition, command, "released", command.reason, offset)
@@ -272,6 +311,8 @@ class Commands:
             return _row(partition, command, "unchanged", what, offset)
         assert failure is not None
         what = "released" if failure.held or failure.exhausted_by else "retried"
+        if command.dry:
+            return _row(partition, command, what, command.reason, offset)
         if failure.exhausted_by:  # since before it came here: it has not been given up yet
             self._endings.start_over(work, failure, command.reason)
         self._end_own_hold(work)
@@ -299,8 +340,10 @@ class Commands:
         if key in partition.lanes.held or work in partition.lanes.behind:
             what = _UNDER_WAY.format("behind a call of an earlier epoch")
             return _row(partition, command, "refused", what, offset)
-        self._skip_head(partition, work, command.reason)
         row = _row(partition, command, "skipped", command.reason, offset)
+        if command.dry:
+            return row
+        self._skip_head(partition, work, command.reason)
         partition.commit.answer_later(command, row)
         return None
 
@@ -319,7 +362,7 @@ class Commands:
         failure = work.failure = work.failure or Failure(state.texts)
         partition.shelves.let_go(work)
         failure.given_up = "skipped"
-        failure.tell(state.now, f"skipped: {reason}")
+        failure.note(state.now, f"skipped: {reason}")
         if failure.error is None:
             failure.replace(ErrorInfo("Skipped", reason))
         if partition.handler.spec.delivery == AT_MOST_ONCE:  # it has no mark
@@ -327,6 +370,11 @@ class Commands:
             complete(state, work)
         else:
             self._endings.handled(work)
+
+
+def _undone(partition: Partition) -> Iterator[Work]:
+    """The records that are not done, those with a mark first."""
+    return chain(partition.commit.marked.values(), partition.offsets.works())
 
 
 def _is_done(partition: Partition, offset: int) -> bool:
@@ -358,6 +406,11 @@ def _in_turn(lane: list[Work]) -> list[Work]:
                 ordered.append(work)
             work = work.next
     return ordered
+
+
+def _has_left(work: Work) -> bool:
+    """Its lane has gone on past it (exactly_once)."""
+    return work.failure is not None and work.failure.left_lane
 
 
 def _held(work: Work) -> bool:

@@ -189,6 +189,10 @@ class Note(NamedTuple):
     fields: dict[str, Any]
 
 
+class ReportLease(NamedTuple):
+    """The driver of the fleet is to know soon what `Engine.lease_reports` returns."""
+
+
 class Drained(NamedTuple):
     """A stop was asked for and what it waits for is finished: commit and leave."""
 
@@ -219,6 +223,7 @@ Effect = (
     | CommitsStored
     | Answered
     | Note
+    | ReportLease
     | Drained
     | Fatal
 )

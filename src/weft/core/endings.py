@@ -13,7 +13,7 @@ from weft.core import effects as fx
 from weft.core.delivery import complete
 from weft.core.events import Failed, Returned
 from weft.core.exports import is_exported, park_with_lane
-from weft.core.holds import hold_back, hold_behind
+from weft.core.holds import hold, hold_back, hold_behind, hold_of
 from weft.core.lanes import unfollow
 from weft.core.memory import longest_s
 from weft.core.partition import plain_done
@@ -300,7 +300,7 @@ class Endings:
 
     def _retry(self, work: Work, failure: Failure, asked_s: float | None) -> None:
         delay_s = retry_delay_s(work.retry, work, asked_s)
-        failure.tell(self._state.now, f"next attempt in {delay_s:.2g} s")
+        failure.note(self._state.now, f"next attempt in {delay_s:.2g} s")
         work.shed()
         failure.own_due = self._state.now + delay_s
         self._state.retries.add(failure.own_due, work)
@@ -327,19 +327,19 @@ class Endings:
                 continue
             self._requeue(work, failure)
             partition.retried(work)
-            if failure.exhausted_by:  # since before it came here
-                if failure.error is None:
-                    failure.replace(USED_UP)
-                self._exhausted(work, failure, failure.error or USED_UP)
-                continue
             self._continue(work, failure)
 
     def _continue(self, work: Work, failure: Failure) -> None:
-        """It waited, and may start again."""
+        """It waited, and may start again; or it is given up, if its attempts are used up."""
         partition = work.partition
-        if hold_back(self._state, work):
+        if not failure.exhausted_by and hold_back(self._state, work):
             return
         if partition.shelves.want(work):
+            return
+        if failure.exhausted_by:  # since before it came here
+            if failure.error is None:
+                failure.replace(USED_UP)
+            self._exhausted(work, failure, failure.error or USED_UP)
             return
         if failure.left_lane:
             failure.left_lane = False
@@ -361,7 +361,7 @@ class Endings:
         failure.attempts = failure.shared = failure.rounds = 0
         failure.exhausted_by, failure.decision = "", None
         failure.waits_since, failure.ticket = None, -1
-        failure.tell(self._state.now, f"released: {why}")
+        failure.note(self._state.now, f"released: {why}")
         work.try_again(failure)
         work.partition.charge_failure(work, failure)
 
@@ -384,7 +384,7 @@ class Endings:
         """
         decision = failure.decision = failure.decision or Decision()
         decision.policy, decision.asked = None, next(self._numbers)
-        failure.tell(self._state.now, "attempts used up: on_exhausted decides")
+        failure.note(self._state.now, "attempts used up: on_exhausted decides")
         failure.due = failure.own_due = self._state.now
         self._state.emit(fx.AskExhausted(work, decision.asked, work.record, error))
         work.shed()
@@ -422,7 +422,7 @@ class Endings:
         self._give_up(work, failure, decision.policy)
 
     def _give_up(self, work: Work, failure: Failure, policy: GivenUp) -> None:
-        failure.tell(self._state.now, f"given up: {type(policy).__name__}")
+        failure.note(self._state.now, f"given up: {type(policy).__name__}")
         if isinstance(policy, DeadLetter):
             self.send_letter(work, failure, policy.topic_for(work.record.topic))
         elif isinstance(policy, Park):
@@ -456,13 +456,7 @@ class Endings:
         self._state.report(work, "failed" if outcome_failed else "parked", failure.error)
         self._state.trouble(work, "parked")
         work.shed()
-        self.put_away(work)
-
-    def put_away(self, work: Work) -> None:
-        """Of what is parked only offsets are kept, where it can be fetched again."""
-        if self._state.limits.forget_parked and not is_exported(work):
-            work.partition.shelves.put_away(work)
-            self._state.watch_shelves(work.partition, on=True)
+        self._state.put_away(work)
 
     def resume(self, work: Work) -> None:
         """A released record has its bytes again."""
@@ -479,7 +473,7 @@ class Endings:
             work.move(states.QUEUED)
         partition.shelves.let_go(work)
         failure.given_up = "skipped"
-        failure.tell(self._state.now, "it is not in the log any more")
+        failure.note(self._state.now, "it is not in the log any more")
         if failure.error is None:  # it came parked
             failure.replace(USED_UP)
         partition.record_done(work)
@@ -533,9 +527,10 @@ class Endings:
 
     def _join(self, work: Work) -> None:
         """The record comes into its lane, where it waits if that is held."""
-        lanes = work.partition.lanes
-        if lanes.is_next(work) and hold_back(self._state, work):
+        lanes, held = work.partition.lanes, hold_of(self._state, work.partition, work.record)
+        if held is not None and lanes.is_next(work):
             lanes.join_waiting(work)
+            hold(self._state, work, held)
         else:
             lanes.join([work])
 
@@ -551,7 +546,7 @@ class Endings:
             known = Remembered(known.offset, 0, error=known.error)
         failure = work.resume(known.attempts, self._state.texts)
         failure.known_hash, failure.exhausted_by = known.error, known.exhausted_by
-        failure.tell(now, f"came with {known.attempts} failed attempts, epoch {partition.epoch}")
+        failure.note(now, f"came with {known.attempts} failed attempts, epoch {partition.epoch}")
         partition.memory.keep(work)
         spec = partition.handler.spec
         allowed = spec.retry.attempts
@@ -568,7 +563,7 @@ class Endings:
         if known.parked:
             self._set_release(work, failure, due)
             partition.park(work)
-            self.put_away(work)
+            self._state.put_away(work)
         else:
             # What is used up is given up at once, unless it is held.
             held = known.held and due is not None and due > now
@@ -577,6 +572,8 @@ class Endings:
             soon = due is None or (failure.exhausted_by and not held)
             self._state.retries.add(now if soon or due is None else due, work)
             partition.retry(work, held=held)
+            if held:
+                self._state.put_away(work)
 
     def _dead_letter_answered(
         self, work: Work, failure: Failure, sent: tuple[Sent, ...], error: ErrorInfo | None
@@ -593,6 +590,6 @@ class Endings:
         failure.given_up = None
         failure.exhausted_by = "other"
         failure.keep(error)
-        failure.tell(self._state.now, f"dead letter refused: {error.message[:200]}")
+        failure.note(self._state.now, f"dead letter refused: {error.message[:200]}")
         self._state.refused_at = self._state.now
         self._park(work, failure)

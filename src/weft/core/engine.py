@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weft.core.events import Answer, Assignment, Command, Ended, OutputsAnswer, Steering
     from weft.core.flow import Room
     from weft.core.handler import Handler
+    from weft.core.leases import LeaseReport, Lent
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
     from weft.core.work import Call, Tags, Work
@@ -211,6 +212,28 @@ class Engine:
         self.state.divide_budgets()
         self._turn()
 
+    def lease_budgets(self, now: float) -> None:
+        """From now on the driver of the fleet lends what may be used of the budgets."""
+        self.state.now = now
+        for budget in self.state.budgets:
+            budget.begin_lease()
+        self._turn()
+
+    def lent(self, now: float, lents: Sequence[Lent]) -> None:
+        """The driver has lent so much."""
+        self.state.now = now
+        named = {budget.spec.name: budget for budget in self.state.budgets}
+        for one in lents:
+            if one.budget in named:
+                named[one.budget].lent(one)
+        self._turn()
+
+    def lease_reports(self, now: float) -> list[LeaseReport]:
+        """What the driver is to know of what was lent; empty: nothing new since the last time."""
+        self.state.now = now
+        reports = [budget.report() for budget in self.state.budgets]
+        return [one for one in reports if one is not None]
+
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
         """Calls of one handler that were asked for and have not begun: it is not their fault."""
         self.state.now = now
@@ -353,6 +376,9 @@ class Engine:
         """Start nothing (or start again) for a reason outside: outputs or results back up."""
         self.state.now = now
         (self.state.halts.add if on else self.state.halts.discard)(reason)
+        if on and reason == "membership":  # the process was suspended: our clock may have been, too
+            for budget in self.state.budgets:
+                budget.lapse()
         self._turn()
 
     def pause(self, now: float, topic: str | None, *, on: bool) -> None:
@@ -370,6 +396,15 @@ class Engine:
         self.state.pauses.by_command(steering, self.state.handlers)
         for partition in self.state.partitions.values():
             self.state.pauses.apply(partition)
+        self._turn()
+
+    def grant_ahead(self, now: float, handler: int, count: int) -> None:
+        """So many calls of this handler are granted beyond its concurrency from now on.
+
+        Its executor runs no more together for that: it has the next ones at hand.
+        """
+        self.state.now = now
+        self.state.handlers[handler].grant_ahead(count)
         self._turn()
 
     def let_go(self, now: float, handlers: Collection[int]) -> None:
@@ -530,6 +565,11 @@ class Engine:
     def handlers(self) -> Sequence[Handler]:
         """With their rules and counts."""
         return self.state.handlers
+
+    @property
+    def budgets_in_use(self) -> bool:
+        """A call of a handler with a budget runs."""
+        return any(budget.in_flight for budget in self.state.budgets)
 
     @property
     def stop_mode(self) -> str | None:

@@ -15,6 +15,7 @@ from weft.core import effects as fx
 from weft.core.budgets import budgets_of, divide
 from weft.core.delivery import AtLeastOnce, AtMostOnce, Each
 from weft.core.delivery.exactly_once import ExactlyOnce, Portions
+from weft.core.exports import is_exported
 from weft.core.flow import Flow
 from weft.core.handler import Handler
 from weft.core.outages import Outages
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from weft.core.delivery import Delivery
     from weft.core.partition import Partition
     from weft.core.spec import HandlerSpec
-    from weft.core.work import LaneKey, Work
+    from weft.core.work import HeldBy, LaneKey, Work
 
 #: by the handler's delivery, and whether each record is committed by itself
 _DELIVERIES: dict[tuple[str, bool], Callable[[EngineState], Delivery]] = {
@@ -74,8 +75,8 @@ class EngineState:
         self.effects: list[fx.Effect] = []
         #: ask the runtime for something; the list's own, for it is called in every turn
         self.emit: Callable[[fx.Effect], None] = self.effects.append
-        #: held lanes, by topic, partition (None: all) and key, until when
-        self.holds: dict[tuple[str, int | None, bytes], float] = {}
+        #: held lanes, by topic, partition (None: all) and key
+        self.holds: dict[tuple[str, int | None, bytes], HeldBy] = {}
         #: attempts of ended epochs that still run, by where they came from
         self.orphans: dict[tuple[str, int], dict[LaneKey, Work]] = {}
         #: partitions with claims, in the order they got them
@@ -180,6 +181,12 @@ class EngineState:
         # Held lanes of still older epochs stay held by the attempt that runs there.
         if running:
             self.orphans.setdefault(where, {}).update(running)
+
+    def put_away(self, work: Work) -> None:
+        """Of what is parked or held only offsets are kept, where it can be fetched again."""
+        if self.limits.forget_parked and not is_exported(work):
+            work.partition.shelves.put_away(work)
+            self.watch_shelves(work.partition, on=True)
 
     def watch_shelves(self, partition: Partition, *, on: bool) -> None:
         """It has records that are kept as offsets, or none any more."""

@@ -68,9 +68,9 @@ class Epochs:
         partition = Partition(
             new.topic, new.partition, state.epochs, handler, offsets, commit, held, new.log_end
         )
-        for (topic, number, key), until in state.holds.items():
-            if topic == new.topic and number in (None, new.partition) and until > state.now:
-                partition.set_hold(key, until)
+        for (topic, number, key), hold in state.holds.items():
+            if topic == new.topic and number in (None, new.partition) and hold.until > state.now:
+                partition.set_hold(key, hold)
         return partition
 
     def revoking(self, partitions: Iterable[Partition]) -> None:

@@ -163,6 +163,10 @@ class Command(NamedTuple):
     reason: str = ""
     #: "redo": as the log has it; None: the log has it no more
     record: Record | None = None
+    #: the sender, by its own account
+    claimed_by: str = ""
+    #: only the answer, as it would be now: nothing changes
+    dry: bool = False
 
 
 # -- answers of the broker -------------------------------------------------------------------------

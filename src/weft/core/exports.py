@@ -21,6 +21,7 @@ class Export:
     """One lane that is exported."""
 
     __slots__ = (
+        "came",
         "expected",
         "first",
         "head",
@@ -47,6 +48,8 @@ class Export:
         self.sent: Work | None = None
         #: the record that was parked only to go next
         self.parked: Work | None = None
+        #: that waited with what came of it: how its attempts were used up, or ""; None: it did not
+        self.came: str | None = None
         #: the same of one that is kept as an offset, and what was remembered of it before
         self.expected = -1
         self.known: Remembered | None = None
@@ -54,17 +57,28 @@ class Export:
     def awaits(self, work: Work) -> bool:
         """The record that came in is to be parked: it goes next."""
         offset = work.record[2]
-        over = self.head is None or self.head.state in FINISHED
+        head = self.head
+        over = head is None or (head.state in FINISHED and behind(head) is None)
         if offset not in self.left or not (over or offset == self.expected):
             return False
         if over:
             self.head = work
-        self.parked = work
+        self.parked, self.came = work, None
         return True
 
     def has(self, offset: int) -> bool:
         """It is exported with the lane, or on its way."""
         return offset in self.left or (self.sent is not None and self.sent.record[2] == offset)
+
+
+def behind(work: Work) -> Work | None:
+    """The next of its lane that is not finished with."""
+    if work.failure is not None and work.failure.left_lane:
+        return None
+    following = work.next
+    while following is not None and following.state in FINISHED:
+        following = following.next
+    return following
 
 
 def under_export(partition: Partition, key: LaneKey | None, offset: int | None) -> bool:
@@ -87,6 +101,16 @@ def park_with_lane(state: EngineState, work: Work) -> None:
     failure.due = state.now
     work.partition.charge_failure(work, failure)
     work.partition.park(work)
+
+
+def wait_with_lane(state: EngineState, work: Work, came: str) -> None:
+    """It is not exported after all, and waits as it came, behind the parked record."""
+    partition, failure = work.partition, work.failure
+    assert failure is not None
+    partition.unpark(work)
+    failure.exhausted_by = came
+    partition.retry(work, held=failure.held_until > state.now)
+    state.retries.add(max(state.now, failure.own_due, failure.held_until), work)
 
 
 def unpark_with_lane(work: Work) -> None:

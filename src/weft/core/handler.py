@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from weft.core.budgets import Bucket
+from weft.core.bucket import Bucket
 from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE
 from weft.core.states import RUNNING
 from weft.core.work import Call
@@ -37,10 +37,10 @@ class Handler:
     """The slots, the rotation and the counts of one handler."""
 
     __slots__ = (
-        "again", "batched", "bucket", "budget", "dead_lettered", "done", "exact", "failures",
-        "flood", "good_calls", "index", "limited", "name", "outages", "parked", "plain",
-        "remembers", "retries", "rotation", "short_of_room", "skipped", "slots", "spec",
-        "standing", "superseded", "timed", "valve",
+        "again", "ahead", "alone", "batched", "bucket", "budget", "dead_lettered", "done",
+        "exact", "failures", "flood", "good_calls", "index", "limited", "name", "outages",
+        "parked", "plain", "remembers", "retries", "rotation", "short_of_room", "skipped",
+        "slots", "spec", "standing", "superseded", "timed", "valve",
     )  # fmt: skip
 
     def __init__(self, index: int, spec: HandlerSpec) -> None:
@@ -65,6 +65,10 @@ class Handler:
         #: its attempts have a time-out, or had one
         self.timed = spec.timeout_s is not None
         self.slots = Slots(spec.concurrency, spec.ahead, spec.timeout_s)
+        #: calls granted beyond the concurrency, now
+        self.ahead = spec.ahead
+        #: by command: none is
+        self.alone = False
         #: partitions with something ready, each once (`Partition.listed`)
         self.rotation: deque[Partition] = deque()
         #: partitions with records past the reach of their map
@@ -102,10 +106,16 @@ class Handler:
         self.bucket.per_s = tuning.rate_limit_per_s or spec.rate_limit_per_s
         self.limited = self.bucket.per_s != ALL_STARTS_PER_S
         # What is granted ahead would run, in a worker that has nothing else; and its time would.
-        alone = tuning.concurrency is not None or tuning.timeout_s is not None
-        slots.resize(tuning.concurrency or spec.concurrency, 0 if alone else spec.ahead)
+        self.alone = tuning.concurrency is not None or tuning.timeout_s is not None
+        slots.resize(tuning.concurrency or spec.concurrency, 0 if self.alone else self.ahead)
         slots.limit(tuning.timeout_s or spec.timeout_s)
         self.timed = self.timed or slots.timeout_s is not None
+
+    def grant_ahead(self, count: int) -> None:
+        """So many calls beyond the concurrency from now on, unless a command has set that."""
+        self.ahead = count
+        if not self.alone:
+            self.slots.resize(self.spec.concurrency, count)
 
     @property
     def timeout_s(self) -> float | None:
@@ -148,7 +158,7 @@ class Handler:
             else:
                 self._take_share(left // standing, works, looked)
         if self.limited:
-            self.bucket.tokens -= len(works)
+            self.bucket.pay(len(works))
         return works
 
     def _take_one_each(self, most: int, works: list[Work], looked: dict[Partition, None]) -> None:
@@ -180,13 +190,16 @@ class Handler:
             partition.listed = False
             return
         lanes, limit = partition.lanes, partition.reach.limit
-        for work in lanes.take(share):
-            if work.record[2] >= limit:
-                if not partition.may_start(work, looked, works, spend=not self.batched):
-                    self.put_far(work)
-                    continue
-                limit = partition.reach.limit
-            works.append(work)
+        if partition.offsets.position <= limit:  # so is the offset of each
+            works += lanes.take(share)
+        else:
+            for work in lanes.take(share):
+                if work.record[2] >= limit:
+                    if not partition.may_start(work, looked, works, spend=not self.batched):
+                        self.put_far(work)
+                        continue
+                    limit = partition.reach.limit
+                works.append(work)
         if lanes.ready:
             self.rotation.append(partition)
         else:
@@ -207,7 +220,7 @@ class Handler:
     def untake(self, count: int) -> None:
         """So many of those taken do not start after all."""
         if self.limited:
-            self.bucket.tokens += count
+            self.bucket.pay(-count)
 
     def tokens_due(self) -> float | None:
         """When the bucket will pay for the next start, if a record waits for it."""

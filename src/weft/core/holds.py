@@ -2,14 +2,15 @@
 
 A held record waits like one that failed: RETRYING, with `Failure.held`, until the hold is over. Of
 a held lane that is the first record that has not begun; what comes later stands behind it, or is
-held when it comes (`hold_back`). So the hot paths know nothing of holds.
+held when it comes (`hold_back`). So the hot paths know nothing of holds. As of a parked lane, only
+offsets are kept of a held one (shelves.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.core.work import Failure
+from weft.core.work import Failure, HeldBy
 
 if TYPE_CHECKING:
     from weft.core.engine_state import EngineState
@@ -20,32 +21,31 @@ if TYPE_CHECKING:
 HOLD_MAX_S = 30 * 86_400.0
 
 
-def held_until(state: EngineState, partition: Partition, record: Record) -> float | None:
-    """The end of the hold of a record's lane; None where there is none, or it is over."""
+def hold_of(state: EngineState, partition: Partition, record: Record) -> HeldBy | None:
+    """The hold of a record's lane; None where there is none, or it is over."""
     holds = partition.holds
-    until = holds.get(partition.lanes.key_of(record)) if holds else None
-    return None if until is None or until <= state.now else until
+    found = holds.get(partition.lanes.key_of(record)) if holds else None
+    return None if found is None or found.until <= state.now else found
 
 
 def hold_back(state: EngineState, work: Work) -> bool:
     """Where the lane of a queued record is held, it waits for the end of that."""
-    until = held_until(state, work.partition, work.record)
-    if until is None:
-        return False
-    hold(state, work, until)
-    return True
+    found = hold_of(state, work.partition, work.record)
+    if found is not None:
+        hold(state, work, found)
+    return found is not None
 
 
 def hold_behind(state: EngineState, work: Work) -> None:
     """The same for one behind another record of its lane that is under way: before its turn."""
-    until = held_until(state, work.partition, work.record)
-    if until is not None:
+    found = hold_of(state, work.partition, work.record)
+    if found is not None:
         work.partition.lanes.behind.add(work)
-        hold(state, work, until)
+        hold(state, work, found)
 
 
-def hold(state: EngineState, work: Work, until: float, *, own: bool = False) -> None:
-    """This queued record, which stands nowhere else, does not start before this time.
+def hold(state: EngineState, work: Work, by: HeldBy, *, own: bool = False) -> None:
+    """This queued record, in its chain and nowhere else, does not start before the hold is over.
 
     `own`: the record itself is held, not its lane: a shorter hold of the lane does not end that.
     """
@@ -54,8 +54,11 @@ def hold(state: EngineState, work: Work, until: float, *, own: bool = False) -> 
         failure = work.failure = Failure(state.texts)
         work.partition.charge_failure(work, failure)
     if own:
-        failure.held_until = until
-    until = max(until, failure.own_due, failure.held_until)  # its own delay is not shortened
-    failure.tell(state.now, f"held for {until - state.now:.0f} s")
+        failure.held_until = by.until
+    until = max(by.until, failure.own_due, failure.held_until)  # its own delay is not shortened
+    if until == by.until or failure.held_by is None:
+        failure.held_by = by
+    failure.note(state.now, f"held for {until - state.now:.0f} s")
     state.retries.add(until, work)
     work.partition.retry(work, held=True)
+    state.put_away(work)

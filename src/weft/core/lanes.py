@@ -18,7 +18,7 @@ Invariants (`simulators/core/invariants.py` recounts them):
    a head.
 3. A record without a key, or with ordering="unordered", is a lane of its own and in no `tails`.
 4. In a batch call several records of a lane are under way; `Call.order` says which one each
-   follows, and the lane goes on past the last of them (`_skip_finished`).
+   follows, and the lane continues past the last of them (`_skip_finished`).
 
 A lane with a failing record is charged to the budget of failing records, so that it never stops
 the intake of others. It gets one `LaneCharge`, shared by the records in it and those that join
@@ -65,7 +65,7 @@ class Lanes:
     #: some may stand that wait no longer
     far: dict[int, Work] = field(default_factory=dict)
     _far_order: list[int] = field(default_factory=list)
-    #: lanes that are parked, or were, with records that are kept as offsets (shelves.py)
+    #: lanes that are parked or held, or were, with records that are kept as offsets (shelves.py)
     shelves: dict[LaneKey, Shelf] = field(default_factory=dict)
     #: of these: released heads without their bytes, and lanes whose chain has come to its end
     wanted: dict[Work, None] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Lanes:
         tail = self.tails.get(key)
         if tail is None or tail.state not in states.WAITING:
             return True
-        # One that failed may be given up without another call, and then the lane goes on.
+        # One that failed may be given up without another call, and then the lane continues.
         return tail.state == states.RETRYING and tail.failure is not None and not tail.failure.held
 
     def join_waiting(self, work: Work) -> None:
@@ -155,8 +155,6 @@ class Lanes:
         if tail is not None:
             tail.next = work
             if tail.charge is not None:
-                if work.charge is not None:  # it was held before it came into its lane
-                    self._uncharge(work, work.charge)
                 self._charge(work, tail.charge)
         elif key in self.held:
             self.held[key] = work
@@ -251,7 +249,7 @@ class Lanes:
         shelf = self.shelves.get(key)
         if shelf is None:
             return
-        if not shelf.offsets and shelf.head.state != states.PARKED:
+        if not shelf.offsets and not shelf.head.put_off:
             del self.shelves[key]
         elif shelf.offsets and key not in self.tails:
             self.dry[key] = None

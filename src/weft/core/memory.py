@@ -107,9 +107,13 @@ class Memory:
             self._known[offset] = before
             self.changed = True
 
+    def waits_for(self, offset: int) -> bool:
+        """Whether something is known of a record that was not fetched yet."""
+        return isinstance(self._known.get(offset), Remembered)
+
     def start_over(self, offset: int) -> bool:
         """A record that was not fetched yet begins as a new one; False: nothing was known of it."""
-        known = isinstance(self._known.get(offset), Remembered)
+        known = self.waits_for(offset)
         if known:
             self.forget(offset)
             self.waiting -= 1
@@ -157,17 +161,17 @@ class Memory:
         for place, offset in enumerate(self._order, 1):
             entry = self._known[offset]
             if isinstance(entry, Remembered):
-                said = entry if offset >= position or offset in away else None
-                gone += said is None
+                shown = entry if offset >= position or offset in away else None
+                gone += shown is None
             elif entry.state in GONE:
-                said = None
+                shown = None
                 gone += 1
             else:
-                said = None if offset in claimed else _entry(entry, now, wall_s)
-            if said is None:
+                shown = None if offset in claimed else _entry(entry, now, wall_s)
+            if shown is None:
                 continue
-            found.append(said)
-            taken += least_bytes(said)
+            found.append(shown)
+            taken += least_bytes(shown)
             if taken > bytes_max or len(found) == ENTRIES_MAX:
                 self.unseen = len(self._order) - place
                 break

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.core.handler import Handler
     from weft.core.memory import Memory
     from weft.core.offsets import Offsets, Snapshot
-    from weft.core.work import Failure, LaneKey, Tags, Work
+    from weft.core.work import Failure, HeldBy, LaneKey, Tags, Work
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -61,8 +61,8 @@ class Partition:
     parked: int = 0
     #: of those that retry: held by a command
     on_hold: int = 0
-    #: held lanes, until when on the engine's clock
-    holds: dict[LaneKey, float] = field(default_factory=dict)
+    #: held lanes
+    holds: dict[LaneKey, HeldBy] = field(default_factory=dict)
     #: lanes that the pressure valve exports (valve.py)
     exports: dict[LaneKey, Export] = field(default_factory=dict)
     #: of all records it holds
@@ -149,9 +149,11 @@ class Partition:
         """Its call has ended; its offset was done all the time."""
         del self.again[work]
         self.bytes -= work.size
+        self.drop_outputs(work)
+        left = work.state == states.PENDING  # its lane has gone on before
         work.move(states.DONE)
         self.handler.divert(-1)
-        if self.lanes.leave(work) and not self.listed:
+        if not left and self.lanes.leave(work) and not self.listed:
             self.handler.enqueue(self)
 
     def pending_done(self, work: Work) -> None:
@@ -172,10 +174,10 @@ class Partition:
         self.outputs_bytes -= self.outputs.pop(work, 0)
 
     def release(self, work: Work) -> None:
-        """Its lane goes on, though the record is not finished with."""
-        goes_on = self.lanes.leave(work)
+        """Its lane continues, though the record is not finished with."""
+        continues = self.lanes.leave(work)
         work.charge = None
-        if goes_on and not self.listed:
+        if continues and not self.listed:
             self.handler.enqueue(self)
 
     def mark(self, work: Work) -> None:
@@ -327,9 +329,9 @@ class Partition:
         self.handler.standing -= 1
         self.remember(work)
 
-    def set_hold(self, key: LaneKey, until: float) -> None:
-        """Nothing of this lane starts before then."""
-        self.holds[key] = until
+    def set_hold(self, key: LaneKey, by: HeldBy) -> None:
+        """Nothing of this lane starts before that is over."""
+        self.holds[key] = by
 
     def end_hold(self, key: LaneKey) -> bool:
         """Its lane is not held; True where it was."""
@@ -451,7 +453,7 @@ def plain_done(works: Iterable[Work]) -> list[Work]:
             partition = work.partition
             handler, offsets, lanes = partition.handler, partition.offsets, partition.lanes
             plain, timed, add_ready = handler.plain, handler.timed, lanes.ready.append
-            incomplete = offsets.incomplete
+            incomplete, top = offsets.incomplete, offsets.top
         if timed:
             handler.slots.ended(work)
         if work.state != RUNNING or not plain:
@@ -462,8 +464,8 @@ def plain_done(works: Iterable[Work]) -> list[Work]:
         work.state = DONE
         offset = work.record[2]  # as `Offsets.done`
         del incomplete[offset]
-        if offset > offsets.top:  # noqa: PLR1730 - as there: max() costs five times as much
-            offsets.top = offset
+        if offset > top:
+            offsets.top = top = offset
         offsets.changed = True
         following = work.next
         if (

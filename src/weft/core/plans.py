@@ -42,20 +42,29 @@ class Plans:
             if cut is None:
                 return None
             item = cut
-        return self._with_rider(item) if partition.memory else item
+        return self._with_rider(item) if partition.memory or partition.again else item
 
     def _with_rider(self, item: fx.PlanItem) -> fx.PlanItem:
-        """What is remembered of single records behind the map, as far as there is room."""
+        """What is remembered of single records behind the map, as far as there is room.
+
+        Before it a mark, where all claims are of records that are handled again: offsets and map
+        are as in the commit before, and how the transaction ended must be seen. Without room for
+        that they wait, but not those of a batch, whose outputs others share.
+        """
         partition, state = item.partition, self._state
         memory, commit = partition.memory, partition.commit
-        claimed = {work.record[2] for work in item.claims}
+        claimed, chars = {work.record[2] for work in item.claims}, len(item.metadata)
         away = partition.offsets.incomplete if partition.offsets.shelved else ()
         limit_chars = 0 if memory.barred else commit.map_limit
         carrier = Carrier(item.frontier, item.metadata, limit_chars)
+        again = [partition.again[one].command.id for one in item.claims if one in partition.again]
+        only = len(again) == len(item.claims) > 0
+        if only and not carrier.mark(" ".join(again)):
+            item = item._replace(claims=[work for work in item.claims if work.call is not None])
         entries = memory.entries(
             partition.position, claimed, state.now, state.wall_s, away, carrier.room_bytes
         )
-        text, count = carrier.carry(entries) if entries else (item.metadata, 0)
+        text, count = carrier.carry(entries)
         left_out = len(entries) - count + memory.unseen
         if left_out and not memory.shed:
             state.count("riders_cut")
@@ -69,8 +78,7 @@ class Plans:
                 next="the latest ones start over after a restart: handle or release earlier ones",
             )
         memory.shed = left_out
-        rider_chars = max(0, len(text) - len(item.metadata)) if count else 0
-        return item._replace(metadata=text, rider_chars=rider_chars)
+        return item._replace(metadata=text, rider_chars=max(0, len(text) - chars))
 
     def _item(self, partition: Partition, claims: Sequence[Work]) -> tuple[fx.PlanItem, bool]:
         """The plan with these claims; False where its map is cut."""
@@ -82,7 +90,7 @@ class Plans:
         )
         uncut = covered >= shot.top
         if not uncut:
-            # What the map cannot tell, this commit does not promise: those claims wait.
+            # What the map cannot hold, this commit does not promise: those claims wait.
             claims = [work for work in claims if work.record.offset <= covered]
         beyond = covered - shot.frontier + 1 - bisect_right(shot.not_done, covered)
         return fx.PlanItem(partition, shot.frontier, text, beyond, list(claims)), uncut

@@ -1,13 +1,13 @@
-"""Parked lanes keep offsets, not bytes; what is released is fetched again.
+"""Parked and held lanes keep offsets, not bytes; what is released is fetched again.
 
-Theory of operation. A lane whose head is parked is a chain and a shelf::
+Theory of operation. A lane whose head is parked, or held, is a chain and a shelf::
 
     head ──next──► work ──► …          shelf: 17, 23, 40, …   offsets only, behind the whole chain
       │
       └ bare: its value and headers are not kept either
 
-- `put_away`: a record was parked. Its bytes go, and all behind it of which nothing is known goes to
-  the shelf, as does all that comes for this lane later (`keep_off`).
+- `put_away`: a record was parked or held. Its bytes go, and all behind it of which nothing is known
+  goes to the shelf, as does all that comes for this lane later (`keep_off`).
 - *Wanted* is a bare head that was released, *dry* a lane whose chain is done and whose shelf is not
   empty. Both are asked for from the log (`effects.Refetch`), the lowest offsets first, one request
   of a partition at a time, and no more than there is room for. The frontier's record is always
@@ -48,7 +48,7 @@ RECORDS_MAX = 2_000
 class Shelf:
     """The records of one lane that are kept as offsets."""
 
-    #: parked when they were put there
+    #: parked or held when they were put there
     head: Work
     offsets: deque[int] = field(default_factory=deque)
     #: what they weighed
@@ -82,7 +82,7 @@ class Shelves:
         self._lanes: Lanes = partition.lanes
         #: heads whose bytes are not kept -> how many that were
         self.bare: dict[Work, int] = {}
-        #: parked, and another one of their lane goes first: they are put away when their turn comes
+        #: parked or held, and another one of their lane goes first: put away when their turn comes
         self.later: set[Work] = set()
         #: the request on the way, and the number of the last one
         self.asked: list[Asked] = []
@@ -94,7 +94,7 @@ class Shelves:
     # -- putting away ------------------------------------------------------------------------------
 
     def put_away(self, work: Work) -> None:
-        """The record was parked: if it is the head of its lane, the lane keeps offsets."""
+        """The record was parked or held: if it is the head of its lane, that keeps offsets."""
         lanes, failure = self._lanes, work.failure
         assert failure is not None
         if failure.left_lane or work in self.bare:
@@ -103,10 +103,11 @@ class Shelves:
             self.later.add(work)
             return
         record, key = work.record, lanes.key_of(work.record)
-        freed = max(0, work.size - failure.charged - len(record.key or b""))
-        work.record = record._replace(value=None, headers=(), prefetched=None)
-        self.bare[work] = freed
-        self._partition.resize(work, -freed)
+        if work not in self._partition.again:  # that is done: what the log has is no matter of it
+            freed = max(0, work.size - failure.charged - len(record.key or b""))
+            work.record = record._replace(value=None, headers=(), prefetched=None)
+            self.bare[work] = freed
+            self._partition.resize(work, -freed)
         if isinstance(key, int):
             return  # it orders with nothing
         shelf = lanes.shelves.get(key)
@@ -121,7 +122,7 @@ class Shelves:
         """At those whose turn had not come when they were parked."""
         later, self.later = self.later, set()
         for work in later:
-            if work.state == states.PARKED:
+            if work.put_off:
                 self.put_away(work)
 
     def keep_off(self, work: Work) -> bool:
@@ -211,6 +212,11 @@ class Shelves:
         self.bare.pop(work, None)
         self._lanes.wanted.pop(work, None)
 
+    def is_put_off(self, key: LaneKey) -> bool:
+        """The lane has a shelf, in front of which a record is parked or held."""
+        shelf = self._lanes.shelves.get(key)
+        return shelf is not None and shelf.head.put_off
+
     def take_off(self, key: LaneKey, offset: int) -> bool:
         """The first of a lane's shelf leaves it; False where that is another one by now."""
         shelf = self._lanes.shelves.get(key)
@@ -224,7 +230,7 @@ class Shelves:
     # -- the view ----------------------------------------------------------------------------------
 
     def head_of(self, offset: int) -> Work | None:
-        """The record that was parked in front of this one; None where it is on no shelf."""
+        """The record that was parked or held in front of this one; None: it is on no shelf."""
         shelves = self._lanes.shelves.values()
         return next((shelf.head for shelf in shelves if offset in shelf.offsets), None)
 
@@ -273,9 +279,10 @@ class Returns:
             if head is not None and head in shelves.bare:
                 gone += self._head(partition, head, found.get(head.record[2]))
             for offset in offsets:
-                if not shelves.take_off(key, offset):
-                    break  # it was parked again meanwhile: something is in front of it
                 known = found.get(offset)
+                waits = known is not None and shelves.is_put_off(key)
+                if waits or not shelves.take_off(key, offset):
+                    break  # it was parked or held meanwhile: something is in front of it
                 gone += known is None
                 if known is None:
                     partition.offsets.gone(offset)
@@ -298,14 +305,11 @@ class Returns:
 
     def _head(self, partition: Partition, head: Work, known: tuple[Record, int] | None) -> bool:
         """A released head has its bytes again; True where the log has it no more."""
-        wanted = head in partition.lanes.wanted
-        if known is not None:
+        if known is None and head.state != states.PARKED:
+            self._endings.lost(head)
+            return True
+        if known is not None and head in partition.lanes.wanted:
             partition.shelves.take_back(head, known[0])
-            if wanted:
-                del partition.lanes.wanted[head]
-                self._endings.resume(head)
-            return False
-        if head.state == states.PARKED:
-            return False  # it was parked again: asked for when it is released
-        self._endings.lost(head)
-        return True
+            del partition.lanes.wanted[head]
+            self._endings.resume(head)
+        return False  # else it was parked or held again: asked for when it is released

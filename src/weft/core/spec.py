@@ -49,6 +49,19 @@ class HandlerSpec:
         """A record is done as soon as its call returns and has nothing to send."""
         return self.delivery == AT_LEAST_ONCE and not self.commit_each
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether calls may be granted beyond the concurrency: a grant that waits means nothing.
+
+        Not with a time-out: it counts from the grant, so a granted record must be running. Not with
+        at_most_once: a granted record is marked, and after a kill at most one a slot may be
+        missing. Not with commit_each: after a kill at most one a slot is handled again, and what
+        was granted ahead may be done. Not with a budget: a granted record is in flight, and the
+        time that it starts counts.
+        """
+        counts = self.timeout_s is not None or self.budget is not None
+        return not (counts or self.commit_each) and self.delivery != AT_MOST_ONCE
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -63,7 +76,7 @@ class Limits:
     commit_retry_s: float = 0.2
     #: outputs that go into one transaction at most; less while transactions run out of time
     transaction_bytes: int = 8 * 2**20
-    #: parked lanes keep offsets, not bytes: the runtime answers `effects.Refetch`
+    #: parked and held lanes keep offsets, not bytes: the runtime answers `effects.Refetch`
     forget_parked: bool = False
     #: what the broker stores of commit metadata, in characters (offset.metadata.max.bytes)
     map_chars: int = 4096

@@ -21,8 +21,15 @@ from typing import TYPE_CHECKING
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.endings import USED_UP
-from weft.core.exports import FINISHED, Export, park_with_lane, unpark_with_lane
-from weft.core.holds import held_until
+from weft.core.exports import (
+    FINISHED,
+    Export,
+    behind,
+    park_with_lane,
+    unpark_with_lane,
+    wait_with_lane,
+)
+from weft.core.holds import hold_of
 from weft.core.lanes import follows
 from weft.types import ErrorInfo
 
@@ -112,13 +119,13 @@ class Valve:
         if found is None or len(partition.exports) >= LANES_MAX:
             return None
         key, offsets = found
-        if key in partition.exports or held_until(self._state, partition, work.record) is not None:
+        if key in partition.exports or hold_of(self._state, partition, work.record) is not None:
             return None
         topic = policy.topic_for(partition.topic)
         because = (
             f"parked for after_s={policy.after_s:g}"
             if why == "time"
-            else f"{share:.0%} of the room in its offset map was taken (at_map={policy.at_map:g})"
+            else f"{share:.0%} of the reach of its offset map was taken (at_map={policy.at_map:g})"
         )
         export = partition.exports[key] = Export(key, topic, because, work, offsets)
         self._state.exporting[partition] = None
@@ -138,6 +145,7 @@ class Valve:
             pass  # with exactly_once the lane has gone on
         if export.head is not None:
             return
+        self._expect_next(partition, export)  # the one expected may be in the log no more
         if next((one for one in export.left if one in partition.offsets.incomplete), None) is None:
             sent = export.sent
             if sent is None or sent.state in (states.DONE, states.SUPERSEDED, states.PARKED):
@@ -152,6 +160,7 @@ class Valve:
             return True
         failure, bare = head.failure, head in partition.shelves.bare
         assert failure is not None
+        failure.exhausted_by = failure.exhausted_by or "policy"  # commits have it as given up
         if not self._may_go(partition):
             if head.state == states.QUEUED and not bare:
                 partition.park(head)
@@ -174,24 +183,36 @@ class Valve:
             with_head = f"offset {export.first} of its key was parked: exported with it"
             first = head.record[2] == export.first
             failure.replace(USED_UP if first else ErrorInfo("Parked", with_head))
-        failure.exhausted_by = failure.exhausted_by or "policy"
         self._state.count("parked_records_exported")
         self._endings.send_letter(head, failure, export.topic)
         return True
 
     def _next(self, export: Export, head: Work) -> None:
-        following = _behind(head)
+        following = behind(head)
         export.head = following if following and following.record[2] in export.left else None
 
     def _mark_next(self, partition: Partition, export: Export, head: Work) -> None:
         """The record behind is parked before the head is sent."""
-        following = _behind(head)
+        following = behind(head)
         if following is not None:
-            if following.record[2] in export.left and following.state == states.QUEUED:
+            if following.record[2] in export.left and following.state in (
+                states.QUEUED,
+                states.RETRYING,
+            ):
+                export.came = None
+                if following.state == states.RETRYING:  # it came back from the shelf, and waits
+                    assert following.failure is not None
+                    export.came = following.failure.exhausted_by
+                    partition.retried(following)
+                    following.move(states.QUEUED)
                 partition.lanes.behind.add(following)
                 park_with_lane(self._state, following)
                 export.parked, export.known = following, None
             return
+        self._expect_next(partition, export)
+
+    def _expect_next(self, partition: Partition, export: Export) -> None:
+        """The first record that is kept as an offset goes next: every commit contains that."""
         shelf = partition.lanes.shelves.get(export.key)
         first = shelf.offsets[0] if shelf is not None and shelf.offsets else -1
         if first in export.left and first != export.expected:
@@ -204,21 +225,14 @@ class Valve:
         parked = export.parked
         was_parked = export.known is not None and export.known.parked
         if parked is not None and parked in partition.lanes.behind and not was_parked:
-            unpark_with_lane(parked)
+            if export.came is None:
+                unpark_with_lane(parked)
+            else:
+                wait_with_lane(self._state, parked, export.came)
         if partition.offsets.incomplete.get(export.expected, parked) is None:
             partition.memory.unexpect(export.expected, export.known)
         if export.sent is not None:
-            self._endings.put_away(export.sent)
-
-
-def _behind(work: Work) -> Work | None:
-    """The next of its lane that is not finished with."""
-    if work.failure is not None and work.failure.left_lane:
-        return None
-    following = work.next
-    while following is not None and following.state in FINISHED:
-        following = following.next
-    return following
+            self._state.put_away(export.sent)
 
 
 def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
@@ -235,6 +249,6 @@ def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
         if work.state not in (states.QUEUED, states.PARKED) or work in partition.again:
             return None
         offsets.append(work.record[2])
-        work = _behind(work)
+        work = behind(work)
     shelf = lanes.shelves.get(key)
     return key, offsets if shelf is None else [*offsets, *shelf.offsets]

@@ -13,7 +13,14 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft.codec.rider import error_hash
-from weft.core.states import QUEUED, RECORD_NAMES, RECORD_TABLE, InternalError
+from weft.core.states import (
+    PARKED,
+    QUEUED,
+    RECORD_NAMES,
+    RECORD_TABLE,
+    RETRYING,
+    InternalError,
+)
 from weft.policies import GivenUp, Park, Retry
 from weft.types import ErrorInfo, Record
 
@@ -103,7 +110,7 @@ class Work:
         failure = self.failure
         if failure is None:
             failure = self.failure = Failure(texts)
-            failure.tell(now, f"first failure, epoch {self.partition.epoch}")
+            failure.note(now, f"first failure, epoch {self.partition.epoch}")
         failure.count(now, error)
         return failure
 
@@ -146,6 +153,13 @@ class Work:
             return policy
         decision = None if self.failure is None else self.failure.decision
         return None if decision is None else decision.policy
+
+    @property
+    def put_off(self) -> bool:
+        """It is parked, or held: nothing of its lane moves, and that is for long."""
+        failure = self.failure
+        held = self.state == RETRYING and failure is not None and failure.held
+        return held or self.state == PARKED
 
     @property
     def parked_by(self) -> Park | None:
@@ -245,6 +259,16 @@ def _place(trace: str) -> str:
     return trace[begin : trace.find("\n", begin)] if begin >= 0 else ""
 
 
+class HeldBy(NamedTuple):
+    """A command that holds a lane or a record."""
+
+    #: on the engine's clock
+    until: float
+    reason: str = ""
+    #: the sender, by its own account
+    claimed_by: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Decision:
     """What a function as `on_exhausted` decides of one record."""
@@ -298,6 +322,8 @@ class Failure:
     waits_since: float | None = None
     #: the end of a hold of this very record
     held_until: float = 0.0
+    #: what held it last; None for a hold that came with the commit
+    held_by: HeldBy | None = None
     #: how its attempts were used up (`codec.rider.EXHAUSTED_BY`), as long as they are
     exhausted_by: str = ""
     #: of the last error before it came here
@@ -318,7 +344,7 @@ class Failure:
         again = self._error is not None and self._error[:2] == error[:2]
         self.keep(error)
         line = error.type if again else error._replace(message=error.message[:100]).line
-        self.tell(now, f"attempt {self.attempts} failed: {line}")
+        self.note(now, f"attempt {self.attempts} failed: {line}")
 
     def keep(self, error: ErrorInfo) -> None:
         """It failed with this. Without the message tracebacks of one kind are equal: kept once."""
@@ -331,7 +357,7 @@ class Failure:
         self._bytes[0], self._bytes[2] = sum([size for _, size in kept]), 0
 
     def replace(self, error: ErrorInfo) -> None:
-        """What is said of its error, where that was not kept."""
+        """What is reported of its error, where that was not kept."""
         known = self.known_hash
         self.keep(error)
         self.known_hash = known
@@ -373,7 +399,7 @@ class Failure:
         self._charged += more
         return more
 
-    def tell(self, at: float, what: str) -> None:
+    def note(self, at: float, what: str) -> None:
         """Add to the bounded history."""
         if len(self._what) == STORY_EVENTS_MAX:
             self._bytes[1] = max(0, self._bytes[1] - size_bytes(self._what[0]))
@@ -389,6 +415,6 @@ class Failure:
         return list(map(StoryEvent, self._at, self._what))
 
     @property
-    def told_at(self) -> float | None:
+    def noted_at(self) -> float | None:
         """When the last of them was."""
         return self._at[-1] if self._at else None

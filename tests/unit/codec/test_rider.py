@@ -6,7 +6,17 @@ import base64
 
 import pytest
 
-from weft.codec import OffsetMap, Remembered, decode, encode, limits, rider, with_rider, zstd
+from weft.codec import (
+    Carrier,
+    OffsetMap,
+    Remembered,
+    decode,
+    encode,
+    limits,
+    rider,
+    with_rider,
+    zstd,
+)
 from weft.codec.limits import UnreadableMap
 from weft.codec.rider import EXHAUSTED_BY, MAGIC, error_hash
 
@@ -38,6 +48,42 @@ def test_its_bytes():
         "00" "06" "00" "d41b"           # offset 104, held until 3,540 s after base
     )  # fmt: skip
     assert framed == bytes.fromhex("572a4d18") + len(content).to_bytes(4, "little") + content
+
+
+@pytest.mark.parametrize(
+    ("after_s", "bytes_of_it"),
+    [(0, 1), (127, 1), (128, 2), (16_383, 2), (16_384, 3), (30 * 86_400, 4)],
+)
+def test_a_later_time_takes_more_bytes(after_s, bytes_of_it):
+    """An entry with an error and a time: 8 bytes, 10 from 4.5 h after the first time on."""
+    first, later = FAILING, PARKED._replace(held=True, until_s=FAILING.until_s + after_s)
+    one, _ = rider.encode(100, [first], 1000)
+    both, _ = rider.encode(100, [first, later], 1000)
+    assert len(both) - len(one) == 7 + bytes_of_it
+    assert rider.decode(100, both, [100, 103], 109).entries == (first, later)
+
+
+@pytest.mark.parametrize(
+    ("distance", "attempts", "size"),
+    [(0, 0, 3), (127, 127, 3), (128, 127, 4), (127, 128, 4), (128, 128, 5)],
+)
+def test_an_entry_takes_three_bytes_at_least(distance, attempts, size):
+    """One more for a distance from 128 on, and for so many attempts."""
+    empty = 8 + 1 + 1  # the frame's head, the version, a base of 0 s
+    offset = 100 + distance
+    framed, _ = rider.encode(100, [Remembered(offset, attempts)], 1000)
+    assert len(framed) - empty == size
+    assert rider.decode(100, framed, [offset], offset).entries == (Remembered(offset, attempts),)
+
+
+@pytest.mark.parametrize("room", [9, 10, 11])
+def test_a_long_entry_gives_way_whole(room):
+    """Of ten bytes: at nine it is left out, never cut."""
+    later = PARKED._replace(until_s=FAILING.until_s + 16_384)
+    one, _ = rider.encode(100, [FAILING], 1000)
+    framed, count = rider.encode(100, [FAILING, later], len(one) + room)
+    assert count == (1 if room < 10 else 2)
+    assert len(rider.decode(100, framed, [100, 103], 109).entries) == count
 
 
 def test_it_rides_behind_the_map():
@@ -148,3 +194,35 @@ def test_kinds_of_errors_have_hashes_of_their_own():
 def test_a_map_has_no_rider_by_default():
     """As all were before."""
     assert OffsetMap("none", 0, -1, ()).rider == ((), "")
+
+
+@pytest.mark.parametrize("text", [encode(*MAP), ""], ids=["map", "none"])
+def test_a_mark_distinguishes_texts_that_say_the_same(text):
+    """Before the rider; what is read from it is the same, also at the end of the log."""
+    marked = {}
+    for about in ("a", "b"):
+        carrier = Carrier(100, text, 4096)
+        assert carrier.mark(about)
+        marked[about] = carrier.carry(())[0]
+        frames = base64.b64decode(marked[about])
+        assert bytes.fromhex("582a4d1808000000") + frames[-8:] == frames[-16:]
+        end = 110 if text else 100
+        plain, found = decode(100, text, log_end=end), decode(100, marked[about], log_end=end)
+        assert (found.highest_seen, found.not_done) == (plain.highest_seen, plain.not_done)
+        assert found.rider == ((), "")
+        ridden, count = carrier.carry([FAILING])
+        told = decode(100, ridden)
+        assert (count, told.rider.entries, told.not_done) == (1, (FAILING,), plain.not_done)
+    assert marked["a"] != marked["b"]
+
+
+@pytest.mark.parametrize("text", [encode(*MAP), ""], ids=["map", "none"])
+@pytest.mark.parametrize("spare", [-4, 0, 4])
+def test_a_mark_goes_whole_or_not_at_all(text, spare):
+    """Without room the text stays as it is."""
+    whole = Carrier(100, text, 4096)
+    assert whole.mark("a")
+    limit = len(whole.carry(())[0]) + spare
+    carrier = Carrier(100, text, limit)
+    assert carrier.mark("a") == (spare >= 0)
+    assert carrier.carry(())[0] == (whole.carry(())[0] if spare >= 0 else text)

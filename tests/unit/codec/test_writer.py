@@ -8,11 +8,13 @@ import pytest
 
 from weft.codec import (
     MapTooLarge,
+    bitset,
     decode,
     encode,
     encode_fitting,
     limits,
     measure,
+    runlength,
     writer,
 )
 
@@ -230,3 +232,26 @@ def test_no_more_not_done_offsets_are_named_than_a_reader_takes(over: int):
     held = decode(0, text).not_done
     assert len(held) == min(count, limits.NOT_DONE_MAX)
     assert covered == (2 * count if over <= 0 else not_done[limits.NOT_DONE_MAX] - 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 8, 9, 300])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_runs_from_bits_are_runs_from_offsets(length, share):
+    """Both ways to find them agree, whichever a map of that density takes."""
+    dice = random.Random(f"{length} {share}")
+    for _ in range(20):
+        not_done = [7 + place for place in range(length) if dice.random() < share]
+        number = bitset.number_of(7, length, not_done)
+        assert runlength.runs_of(number, length) == runlength.runs(7, length, not_done)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_map_is_the_same_at_the_density_from_which_bits_are_used(more, monkeypatch):
+    """One in four offsets that is not done, and one beside that."""
+    dice = random.Random(3)
+    not_done = sorted(dice.sample(range(2_000), 500 + more))
+    texts = {encode(0, 1_999, not_done)}
+    for density in (0, 1_000_000):
+        monkeypatch.setattr(writer, "_DENSE_FROM", density)
+        texts.add(encode(0, 1_999, not_done))
+    assert len(texts) == 1

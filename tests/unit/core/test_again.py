@@ -6,9 +6,10 @@ import pytest
 from tests.unit.core.test_commands import RETRY, record
 from tests.unit.core.test_memory import ERROR, UNIX_S
 
+from weft.codec import decode
 from weft.core import effects as fx
 from weft.core.events import Command, Failed, GivenBack, Returned, Target
-from weft.core.spec import HandlerSpec
+from weft.core.spec import HandlerSpec, Limits
 from weft.policies import Batch
 from weft.types import Record
 
@@ -213,15 +214,139 @@ def test_behind_a_record_that_waits_it_is_refused(desk, final):
     assert f"offset 2 of its key goes first, and is {'parked' if final else 'retrying'}" in detail
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
-def test_other_deliveries_refuse_it(make_desk, delivery):
+def test_what_is_handled_once_at_most_is_not_handled_again(make_desk):
     """One line says so, and what to do."""
-    desk = make_desk(HandlerSpec("h", delivery=delivery))
+    desk = make_desk(HandlerSpec("h", delivery="at_most_once"))
     (desk.part,) = desk.assign(0, start=5)
     ((outcome, _, detail),) = redo(desk)
     assert outcome == "refused"
-    assert f"delivery={delivery}, and only at_least_once" in detail
+    assert "delivery=at_most_once, which handles no record twice" in detail
     assert "weft dlq replay" in detail
+
+
+# -- exactly_once ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exact(make_desk):
+    """Transactions; records 0 and 1 are done, and committed."""
+    desk = make_desk(HandlerSpec("h", delivery="exactly_once", retry=RETRY))
+    (desk.part,) = desk.assign(0, start=2, unix_s=UNIX_S)
+    return desk
+
+
+def transacted(desk, *, committed=True, refused=()):
+    """The transaction at hand ends; the one commit that is in it."""
+    (sent,) = desk.take(fx.Transact)
+    desk.do("transacted", sent.sequence, committed=committed, refused=refused)
+    (item,) = sent.items
+    return item
+
+
+def test_what_it_returns_goes_into_a_transaction_that_moves_no_offset(exact):
+    """The answer comes when that is committed; the commit differs by its mark alone."""
+    redo(exact)
+    (work,) = exact.started()
+    exact.do("calls_ended", [], [Returned(work, ["again"])])
+    assert answers(exact) == []
+    (sent,) = exact.take(fx.Transact)
+    exact.do("transacted", sent.sequence, committed=False)
+    assert answers(exact) == []
+    exact.pass_time(1.0)
+    item = transacted(exact)
+    told = decode(item.frontier, item.metadata, log_end=2)
+    assert (item.frontier, told.highest_seen, told.not_done, told.rider.problem) == (2, 1, (), "")
+    assert [one.outputs for one in item.claims] == [["again"]]
+    assert item.metadata == sent.items[0].metadata != ""
+    assert answers(exact) == [("redone", 0, "a reason")]
+    assert (exact.part.again, exact.part.bytes) == ({}, 0)
+
+
+def test_its_mark_is_its_own(exact):
+    """How a transaction of it ended is seen by the offsets, whatever was committed before."""
+    marks = set()
+    for offset in (0, 1):
+        redo(exact, offset)
+        (work,) = exact.started()
+        exact.do("calls_ended", [], [Returned(work, ["again"])])
+        marks.add(transacted(exact).metadata)
+        answers(exact)
+    assert len(marks) == 2
+
+
+def test_refused_outputs_are_the_answer(exact):
+    """It is not tried again, and its lane has gone on."""
+    redo(exact)
+    exact.poll(exact.part, 2)
+    (work,) = exact.started()
+    exact.do("calls_ended", [], [Returned(work, ["again"])])
+    (sent,) = [effect for effect in exact.effects if isinstance(effect, fx.Transact)]
+    (following,) = exact.started()
+    assert following.record.offset == 2
+    exact.do("transacted", sent.sequence, committed=False, refused=[(work, ERROR)])
+    ((outcome, offset, detail),) = answers(exact)
+    assert (outcome, offset) == ("failed", 0)
+    assert detail == "ValueError: bad: it stays done"
+    assert (exact.part.again, exact.part.outputs_bytes) == ({}, 0)
+
+
+def test_one_after_the_other_of_a_lane(exact):
+    """The second runs while the outputs of the first wait, and theirs come in this order."""
+    redo(exact, 0)
+    redo(exact, 1)
+    handled = []
+    while works := [w for e in exact.effects if isinstance(e, fx.Start) for w in e.works]:
+        exact.effects = [e for e in exact.effects if not isinstance(e, fx.Start)]
+        handled += [work.record.offset for work in works]
+        exact.do("calls_ended", [], [Returned(work, ["again"]) for work in works])
+    assert handled == [0, 1]
+    done = []
+    while [effect for effect in exact.effects if isinstance(effect, fx.Transact)]:
+        done += [work.record.offset for work in transacted(exact).claims]
+    assert done == [0, 1]
+
+
+def test_what_waits_for_a_transaction_is_lost_with_its_partition(exact):
+    """No one knows whether it was stored, so the answer says that it is to be looked at."""
+    redo(exact)
+    (work,) = exact.started()
+    exact.do("calls_ended", [], [Returned(work, ["again"])])
+    exact.do("closed", [exact.part], lost=True)
+    ((outcome, _, detail),) = answers(exact)
+    assert outcome == "lost"
+    assert "what it put out may be there" in detail
+
+
+def test_a_record_that_was_refused_goes_behind_it(exact):
+    """It joined the end of its lane since: it is not skipped in front of what is handled again."""
+    exact.poll(exact.part, 2)
+    (work,) = exact.started()
+    redo(exact)
+    exact.do("halt", "test", on=True)
+    exact.do("calls_ended", [], [Returned(work, ["out"])])
+    transacted(exact, committed=False, refused=[(work, ERROR)])
+    exact.pass_time(1_000.0)
+    skip = Command("skip", record(2), "skip", 0.0, "a reason")
+    exact.do("obey", [skip], UNIX_S + exact.now)
+    assert answers(exact) == [("refused", 2, "offset 0 of its lane comes first")]
+    exact.do("halt", "test", on=False)
+    assert [work.record.offset for work in exact.started()] == [0]
+
+
+def test_without_room_for_its_mark_it_waits(make_desk):
+    """Of a commit that says nothing new no one could see whether it was stored."""
+    spec = HandlerSpec("h", delivery="exactly_once", retry=RETRY)
+    desk = make_desk(spec, limits=Limits(map_chars=24))
+    (desk.part,) = desk.assign(0, start=2, unix_s=UNIX_S)
+    redo(desk)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Returned(work, ["again"])])
+    assert desk.take(fx.Transact) == []
+    desk.poll(desk.part, 2)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Returned(work, ["out"])])
+    assert [one.record.offset for one in transacted(desk).claims] == [0, 2]
+    assert [outcome for outcome, _, _ in answers(desk)] == ["redone"]
 
 
 # -- batches ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from tests.unit.core.conftest import ERROR, offsets
 
 from weft.core import budgets, states
 from weft.core import effects as fx
-from weft.core.budgets import Bucket
+from weft.core.bucket import Bucket
 from weft.core.events import Charged, Command, Failed, GivenBack, Pause, Steering, Target
 from weft.core.spec import HandlerSpec
 from weft.core.work import Tags
@@ -211,14 +211,14 @@ def test_values_beyond_the_limit_share_one_queue(make_desk, monkeypatch, more):
     poll(desk, part, *[(f"v{i}", 1.0) for i in range(10 + more)], *[(f"v{0}", 1.0)] * 20)
     desk.do("halt", "outputs", on=False)
     (budget,) = desk.engine.state.budgets
-    assert len(budget._flows) == min(10 + more, 11)
+    assert len(budget._tenants) == min(10 + more, 11)
     seen = set()
     for _ in range(30 + more):
         (work,) = desk.started()
         seen.add(work.tags.budget)
         desk.do("calls_ended", [work])
     assert len(seen) == 10 + more
-    assert not budget._flows
+    assert not budget._tenants
 
 
 # -- costs -----------------------------------------------------------------------------------------

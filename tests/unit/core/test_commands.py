@@ -11,7 +11,7 @@ from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core.events import Command, Decided, Failed, Returned, Target
 from weft.core.spec import HandlerSpec
-from weft.policies import Batch, Retry, Skip
+from weft.policies import Batch, Retry, Skip, Stop
 
 KEY = Target("t", b"k")
 RETRY = Retry(attempts=2, delay_s=100.0, delay_max_s=100.0, jitter=0.0)
@@ -464,3 +464,17 @@ def test_what_came_held_starts_when_its_lane_was_released_before_it_came(make_de
     desk.poll(part, 0)
     desk.poll(part, 1, key=b"other")
     assert started(desk) == [0]
+
+
+@pytest.mark.parametrize("action", ["release", "retry"])
+def test_what_at_most_once_has_handled_is_not_released(make_desk, action):
+    """Its failure ends the run; until that is over a command for its key handles nothing again."""
+    desk = make_desk(HandlerSpec("h", delivery="at_most_once", on_exhausted=Stop()))
+    (desk.part,) = desk.assign(0, unix_s=UNIX_S)
+    desk.poll(desk.part, 0)
+    (mark,) = [effect for effect in desk.effects if isinstance(effect, fx.CommitOffsets)]
+    desk.answer(mark)
+    (work,) = desk.started()
+    desk.do("calls_ended", [], [Failed(work, ERROR, final=True)])
+    assert order(desk, action) == [("refused", 0)]
+    assert desk.started() == []

@@ -148,22 +148,22 @@ def test_a_story_forgets_its_oldest_event():
         StoryEvent(float(number), f"event {number}") for number in range(STORY_EVENTS_MAX + 1)
     ]
     for event in events:
-        failure.tell(*event)
+        failure.note(*event)
     assert failure.story == events[1:]
 
 
 def test_an_event_is_charged_while_it_is_kept():
     """With what its text takes."""
     failure, plain = Failure(SharedTexts()), Failure(SharedTexts())
-    failure.tell(0.0, "x" * 1_000)
+    failure.note(0.0, "x" * 1_000)
     assert failure.uncharged() - plain.uncharged() == size_bytes("x" * 1_000)
 
 
 def test_a_forgotten_event_is_not_charged_any_more():
     """The room of a long first one comes back; the last ones take what they take."""
     failure, plain = Failure(SharedTexts()), Failure(SharedTexts())
-    failure.tell(0.0, "x" * 1_000)
+    failure.note(0.0, "x" * 1_000)
     for number in range(STORY_EVENTS_MAX):
         for one in (failure, plain):
-            one.tell(1.0, f"event {number}")
+            one.note(1.0, f"event {number}")
     assert failure.uncharged() == plain.uncharged()

@@ -11,7 +11,7 @@ from weft.core import states
 from weft.core.events import Command, Failed, Target
 from weft.core.shelves import SHELVED_BYTES
 from weft.core.spec import UNORDERED, HandlerSpec, Limits
-from weft.policies import Commit, Park, Retry
+from weft.policies import Commit, DeadLetter, Park, Retry
 from weft.types import Record
 
 ONCE = HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=Park())
@@ -166,17 +166,104 @@ def test_records_on_a_shelf_are_named_in_answers() -> None:
 
 
 def test_held_while_it_is_fetched() -> None:
-    """It starts when the hold is over, with its value."""
+    """Neither it nor what is behind it is taken in; when the hold is over they are fetched again."""
     desk = Parking()
-    desk.park(0)
+    desk.park(0, 1)
     desk.command("release", 0)
-    desk.asked()
+    assert desk.asked() == [0, 1]
     order = Command("hold", Target("t", None, 0, 0), until_s=5.0, reason="test")
     desk.do("obey", [order], 0.0)
-    desk.came(0)
+    desk.came(0, 1)
+    assert desk.started() == []
+    assert (desk.part.buffered, desk.part.offsets.shelved) == (1, 1)
+    desk.pass_time(6.0)
+    assert desk.asked() == [0, 1]
+    desk.came(0, 1)
+    assert [(work.record.offset, work.record.value) for work in desk.started()] == [(0, b"v")]
+
+
+@pytest.mark.parametrize("target", [Target("t", b"k"), Target("t", None, 0, 0)])
+def test_a_held_lane_keeps_no_bytes(target: Target) -> None:
+    """Of one that a person holds, or whose first record is held; over, it is read in order."""
+    desk = Parking()
+    desk.do("halt", "test", on=True)
+    desk.poll(desk.part, 0, 1, 2, key=b"k", size=SIZE)
+    desk.do("obey", [Command("hold", target, until_s=5.0, reason="test")], 0.0)
+    desk.do("halt", "test", on=False)
+    desk.poll(desk.part, 3, key=b"k", size=SIZE)
+    (head,) = desk.part.works()
+    assert (head.record.value, desk.part.offsets.shelved) == (None, 3)
+    assert desk.part.bytes < SIZE
     assert desk.started() == []
     desk.pass_time(6.0)
-    assert [(work.record.offset, work.record.value) for work in desk.started()] == [(0, b"v")]
+    assert desk.asked() == [0, 1, 2, 3]
+    desk.came(0, 1, 2, 3)
+    handled = []
+    while works := desk.started():
+        handled += [(work.record.offset, work.record.value) for work in works]
+        desk.do("calls_ended", works, [])
+    assert handled == [(offset, b"v") for offset in range(4)]
+    assert not desk.part.lanes.shelves
+
+
+def test_what_comes_of_a_held_lane_is_put_away_at_once() -> None:
+    """Of a lane that had nothing here when it was held one record is kept, without its bytes."""
+    desk = Parking()
+    desk.do("obey", [Command("hold", Target("t", b"k"), until_s=5.0, reason="test")], 0.0)
+    desk.poll(desk.part, 0, 1, key=b"k", size=SIZE)
+    desk.poll(desk.part, 2, key=b"k", size=SIZE)
+    (head,) = desk.part.works()
+    assert (head.record.offset, head.record.value) == (0, None)
+    assert desk.part.offsets.shelved == 2
+    assert desk.command("skip", 2).detail == "offset 0 of its lane comes first"
+
+
+def test_behind_a_call_that_runs_a_held_lane_is_put_away_in_its_turn() -> None:
+    """When the call has ended: until then its chain may still change."""
+    desk = Parking()
+    desk.poll(desk.part, 0, 1, 2, key=b"k", size=SIZE)
+    (first,) = desk.started()
+    desk.do("obey", [Command("hold", Target("t", b"k"), until_s=5.0, reason="test")], 0.0)
+    assert (desk.part.buffered, desk.part.offsets.shelved) == (3, 0)
+    desk.do("calls_ended", [first], [])
+    assert (desk.part.buffered, desk.part.offsets.shelved) == (1, 1)
+    assert desk.started() == []
+
+
+def test_what_comes_back_is_given_up_with_its_bytes() -> None:
+    """A record that came held with its attempts used up: its dead letter has its value."""
+    known = (Remembered(0, 1, held=True, exhausted_by="attempts", until_s=5),)
+    spec = HandlerSpec("h", retry=Retry(attempts=1), on_exhausted=DeadLetter("dead"))
+    desk = Parking(spec, start=0, restored_top=0, restored_not_done=(0,), remembered=known)
+    desk.poll(desk.part, 0, key=b"k", size=SIZE)
+    (head,) = desk.part.works()
+    assert head.record.value is None
+    desk.pass_time(6.0)
+    assert desk.asked() == [0]
+    assert not [e for e in desk.effects if isinstance(e, fx.SendDeadLetter)]
+    desk.came(0)
+    (letter,) = [e for e in desk.effects if isinstance(e, fx.SendDeadLetter)]
+    assert letter.work.record.value == b"v"
+
+
+def test_a_held_record_that_is_handled_again_keeps_its_bytes() -> None:
+    """It is done: the log need not have it any more. What is behind it is put away."""
+    desk = Parking()
+    desk.poll(desk.part, 0, key=b"k", size=SIZE)
+    desk.do("calls_ended", desk.started(), [])
+    desk.do("halt", "test", on=True)
+    desk.poll(desk.part, 1, 2, key=b"k", size=SIZE)
+    record = Record("t", 0, 0, 0, b"k", b"v")
+    redo = Command("redo", Target("t", None, 0, 0), reason="test", record=record)
+    hold = Command("hold", Target("t", b"k"), until_s=5.0, reason="test")
+    desk.do("obey", [redo, hold], 0.0)
+    assert desk.part.offsets.shelved == 2
+    desk.do("halt", "test", on=False)
+    desk.pass_time(6.0)
+    (work,) = desk.started()
+    assert (work.record.offset, work.record.value) == (0, b"v")
+    desk.do("calls_ended", [work], [])
+    assert desk.asked() == [1, 2]
 
 
 def test_lanes_of_their_own_are_put_away_one_by_one() -> None:

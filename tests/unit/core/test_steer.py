@@ -53,6 +53,17 @@ def test_concurrency_that_is_set(concurrency, started):
     assert handler.slots.free == started
 
 
+@pytest.mark.parametrize(("concurrency", "started"), [(None, 7), (4, 4), (1, 1)])
+def test_calls_granted_ahead_give_way_to_a_command(concurrency, started):
+    """What it sets holds, also where more are granted ahead later; then they are again."""
+    handler = Handler(0, HandlerSpec("h", concurrency=4))
+    handler.tune(Tuning(concurrency))
+    handler.grant_ahead(3)
+    assert handler.slots.free == started
+    handler.tune(Tuning())
+    assert handler.slots.free == 7
+
+
 def test_calls_that_are_too_many_now_end_first():
     """Below zero nothing starts; the same setting again changes nothing."""
     slots = Slots(4, 0, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.core.conftest import ERROR
 from tests.unit.core.test_shelves import LIMITS, Parking
@@ -11,7 +13,8 @@ from weft.core import effects as fx
 from weft.core.events import Decided, Failed
 from weft.core.spec import HandlerSpec
 from weft.core.valve import LANES_MAX, REFUSED_S
-from weft.policies import Park, Retry
+from weft.core.work import HeldBy
+from weft.policies import Batch, Park, Retry
 from weft.types import ErrorInfo
 
 #: the span of the map in which records start without a count: 0.75 of its bits
@@ -127,6 +130,22 @@ def test_no_commit_has_a_letter_done_without_the_next_record_parked():
     ]
 
 
+def test_the_next_record_is_parked_where_the_log_has_no_more_what_was_to_go_next():
+    """The record that was expected is gone: commits have the one behind it parked from then on."""
+    desk = Relief(spec(after_s=1.0), replace(LIMITS, buffer_records=16))
+    desk.park(0, 1, 2)
+    desk.pass_time(1.1)
+    desk.came(*desk.asked())
+    assert desk.letters() == [0]
+    desk.answer_letters()
+    assert desk.asked() == [1]
+    desk.came()
+    memory = desk.part.memory.entries(3, (), desk.engine.state.now, 0.0, away=(2,))
+    assert [(one.offset, one.parked) for one in memory] == [(2, True)]
+    desk.came(*desk.asked())
+    assert desk.letters() == [2]
+
+
 def test_a_refused_letter_ends_the_export_and_the_lane_waits():
     """It is tried again after a while, not at once."""
     desk = Relief(spec(after_s=1.0))
@@ -156,10 +175,10 @@ def test_a_lane_that_is_exported_takes_no_command():
 def test_a_held_lane_is_not_exported():
     """A person decides about it, until the hold is over."""
     desk = Relief(spec(after_s=1.0))
-    desk.part.set_hold(b"k", 20.0)
+    desk.part.set_hold(b"k", HeldBy(20.0))
     desk.part.end_hold(b"k")
     desk.park(0)
-    desk.part.set_hold(b"k", 20.0)
+    desk.part.set_hold(b"k", HeldBy(20.0))
     desk.pass_time(5.0)
     assert desk.finish() == []
     desk.pass_time(16.0)
@@ -212,3 +231,71 @@ def test_a_paused_partition_exports_nothing():
     desk.do("pause", "t", on=False)
     desk.pass_time(1.5)
     assert desk.finish() == [0]
+
+
+def test_what_came_parked_is_given_up_in_every_commit_while_its_bytes_are_fetched():
+    """Another client's rider need not tell by what: the next owner handles nothing of it."""
+    known = (Remembered(0, 1, parked=True),)
+    options = {"start": 0, "restored_top": 0, "restored_not_done": (0,), "remembered": known}
+    desk = Relief(spec(after_s=1.0), **options)
+    desk.poll(desk.part, 0)
+    desk.pass_time(1.1)
+    assert desk.asked() == [0]
+    (one,) = desk.part.memory.entries(1, (), desk.engine.state.now, 0.0)
+    assert (one.parked, one.exhausted_by) == (False, "policy")
+
+
+def lane_with_one_that_waits(**known) -> Relief:
+    """Behind a parked record one that came with this is back from the shelf, and next but one."""
+    came = (Remembered(0, 1, parked=True, exhausted_by="attempts"), Remembered(2, 1, **known))
+    options = {"start": 0, "restored_top": 0, "restored_not_done": (0,), "remembered": came}
+    desk = Relief(spec(after_s=1.0), **options)
+    desk.poll(desk.part, 0, 1, 2)
+    desk.pass_time(1.1)
+    desk.came(*desk.asked())
+    assert desk.letters() == [0]
+    desk.answer_letters()
+    return desk
+
+
+@pytest.mark.parametrize("known", [{"exhausted_by": "attempts"}, {"held": True, "until_s": 10**6}])
+def test_what_came_back_and_waits_is_exported_with_its_lane(known):
+    """Its attempts used up, or held: it goes in its turn all the same, parked before it."""
+    desk = lane_with_one_that_waits(**known)
+    assert desk.letters() == [1]
+    (one,) = desk.part.memory.entries(3, (), desk.engine.state.now, 0.0)[-1:]
+    assert (one.offset, one.parked, desk.part.retrying) == (2, True, 0)
+    desk.answer_letters()
+    assert desk.finish() == [2]
+
+
+@pytest.mark.parametrize(
+    ("known", "on_hold"), [({"exhausted_by": "attempts"}, 0), ({"held": True, "until_s": 10**6}, 1)]
+)
+def test_what_came_back_waits_as_it_came_after_a_refused_letter(known, on_hold):
+    """Attempts, how they were used up, and the hold are as they were."""
+    desk = lane_with_one_that_waits(**known)
+    assert desk.letters() == [1]
+    desk.answer_letters(ErrorInfo("TopicAuthorization", "no"))
+    (one,) = desk.part.memory.entries(3, (), desk.engine.state.now, 0.0)[-1:]
+    assert (one.offset, one.attempts, one.parked) == (2, 1, False)
+    assert one.exhausted_by == known.get("exhausted_by", one.exhausted_by)
+    assert (desk.part.retrying, desk.part.on_hold) == (1, on_hold)
+    assert desk.part.exports == {}
+
+
+def test_what_comes_back_goes_behind_what_is_in_its_lane():
+    """The head is in the log no more, and one of its batch, kept whole, goes before the shelf."""
+    batched = replace(spec(after_s=1.0), batch=Batch(2, 0.0))
+    desk = Relief(batched)
+    desk.poll(desk.part, 0, 1, 2)
+    both = desk.started()
+    failed = [Failed(work, ERROR) for work in both]
+    desk.do("batch_ended", 0, (), failed, whole=True, call=both[0].call)
+    desk.pass_time(10.0)
+    (first,) = desk.started()
+    desk.do("batch_ended", 0, (), [Failed(first, ERROR)], whole=True, call=first.call)
+    desk.pass_time(1.1)
+    assert desk.asked() == [0, 2]
+    desk.came(2)
+    assert desk.finish() == [1, 2]

@@ -238,7 +238,7 @@ class AtMostOnce(AtLeastOnce):
                 handler.slots.give()
 
     def handled(self, work: Work, *, report: bool = True) -> None:
-        """Its offset is done since its mark; only the lane goes on."""
+        """Its offset is done since its mark; only the lane continues."""
         work.partition.marked_done(work)
         complete(self._state, work, report=report)
 

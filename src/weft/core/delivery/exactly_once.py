@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weft.core import again, states
 from weft.core import effects as fx
-from weft.core import states
 from weft.core.delivery import AtLeastOnce, complete
 from weft.core.partition import Partition
 from weft.core.work import Work
@@ -54,7 +54,7 @@ class ExactlyOnce(AtLeastOnce):
         self.handled(work)
 
     def handled(self, work: Work, *, report: bool = True) -> None:
-        """Handled: it waits for a transaction, and its lane goes on."""
+        """Handled: it waits for a transaction, and its lane continues."""
         work.state = states.PENDING  # watched by the simulator: this is a hot path
         self._state.claim(work)
         if work.failure is None or not work.failure.left_lane:
@@ -93,6 +93,10 @@ class ExactlyOnce(AtLeastOnce):
         """The transaction is committed: done."""
         plain = 0
         for work in claims:
+            if partition.again and work in partition.again:
+                again.handled(self._state, work)
+                self._state.report(work, "done", None, work.outputs or ())
+                continue
             partition.pending_done(work)
             if work.failure is None and not self._state.reporting:
                 plain += 1

@@ -1,0 +1,53 @@
+"""Tokens that come at a rate: the mechanism of a budget and of a handler's rate limit."""
+
+from __future__ import annotations
+
+BURST_S = 0.1  # a bucket saves up at most this much of a second
+ROUNDING = 1e-9
+
+
+class Bucket:
+    """Tokens that come at a rate and are paid for starts; a few are saved up."""
+
+    __slots__ = ("at", "per_s", "tokens")
+
+    def __init__(self, per_s: float) -> None:
+        self.per_s = per_s
+        self.tokens = 1.0
+        #: when it was refilled last
+        self.at: float | None = None
+
+    @property
+    def most(self) -> float:
+        """What it saves up; one at least."""
+        return max(1.0, self.per_s * BURST_S)
+
+    def refill(self, now: float) -> None:
+        """Time has passed."""
+        if self.at is not None:
+            self.tokens += (now - self.at) * self.per_s
+        self.at = now
+        self.tokens = min(self.tokens, self.most)
+
+    def starts(self) -> int:
+        """How many starts at a token each it pays for."""
+        return int(self.tokens + ROUNDING)
+
+    def pays(self, cost: float) -> bool:
+        """It pays for that; for what is more than it saves up when it is full, by a debt."""
+        return self.tokens + ROUNDING >= min(cost, self.most)
+
+    def due(self, cost: float = 1.0) -> float | None:
+        """When it will pay for that, if it does not yet; None: it does, or never will."""
+        short = min(cost, self.most) - self.tokens
+        if self.at is None or short <= ROUNDING or self.per_s <= 0:
+            return None
+        return self.at + short / self.per_s
+
+    def pay(self, cost: float) -> None:
+        """A call starts."""
+        self.tokens -= cost
+
+    def settle(self, more: float) -> None:
+        """A call has cost more than was paid, or less."""
+        self.tokens -= more
