@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
-
-from weft.broker.process import wait_until
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +109,7 @@ def produce(kafka_broker: LocalBroker) -> Callable[..., None]:
         # Idempotent: a broker that is fenced refuses what it has written, and it is sent again.
         producer = Producer({**config, "enable.idempotence": True})
         # A broker that is behind names fewer, and then the client refuses what goes to the others.
-        assert wait_until(lambda: partition in named_partitions(producer, topic), 60)
+        wait_for(lambda: partition in named_partitions(producer, topic), 60)
         failed: list[str] = []
         key_of = iter(keys)
         for value in values:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from confluent_kafka import Producer
+from tests.support.waiting import wait_for
 
 from weft.broker.state import free_ports
 
@@ -135,7 +136,7 @@ def at_work(fleet: Fleet, members: int = 2) -> set[int]:
         found = fleet.members()
         return found if len(found) == members else None
 
-    return wait_until(now, START_S, f"{members} at work")
+    return wait_for(now, START_S, f"{members} at work")
 
 
 def free_port() -> int:
@@ -217,16 +218,6 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait for something that becomes true; what it was."""
-    deadline = time.monotonic() + seconds
-    while not (value := true()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {seconds} s")
-        time.sleep(0.02)  # between two looks
-    return value
 
 
 def answers(port: int) -> bool:

@@ -15,10 +15,10 @@ from tests.integration.spark.fleet_kit import (
     fill,
     free_port,
     running,
-    wait_until,
     write_app,
 )
 from tests.integration.spark.test_fleet_connect import end, start_server
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -66,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, bare: Path) -> Iterator[str
     folder = tmp_path_factory.mktemp("connect")
     process = start_server(folder, port, PYSPARK_PYTHON=str(bare))
     try:
-        wait_until(lambda: answers(port), START_S, "the Connect server")
+        wait_for(lambda: answers(port), START_S, "the Connect server")
         yield f"sc://127.0.0.1:{port}"
     finally:
         end(process)

@@ -27,8 +27,7 @@ from tests.integration.spark.test_example_pipeline import (
 )  # fmt: skip
 from tests.integration.spark.test_table_runtimes import DELTA
 from tests.integration.spark.test_versions import ROOT, python_of
-
-from weft.broker.process import wait_until
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1800)]
 __all__ = ["broker"]
@@ -147,9 +146,7 @@ def test_a_delta_table_by_a_fleet_killed_and_resumed_in_other_sizes(broker, tmp_
     feed(broker)
     run(SCRIPT, "prepare", broker.bootstrap, str(tmp_path), log=log, timeout_s=WAIT_S, **owners(tmp_path))  # fmt: skip
     with example(*fleet(3), log=log, **settings) as driver:
-        assert wait_until(
-            lambda: b"assigned" in log.read_bytes() or driver.poll() is not None, WAIT_S
-        )
+        wait_for(lambda: b"assigned" in log.read_bytes() or driver.poll() is not None, WAIT_S)
         max(psutil.Process(driver.pid).children(recursive=True), key=threads).kill()
         assert driver.wait(WAIT_S) == 0, log.read_text()[-4_000:]
     rows = [row for one in commits(table) for row in one]

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Producer
 from tests.integration.spark.example_kit import example, kill, run
 from tests.integration.spark.sink_kit import messages
+from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
-from weft.broker.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -98,7 +98,7 @@ class Tables:
 def killed_when(moment, *command: str, log: Path, **environment: str) -> None:
     """Run a step and kill it, its JVM and its workers with -9 at that moment."""
     with example(*command, log=log, **environment) as process:
-        assert wait_until(lambda: moment() or process.poll() is not None, WAIT_S)
+        wait_for(lambda: moment() or process.poll() is not None, WAIT_S)
         assert process.poll() is None, log.read_text()[-3000:]
         kill(process)
 

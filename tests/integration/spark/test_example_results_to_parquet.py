@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.spark.example_kit import example, kill, run
-
-from weft.broker.process import wait_until
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -95,7 +94,7 @@ def test_killed_between_commit_points_every_row_is_there_once(
     )
     for moment in (planned_not_committed, files_not_recorded):
         with example(*command) as process:
-            assert wait_until(lambda now=moment: now(table) or process.poll() is not None, WAIT_S)
+            wait_for(lambda now=moment: now(table) or process.poll() is not None, WAIT_S)
             assert process.poll() is None, "it ended before it could be killed"
             kill(process)
     assert len(table.logged("commits")) < RECORDS // BATCH

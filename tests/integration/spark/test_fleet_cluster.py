@@ -22,9 +22,9 @@ from tests.integration.spark.fleet_kit import (
     kill,
     order_breaks,
     running,
-    wait_until,
     write_app,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -60,7 +60,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
                     )
                 )  # fmt: skip
                 if len(processes) == 1:
-                    wait_until(lambda: answers(port), START_S, "the master")
+                    wait_for(lambda: answers(port), START_S, "the master")
         yield master
     finally:
         for process in processes:
@@ -117,7 +117,7 @@ def test_standalone_survives_the_loss_of_an_executor(
         java = next(one for one in victim.parents() if one.name() == "java")
         kin = [*fleet.descendants(), *java.children(recursive=True), *executors(standalone)]
         kill(java.pid)
-        wait_until(lambda: fleet.handlers() - before, START_S, "a member elsewhere")
+        wait_for(lambda: fleet.handlers() - before, START_S, "a member elsewhere")
         assert fleet.wait() == 0, fleet.text
         assert len(fleet.done()) == RECORDS
         assert order_breaks(fleet.events()) == []
@@ -142,7 +142,7 @@ def test_local_cluster_and_the_new_group_protocol(tmp_path, topic, kafka_broker)
     with running(tmp_path, *arguments, *SMALL) as fleet:
         before = at_work(fleet)
         kill(min(before))
-        wait_until(lambda: fleet.handlers() - before, START_S, "its return")
+        wait_for(lambda: fleet.handlers() - before, START_S, "its return")
         kin = fleet.descendants()
         assert fleet.wait() == 0, fleet.text
         assert len(fleet.done()) == RECORDS
@@ -158,7 +158,7 @@ def test_too_few_slots_is_reported_with_both_numbers(
     name = topic(PARTITIONS, "few")
     write_app(tmp_path, kafka_broker.bootstrap, name)
     with running(tmp_path, "--members", "4", "--master", standalone, *SMALL, wait_s=40) as fleet:
-        wait_until(lambda: fleet.events("open"), START_S, "a member")
+        wait_for(lambda: fleet.events("open"), START_S, "a member")
         kin = [*fleet.descendants(), *executors(standalone)]
         assert fleet.wait() == 2, fleet.text
         last = [line for line in fleet.text.splitlines() if line.startswith("weft: ")]
@@ -204,11 +204,11 @@ def test_a_decommissioned_executor_hands_its_member_over_first(
     conf = ("--conf", "spark.decommission.enabled=true", *SMALL)
     arguments = ("--members", "1", "--master", "local-cluster[2,1,1024]", "--until", "drained")
     with running(tmp_path, *arguments, *conf) as fleet:
-        before = wait_until(fleet.members, START_S, "a member at work")
+        before = wait_for(fleet.members, START_S, "a member at work")
         java = next(p for p in psutil.Process(min(before)).parents() if p.name() == "java")
         assert "CoarseGrainedExecutorBackend" in " ".join(java.cmdline())
         java.send_signal(signal.SIGPWR)
-        wait_until(lambda: fleet.handlers() - before, START_S, "a member elsewhere")
+        wait_for(lambda: fleet.handlers() - before, START_S, "a member elsewhere")
         assert fleet.wait() == 0, fleet.text
         # It closed its lifespan, and nothing was handled twice: it was not killed.
         assert {one["pid"] for one in fleet.events("close")} >= before

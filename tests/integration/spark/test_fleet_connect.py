@@ -21,9 +21,9 @@ from tests.integration.spark.fleet_kit import (
     kill,
     order_breaks,
     running,
-    wait_until,
     write_app,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -57,7 +57,7 @@ def server(tmp_path_factory) -> Iterator[str]:
     port = free_port()
     process = start_server(tmp_path_factory.mktemp("connect"), port)
     try:
-        wait_until(lambda: answers(port), START_S, "the Connect server")
+        wait_for(lambda: answers(port), START_S, "the Connect server")
         yield f"sc://127.0.0.1:{port}"
     finally:
         end(process)

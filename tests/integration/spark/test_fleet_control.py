@@ -6,8 +6,9 @@ import json
 import uuid
 
 import pytest
-from tests.integration.app.conftest import WAIT_S, wait_for
+from tests.integration.app.conftest import WAIT_S
 from tests.support.plain_fleet import PlainSession
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker

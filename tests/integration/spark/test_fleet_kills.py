@@ -17,9 +17,9 @@ from tests.integration.spark.fleet_kit import (
     kill,
     order_breaks,
     running,
-    wait_until,
     write_app,
 )
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -62,7 +62,7 @@ def test_a_killed_member_is_back_immediately(folder) -> None:
                 if one["pid"] not in before and one["at"] > at and one["p"] in held
             ]
 
-        first = wait_until(back, START_S, "the member's return")[0]
+        first = wait_for(back, START_S, "the member's return")[0]
         kin = fleet.descendants()
         assert fleet.wait() == 0, fleet.text
         others = sorted(
@@ -102,9 +102,9 @@ def test_a_second_signal_ends_it_now(tmp_path, topic, kafka_broker) -> None:
     fill(kafka_broker.bootstrap, name, 100, PARTITIONS)
     write_app(tmp_path, kafka_broker.bootstrap, name, seconds=600)
     with running(tmp_path, "--members", "1") as fleet:
-        wait_until(lambda: fleet.events("begin"), START_S, "the first call")
+        wait_for(lambda: fleet.events("begin"), START_S, "the first call")
         fleet.signal(signal.SIGTERM)
-        wait_until(lambda: "mode=in_flight" in fleet.text, 60, "the first stop")
+        wait_for(lambda: "mode=in_flight" in fleet.text, 60, "the first stop")
         at = time.time()
         fleet.signal(signal.SIGTERM)
         assert fleet.wait() == 143, fleet.text
@@ -137,6 +137,6 @@ def test_sigterm_to_one_member_moves_it(folder) -> None:
     with running(folder, "--members", "2", "--until", "drained") as fleet:
         before = at_work(fleet)
         os.kill(min(before), signal.SIGTERM)
-        wait_until(lambda: "why=terminated" in fleet.text, 60, "its goodbye")
+        wait_for(lambda: "why=terminated" in fleet.text, 60, "its goodbye")
         assert fleet.wait() == 0, fleet.text
         assert len(fleet.events("end")) == len(fleet.done()) == RECORDS

@@ -18,9 +18,9 @@ from tests.integration.spark.fleet_kit import (
     fill,
     kill,
     running,
-    wait_until,
     write_app,
 )
+from tests.support.waiting import wait_for
 
 from weft.kafka.consumer import JOIN_END_S, KafkaConsumer
 from weft.kafka.settings import client_settings
@@ -92,7 +92,7 @@ class Group:
             }
         )
         consumer.subscribe([self.topic])
-        wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment(), 60, "a neighbour")
+        wait_for(lambda: consumer.poll(0.1) is None and consumer.assignment(), 60, "a neighbour")
         over, polls = threading.Event(), threading.Event()
 
         def live() -> None:
@@ -134,7 +134,7 @@ def test_who_leaves_in_its_first_join_is_gone(group, strategy, patient) -> None:
     """Asked to stop before the broker has answered its join, a static member waits and leaves."""
     with group.neighbour(strategy) as polls:
         member = group.static("first", strategy)
-        wait_until(lambda: member.poll(0.05) and "first" in group.described()[1], 60, "the join")
+        wait_for(lambda: member.poll(0.05) and "first" in group.described()[1], 60, "the join")
         after_a_moment(0.5, polls.set)
         began = time.monotonic()
         member.leave(300.0)
@@ -148,10 +148,10 @@ def test_who_leaves_while_it_joins_again_is_gone(group, strategy, patient) -> No
     with group.neighbour(strategy) as polls:
         polls.set()
         member = group.static("again", strategy)
-        wait_until(lambda: member.poll(0.05) and member.log_ends(), 60, "its partitions")
+        wait_for(lambda: member.poll(0.05) and member.log_ends(), 60, "its partitions")
         polls.clear()
         third = group.static("third", strategy)
-        wait_until(lambda: third.poll(0.05) and "third" in group.described()[1], 60, "a third")
+        wait_for(lambda: third.poll(0.05) and "third" in group.described()[1], 60, "a third")
         for _ in range(20):  # it hears of the rebalance and joins again, which the neighbour holds
             member.poll(0.05)
         after_a_moment(0.5, polls.set)
@@ -170,7 +170,7 @@ def test_an_idle_static_member_is_gone(group, patient) -> None:
             one.poll(0.02)
         return group.described() == ("STABLE", {f"m{n}" for n in range(5)})
 
-    wait_until(joined, 90, "all five")
+    wait_for(joined, 90, "all five")
     threads = [threading.Thread(target=one.leave, args=(SOON_S,), daemon=True) for one in members]
     for thread in threads:
         thread.start()
@@ -183,7 +183,7 @@ def test_a_join_that_does_not_end_is_not_waited_for(group) -> None:
     """The wait is bounded: a group that stands still does not hold up a stop."""
     with group.neighbour("range"):
         member = group.static("late", "range")
-        wait_until(lambda: member.poll(0.05) and "late" in group.described()[1], 60, "the join")
+        wait_for(lambda: member.poll(0.05) and "late" in group.described()[1], 60, "the join")
         began = time.monotonic()
         member.leave(300.0)  # so long the join would take, too
         assert JOIN_END_S <= time.monotonic() - began < JOIN_END_S + 90
@@ -217,11 +217,11 @@ def test_a_run_pushes_out_what_a_killed_one_left(group, folder) -> None:
             begun = [one for one in second.events("begin") if one["at"] > killed]
             return len({one["p"] for one in begun}) == 4 and begun
 
-        wait_until(all_at_work, START_S, "all partitions at work")
+        wait_for(all_at_work, START_S, "all partitions at work")
         opened = min(one["at"] for one in second.events("open") if one["at"] > killed)
         assert time.time() - opened < SOON_S
         assert not ghosts & group.described()[1]
-        wait_until(lambda: "pushed out what an earlier run left" in second.text, SOON_S, "a line")
+        wait_for(lambda: "pushed out what an earlier run left" in second.text, SOON_S, "a line")
         second.ctrl_c()
         assert second.wait() == 0, second.text
     assert group.described() == ("EMPTY", set())
@@ -231,9 +231,9 @@ def test_a_run_pushes_out_what_a_killed_one_left(group, folder) -> None:
 def test_a_stop_in_the_middle_of_a_rebalance_leaves_no_one(group, folder) -> None:
     """Ctrl-C as soon as a member has asked to join: after the end the group is empty."""
     with group.neighbour("cooperative-sticky") as polls, running(folder, "--members", "2") as fleet:
-        wait_until(lambda: group.described()[0] == "PREPARING_REBALANCING", START_S, "the join")
+        wait_for(lambda: group.described()[0] == "PREPARING_REBALANCING", START_S, "the join")
         fleet.ctrl_c()
-        wait_until(lambda: "stop asked" in fleet.text, 60, "the stop")
+        wait_for(lambda: "stop asked" in fleet.text, 60, "the stop")
         after_a_moment(0.5, polls.set)
         assert fleet.wait() == 0, fleet.text
         assert group.described()[1] == {"None"}
@@ -243,7 +243,7 @@ def test_a_stop_in_the_middle_of_a_rebalance_leaves_no_one(group, folder) -> Non
 def test_a_driver_killed_in_a_rebalance_leaves_no_one(group, folder) -> None:
     """The driver dies while its members join: they notice, wait for the join, and leave."""
     with group.neighbour("cooperative-sticky") as polls, running(folder, "--members", "2") as fleet:
-        wait_until(
+        wait_for(
             lambda: len(group.described()[1]) == 3 and "starting fleet" in fleet.text,
             START_S,
             "the joins",
@@ -251,7 +251,7 @@ def test_a_driver_killed_in_a_rebalance_leaves_no_one(group, folder) -> None:
         began = time.monotonic()
         fleet.signal(signal.SIGKILL)
         after_a_moment(2.0, polls.set)
-        wait_until(lambda: group.described()[1] == {"None"}, SESSION_MS / 1e3, "an empty group")
+        wait_for(lambda: group.described()[1] == {"None"}, SESSION_MS / 1e3, "an empty group")
         assert time.monotonic() - began < 90  # the session is 120 s
 
 

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from benchmarks.spark_lost import PARTITIONS, WAIT_S, Watched, lose, wait_until
+from benchmarks.spark_lost import PARTITIONS, WAIT_S, Watched, lose
 from tests.support.plain_fleet import PlainSession
+from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
 from weft.types import DeliveryName
@@ -81,4 +82,4 @@ def test_members_that_are_lost_in_rebalances(
         since, held = lose(fleet, (lambda: None) if again else slots.free.clear)
         check(fleet, since, held)
         slots.free.set()
-    wait_until(fleet.settled, WAIT_S, "all members at work again")
+    wait_for(fleet.settled, WAIT_S, "all members at work again")

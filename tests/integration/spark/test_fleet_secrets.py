@@ -17,10 +17,10 @@ from tests.integration.spark.fleet_kit import (
     fill,
     free_port,
     running,
-    wait_until,
     write_app,
 )
 from tests.integration.spark.test_fleet_connect import end, start_server
+from tests.support.waiting import wait_for
 
 import weft
 
@@ -84,12 +84,12 @@ def with_stages(address: str, count: int) -> dict[str, bytes]:
         pages = shown(address)
         return pages if len([one for one in pages if "/stages/" in one]) == count else None
 
-    return wait_until(now, START_S, f"{count} stages")
+    return wait_for(now, START_S, f"{count} stages")
 
 
 def ui_of(fleet: Fleet) -> str:
     """The address of its UI, as the log tells it."""
-    found: Any = wait_until(
+    found: Any = wait_for(
         lambda: re.search(r" ui=(http://\S+)", fleet.text), START_S, "the UI's address"
     )
     return str(found[1])
@@ -137,7 +137,7 @@ def test_secrets_stand_nowhere(tmp_path: Path, topic, kafka_broker) -> None:
     more = [word for one in conf.items() for word in ("--conf", "=".join(one))]
     with running(tmp_path, "--members", "2", *more) as fleet:
         address = ui_of(fleet)
-        wait_until(lambda: len(fleet.done()) == 200, START_S, "all records")
+        wait_for(lambda: len(fleet.done()) == 200, START_S, "all records")
         pages = with_stages(address, 2)
         fleet.ctrl_c()
         assert fleet.wait() == 0, fleet.text[-2000:]
@@ -171,10 +171,10 @@ def test_secrets_stand_nowhere_on_a_connect_server(tmp_path: Path, topic, kafka_
         "spark.marker=planted-marker",
     )
     try:
-        wait_until(lambda: answers(port), START_S, "the Connect server")
+        wait_for(lambda: answers(port), START_S, "the Connect server")
         address = f"sc://127.0.0.1:{port}"
         with running(tmp_path, "--members", "2", "--master", address) as fleet:
-            wait_until(lambda: len(fleet.done()) == 200, START_S, "all records")
+            wait_for(lambda: len(fleet.done()) == 200, START_S, "all records")
             pages = shown(f"http://127.0.0.1:{ui}")
             pages["connect"] = get(f"http://127.0.0.1:{ui}/connect/")
             fleet.ctrl_c()

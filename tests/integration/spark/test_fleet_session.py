@@ -27,9 +27,9 @@ from tests.integration.spark.fleet_kit import (
     fill,
     free_port,
     running,
-    wait_until,
     write_app,
 )
+from tests.support.waiting import wait_for
 
 import weft
 from weft.spark.fleet import roster, settings, slots
@@ -83,7 +83,7 @@ def app_on(topic, kafka_broker, monkeypatch) -> Any:
     yield make
     for app in apps:
         app.stop("now")
-    wait_until(lambda: all(map(over, apps)), 60, "the end of its fleets")
+    wait_for(lambda: all(map(over, apps)), 60, "the end of its fleets")
 
 
 def over(app: weft.App) -> bool:
@@ -119,13 +119,13 @@ def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     reader.start()
     app.pause()  # or the first member could be done before the second one is there
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
-    shot = wait_until(lambda: _busy(app.snapshot()), START_S, "both members at work")
+    shot = wait_for(lambda: _busy(app.snapshot()), START_S, "both members at work")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         assert "weft_calls_max{" in answer.read().decode()  # the driver answers for all members
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/snapshot", timeout=60) as answer:
         assert len(json.load(answer)["members"]) == 2
     where = f"http://127.0.0.1:{port}/why?where={name}:0:0"  # which its member knows alone
-    row = wait_until(lambda: _ready(_found(where)), 60, "the member's word")
+    row = wait_for(lambda: _ready(_found(where)), 60, "the member's word")
     assert row["member"].endswith(tuple("01"))
     app.resume()
     report = run.wait(START_S)
@@ -146,7 +146,7 @@ def test_everything_is_reported_on_the_driver(spark, app_on, topic) -> None:
     def ends() -> int:
         return sum({one.partition: one.frontier for one in [*committed]}.values())
 
-    wait_until(lambda: ends() >= 6_000, 60, "the last callback")  # the run's end waits a second
+    wait_for(lambda: ends() >= 6_000, 60, "the last callback")  # the run's end waits a second
     assert ends() == 6_000
 
 
@@ -180,7 +180,7 @@ def test_on_result_and_parked_records(spark, app_on) -> None:
 
     report = app.run(engine="spark", spark=spark, members=2, until="drained")
     assert (report.exit_code, report.parked) == (3, 1), report
-    wait_until(lambda: len(told) == 197, 60, "all results")  # 3 stay behind the parked one
+    wait_for(lambda: len(told) == 197, 60, "all results")  # 3 stay behind the parked one
     assert Counter(one.outcome for one in told) == {"done": 196, "parked": 1}
 
 
@@ -253,7 +253,7 @@ def test_pause_holds_for_all_members_and_those_to_come(spark, app_on) -> None:
 
     app.pause()
     run = app.start(engine="spark", spark=spark, members=2, until="drained")
-    wait_until(lambda: len(app.snapshot()["partitions"]) == PARTITIONS, START_S, "assignment")
+    wait_for(lambda: len(app.snapshot()["partitions"]) == PARTITIONS, START_S, "assignment")
     assert app.snapshot()["handlers"]["handle"]["done"] == 0
     app.resume()
     assert run.wait(START_S).done == 100
@@ -275,7 +275,7 @@ def test_a_slow_reader_slows_all_members(spark, app_on) -> None:
         done.append(now)
         return len(done) > 6 and now == done[-6] >= 2_000  # less: they have only just begun
 
-    wait_until(still, START_S, "a standstill")
+    wait_for(still, START_S, "a standstill")
     assert done[-1] < 11_000
     read = {(one.record.partition, one.record.offset) for one in results}
     assert run.wait(START_S).done == 12_000
@@ -459,9 +459,7 @@ def test_sparks_ui_names_the_members(tmp_path, topic, kafka_broker) -> None:
     write_app(tmp_path, kafka_broker.bootstrap, name, concurrency=2)
     conf = ("--conf", "spark.ui.enabled=true", "--conf", "spark.ui.port=0")
     with running(tmp_path, "--members", "2", *conf) as fleet:
-        found: Any = wait_until(
-            lambda: re.search(r" ui=(http://\S+)", fleet.text), START_S, "the UI"
-        )
+        found: Any = wait_for(lambda: re.search(r" ui=(http://\S+)", fleet.text), START_S, "the UI")
         api = f"{found[1]}/api/v1/applications"
         at_work(fleet)
         whole = re.compile(r": member [01] of 2$")
@@ -473,6 +471,6 @@ def test_sparks_ui_names_the_members(tmp_path, topic, kafka_broker) -> None:
                 jobs = json.load(answer)
             return [str(job["description"]) for job in jobs if job["status"] == "RUNNING"]
 
-        wait_until(lambda: sum(bool(whole.search(line)) for line in told()) == 2, 60, "both lines")
+        wait_for(lambda: sum(bool(whole.search(line)) for line in told()) == 2, 60, "both lines")
         fleet.ctrl_c()
         assert fleet.wait() == 0, fleet.text

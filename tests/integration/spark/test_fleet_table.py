@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as DeltaLog
 from pyiceberg.catalog import load_catalog
-from tests.integration.spark.fleet_kit import START_S, fill, running, wait_until
+from tests.integration.spark.fleet_kit import START_S, fill, running
 from tests.integration.spark.sink_kit import messages
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker
@@ -199,7 +200,7 @@ def test_a_driver_killed_and_started_again(job, kafka_broker, when) -> None:
         (folder / f"die-{when}").touch()
     with run(folder) as fleet:
         if not when:
-            wait_until(lambda: len(rows(folder)) > 50, START_S, "the first rows")
+            wait_for(lambda: len(rows(folder)) > 50, START_S, "the first rows")
             fleet.signal(signal.SIGKILL)
         assert fleet.process.wait(400) == -signal.SIGKILL
         before = len(rows(folder))
@@ -221,7 +222,7 @@ def test_forty_members_write_one_table(job, kafka_broker) -> None:
         def at_work() -> int:
             return len(set(re.findall(r"member (\d+): assigned", fleet.text)))
 
-        wait_until(lambda: at_work() == MANY or fleet.process.poll() is not None, 500, "40 at work")
+        wait_for(lambda: at_work() == MANY or fleet.process.poll() is not None, 500, "40 at work")
         (folder / "go").touch()
         assert fleet.wait(300) == 0, fleet.text
     assert (folder / "died-before").exists()

@@ -10,7 +10,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.integration.spark.fleet_kit import START_S, kill, running, wait_until
+from tests.integration.spark.fleet_kit import START_S, kill, running
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -62,7 +63,7 @@ def test_a_backfill_killed_twice_has_each_row_once_and_repeats_little(tmp_path) 
                 assert job.wait() == 0, job.text
                 break
             grown = kept + 8
-            wait_until(
+            wait_for(
                 lambda grown=grown: (
                     len(list(tmp_path.glob("progress/*/*.parquet"))) >= grown
                     or job.process.poll() is not None

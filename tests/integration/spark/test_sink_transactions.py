@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from tests.integration.spark.example_kit import example, kill
 from tests.integration.spark.sink_kit import values
+from tests.support.waiting import wait_for
 
-from weft.broker.process import wait_until
 from weft.spark.sink.options import sink_options
 from weft.spark.sink.protocol import SinkError, Task, Written
 from weft.spark.sink.transactions import finish_batch, write_transaction
@@ -271,9 +271,7 @@ def test_killed_between_the_tasks_of_a_batch_every_row_is_there_once(
     *killed, last, again = map(str, layouts)
     for tasks in killed:
         with example(*command, "4", tasks, log=tmp_path / "log") as process:
-            assert wait_until(
-                lambda: checkpoint.half_written() or not psutil.pid_exists(process.pid), 300
-            )
+            wait_for(lambda: checkpoint.half_written() or not psutil.pid_exists(process.pid), 300)
             assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
             kill(process)
     for tasks in (last, again):

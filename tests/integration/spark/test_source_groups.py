@@ -7,8 +7,7 @@ import uuid
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-
-from weft.broker.process import wait_until
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -39,8 +38,9 @@ def commit(kafka_broker, group):
     def write(topic, *of_partition):
         consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap, "group.id": group})
         marks = [TopicPartition(topic, n, offset) for n, offset in enumerate(of_partition)]
-        consumer.commit(offsets=marks, asynchronous=False)
+        refused = [mark.error for mark in consumer.commit(offsets=marks, asynchronous=False)]
         consumer.close()
+        assert refused == [None] * len(marks)
 
     return write
 
@@ -62,11 +62,11 @@ def test_a_group_shows_how_far_a_query_is(topic, produce, read_stream, tmp_path,
 
     once = writer(read(), tmp_path).trigger(availableNow=True).start()
     assert once.awaitTermination(120)
-    assert wait_until(lambda: offsets(name) == {(name, 0): 30, (name, 1): 1}, 60), offsets(name)
+    wait_for(lambda: offsets(name) == {(name, 0): 30, (name, 1): 1}, 60, lambda: offsets(name))
     query = writer(read(), tmp_path).start()
     try:
         produce(name, ["b", "c"], partition=1)
-        assert wait_until(lambda: offsets(name).get((name, 1)) == 3, 60), offsets(name)
+        wait_for(lambda: offsets(name).get((name, 1)) == 3, 60, lambda: offsets(name))
     finally:
         query.stop()
     assert query.exception() is None
@@ -80,7 +80,10 @@ def test_a_new_query_shows_its_start_immediately(
     produce(name, ["a", "b"])
     query = writer(read_stream(name, startingOffsets="latest", commitGroup=group), tmp_path).start()
     try:
-        assert wait_until(lambda: offsets(name, 1) == {(name, 0): 2}, 60)
+        wait_for(
+            lambda: offsets(name, 1) == {(name, 0): 2}, 120,
+            lambda: (offsets(name, 1), query.exception(), query.status),
+        )  # fmt: skip
     finally:
         query.stop()
 
@@ -93,7 +96,7 @@ def test_the_group_of_living_consumers_is_refused(
     consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap, "group.id": group})
     with contextlib.closing(consumer):
         consumer.subscribe([name])
-        assert wait_until(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()), 60)
+        wait_for(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()), 60)
         query = writer(read_stream(name, commitGroup=group), tmp_path).start()
         with pytest.raises(Exception, match=f"commitGroup={group}: the group has living members"):
             query.awaitTermination(120)
@@ -114,7 +117,7 @@ def test_a_read_starts_at_a_groups_offsets(
     query = df.writeStream.format("memory").queryName(f"s{uuid.uuid4().hex}")
     query = query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
     done = query.start()
-    assert done.awaitTermination(120)
+    assert done.awaitTermination(240), done.status
     assert {row.v for row in spark.table(done.name).collect()} == wanted
 
 

@@ -6,8 +6,7 @@ import signal
 import threading
 
 import pytest
-
-from weft.broker.process import wait_until
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -63,10 +62,10 @@ def test_a_query_outlives_a_broker_that_is_away(spark, kafka_broker, topic, prod
     name = topic(2)
     produce(name, ["a", "b"])
     query = start(name)
-    assert wait_until(lambda: seen(spark, query) == 2, 150)
+    wait_for(lambda: seen(spark, query) == 2, 150)
     outage(kafka_broker)
     produce(name, ["c"], partition=1)
-    wait_until(lambda: seen(spark, query) in (-1, 3), 150)
+    wait_for(lambda: seen(spark, query) in (-1, 3), 150, query.exception)
     assert query.exception() is None, str(query.exception())[:3000]
     assert seen(spark, query) == 3
 
@@ -78,10 +77,10 @@ def test_patience_ends_with_one_line(spark, kafka_broker, topic, produce, start)
     produce(name, ["a"])
     # Longer than the machine stands still while the broker is there.
     query = start(name, reconnectTimeout="15s")
-    assert wait_until(lambda: seen(spark, query) == 1, 100)
+    wait_for(lambda: seen(spark, query) == 1, 100)
     kafka_broker.kill(sig=signal.SIGSTOP)
     try:
-        assert wait_until(lambda: not query.isActive, 150)
+        wait_for(lambda: not query.isActive, 150)
     finally:
         kafka_broker.kill(sig=signal.SIGCONT)
     assert f"Kafka at {kafka_broker.bootstrap} did not answer" in str(query.exception())

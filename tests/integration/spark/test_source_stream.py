@@ -8,8 +8,7 @@ import uuid
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
-
-from weft.broker.process import wait_until
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -56,7 +55,7 @@ class Pipeline:
 
     def wait_for(self, count: int) -> None:
         """Wait until so many rows have been written; the assertion that follows tells the rest."""
-        wait_until(lambda: len(self.values()) >= count or not self.query.isActive, 200)
+        wait_for(lambda: len(self.values()) >= count or not self.query.isActive, 200, self.values)
         assert len(self.values()) >= count, (self.values(), self.query.exception())
 
     def logged(self, batch: int):
@@ -244,7 +243,7 @@ def test_too_few_records_wait_for_more(topic, produce, pipeline, running):
     def rows() -> list[int]:
         return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
 
-    assert wait_until(lambda: sum(rows()) >= 6, 60)  # told when the batch is over, after its rows
+    wait_for(lambda: sum(rows()) >= 6, 60)  # told when the batch is over, after its rows
     assert rows() == [1, 5]
 
 

@@ -8,8 +8,9 @@ from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
-from weft.account.blockers import BLOCKERS_MAX
-from weft.observe.overview import NOW, failures, most_blocking
+from weft.account.blockers import BLOCKERS_MAX, LISTED_MAX
+from weft.account.snapshot import NOT_LISTED, with_left_out
+from weft.observe.overview import NOW, failures, longest_first, most_blocking
 from weft.runtime.histogram import summed
 from weft.types import TopicPartition
 
@@ -56,7 +57,14 @@ def merged(
         "state": state_of(state, [str(one["shot"]["state"]) for one in ordered]),
         "partitions": partitions,
         "handlers": _handlers(ordered),
-        "blockers": worst(shots),
+        "blockers": sorted(_of_each(shots, "blockers"), key=most_blocking)[:BLOCKERS_MAX],
+        **with_left_out(
+            {
+                name: sorted(_of_each(shots, name), key=longest_first)[:LISTED_MAX]
+                for name in NOT_LISTED
+            },
+            partitions,
+        ),
         "halts": _of_each(shots, "halts"),
         "holds": sorted({hold for one in ordered for hold in one["shot"].get("holds", ())}),
         "counts": counts,
@@ -85,7 +93,10 @@ def owned(
     shot = {
         **shot,
         "partitions": [row for row in shot["partitions"] if is_mine(row)],
-        "blockers": [row for row in shot.get("blockers", ()) if is_mine(row)],
+        **{
+            name: [row for row in shot.get(name, ()) if is_mine(row)]
+            for name in ("blockers", *NOT_LISTED)
+        },
         "halts": [row for row in shot.get("halts", ()) if "partition" not in row or is_mine(row)],
     }
     if lost:
@@ -93,7 +104,8 @@ def owned(
             name: {**row, **dict.fromkeys(NOW & row.keys(), 0)}
             for name, row in shot["handlers"].items()
         }
-        shot |= {"handlers": still, "halts": [], "holds": []}
+        silent = [{**row, "silent": True} for row in shot["partitions"]]
+        shot |= {"handlers": still, "halts": [], "holds": [], "partitions": silent}
     return {**message, "shot": shot}
 
 
@@ -104,11 +116,6 @@ def _of_each(shots: Mapping[int, Mapping[str, Any]], name: str) -> list[dict[str
         for index in sorted(shots)
         for row in shots[index]["shot"].get(name, ())
     ]
-
-
-def worst(shots: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of every member's blockers those that hold up most."""
-    return sorted(_of_each(shots, "blockers"), key=most_blocking)[:BLOCKERS_MAX]
 
 
 def state_of(state: str, members: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weft import guard
 from weft.errors import WeftError
 from weft.kafka.admin import KafkaAdmin, StaticMember
 from weft.kafka.connect import Connection, RealConnection
@@ -68,7 +69,7 @@ class DeadMembers:
 
     def look(self) -> None:
         """Begin; returns at once."""
-        threading.Thread(target=self._look, name="weft-dead-members", daemon=True).start()
+        guard.thread("weft-dead-members", self._look).start()
 
     def close(self) -> None:
         """Look no more."""
@@ -76,17 +77,9 @@ class DeadMembers:
 
     def push_out_own(self) -> list[str]:
         """After this run has ended: remove its members that are still in the group."""
-        try:
-            with self.admin() as admin:
-                ours = [
-                    one.instance_id
-                    for one in admin.static_members(self.group, _ANSWER_S)
-                    if run_of(one.instance_id, self.group) == self._run
-                ]
-            return self.push_out(ours, PUSHES_MAX)
-        except (KafkaUnavailable, WeftError) as error:
-            _log.debug("the group cannot be described now: %s", error)
-            return []
+        names = [one.instance_id for one in self._static_members() or ()]
+        ours = [name for name in names if run_of(name, self.group) == self._run]
+        return self.push_out(ours, PUSHES_MAX)
 
     def admin(self) -> KafkaAdmin:
         """A new client that can describe the group."""
@@ -100,12 +93,8 @@ class DeadMembers:
 
     def in_the_group(self, names: Sequence[str]) -> list[str]:
         """Which of them are; all where the group cannot be described now."""
-        try:
-            with self.admin() as admin:
-                there = {one.instance_id for one in admin.static_members(self.group, _ANSWER_S)}
-        except (KafkaUnavailable, WeftError) as error:
-            _log.debug("the group cannot be described now: %s", error)
-            return list(names)
+        found = self._static_members()
+        there = set(names) if found is None else {one.instance_id for one in found}
         return [name for name in names if name in there]
 
     def push_out(self, names: Sequence[str], pushes_max: int | None = None) -> list[str]:
@@ -131,24 +120,29 @@ class DeadMembers:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _static_members(self) -> list[StaticMember] | None:
+        """Those of the group; None where it cannot be described now."""
+        try:
+            with self.admin() as admin:
+                return admin.static_members(self.group, _ANSWER_S)
+        except (KafkaUnavailable, WeftError) as error:
+            _log.debug("the group cannot be described now: %s", error)
+            return None
+
     def _look(self) -> None:
         until, others = time.monotonic() + LOOK_FOR_S, True
         while others and time.monotonic() < until:
-            try:
-                with self.admin() as admin:
-                    others = self._look_once(admin)
-            except (KafkaUnavailable, WeftError) as error:  # they may be back in a moment
-                _log.debug("the group cannot be described now: %s", error)
+            others = self._look_once()
             if self._over.wait(_LOOK_EVERY_S):
                 return
 
-    def _look_once(self, admin: KafkaAdmin) -> bool:
+    def _look_once(self) -> bool:
         """Remove members whose time is over; whether any remain to be checked."""
-        others = [
-            one
-            for one in admin.static_members(self.group, _ANSWER_S)
-            if run_of(one.instance_id, self.group) not in (None, self._run)
-        ]
+        found = self._static_members()
+        if found is None:  # the brokers may be back in a moment
+            return True
+        mine = (None, self._run)
+        others = [one for one in found if run_of(one.instance_id, self.group) not in mine]
         dead = [one.instance_id for one in others if driver_is_dead(one)]
         now = time.monotonic()
         self._since = {name: self._since.get(name, now) for name in dead}

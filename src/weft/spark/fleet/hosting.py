@@ -24,6 +24,7 @@ from weft.runtime.run.drain import passed
 from weft.runtime.run.outside import RunSource
 from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import pickles
+from weft.spark.fleet.lending import Borrowing
 from weft.spark.fleet.limits import (
     AGAIN_MAX_S,
     AGAIN_S,
@@ -38,6 +39,7 @@ from weft.spark.fleet.member_run import MemberApp, MemberHandle, MemberRun
 from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import client_id, has_ended, member_kafka, static_id
 from weft.spark.fleet.outside import answered
+from weft.spark.fleet.relay import REPORTED
 from weft.spark.fleet.results import ResultsUp
 from weft.spark.fleet.slots import place_of, places_at_start
 from weft.spark.fleet.wire import Message
@@ -50,8 +52,6 @@ _log = logging.getLogger("weft")
 
 #: between two looks around: while something moves, and while nothing does
 _LOOK_S, _IDLE_LOOK_S = 0.1, 0.4
-#: callbacks of the app that run on the driver
-CALLBACKS = ("on_commit", "on_assign", "on_revoke")
 Held = dict[TopicPartition, Partition]
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
 
@@ -85,6 +85,10 @@ class Host:
         self._alive_at = 0.0
         #: nothing has moved since then
         self._idle = False
+        self._borrowing = Borrowing(
+            link.send, needed=any(one.budget is not None for one in app.handlers)
+        )
+        self._borrowing.wake = self._woken.set
         self._log = _ToDriver(link)
         by_value(pickles.dumps)  # worker processes cannot import the app either
 
@@ -105,7 +109,8 @@ class Host:
             try:
                 report = self._live()
                 reason = report.reason
-                if self._stop_mode is not None or not self._may_restart():
+                may_restart = self._run is None or self._run.may_restart
+                if self._stop_mode is not None or not may_restart:
                     return self._bye(report)
             except Exception as error:
                 _log.debug("the member did not start", exc_info=True)
@@ -115,7 +120,7 @@ class Host:
                 if fresh:
                     return {"why": "refused" if bad else "failed", "reason": reason}
             fresh = False
-            self._link.send({"type": "died", "reason": reason})
+            self._link.deliver({"type": "died", "reason": reason})
             # A stop ends this rest early.
             if self._woken.wait(again_s) and self._stop_mode is not None:
                 return {"why": self._why}
@@ -131,6 +136,7 @@ class Host:
             checked=bool(self._welcome["again"]),
             table=self._table,
             on_found=self._begun,
+            borrowing=self._borrowing,
         )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)
         for topic in self._paused:
@@ -139,22 +145,21 @@ class Host:
             self._results.follow(self._stream)
         run.start()
         self._run = run
-        self._link.send({"type": "up"})
+        self._link.deliver({"type": "up"})
         if self._stop_mode is not None:  # it came while the run was being made
             run.stop(self._stop_mode)
         while not run.over:
-            self._woken.wait(_IDLE_LOOK_S if self._idle and self._stop_mode is None else _LOOK_S)
+            idle = self._idle and self._stop_mode is None
+            self._woken.wait(self._borrowing.within_s(_IDLE_LOOK_S if idle else _LOOK_S))
             self._woken.clear()
             self._look(run)
+        self._borrowing.end()
         self._results.flush()
         return run.wait()
 
     def _begun(self, found: Mapping[TopicPartition, Found]) -> None:
         rows = places_at_start(found, self._app.options.on_offset_lost)
-        self._link.send({"type": "begun", "partitions": rows})
-
-    def _may_restart(self) -> bool:
-        return self._run is None or self._run.may_restart
+        self._link.deliver({"type": "begun", "partitions": rows})
 
     def _bye(self, report: RunReport) -> dict[str, Any]:
         run = self._run
@@ -168,14 +173,15 @@ class Host:
 
     def _look(self, run: MemberRun) -> None:
         if self._stop_mode is None or self._why == "stopped":
-            self._look_for_orphanage(run)
+            self._look_for_orphanage()
+        self._borrowing.look()
         self._log.flush()
         now = time.monotonic()
         if now >= self._progress_at:
             self._progress_at = now + PROGRESS_EVERY_S
             self._report_progress(run)
 
-    def _look_for_orphanage(self, run: MemberRun) -> None:
+    def _look_for_orphanage(self) -> None:
         """The driver is gone: finish soon, commit, leave."""
         if self._link.gone.is_set():
             why = "the driver is gone"
@@ -183,15 +189,14 @@ class Host:
             why = "the executor is gone"
         else:
             return
-        run.hurry(ORPHAN_DRAIN_S)
-        self._stop("in_flight", why)
+        self._leave(why)
 
     def _report_progress(self, run: MemberRun) -> None:
         member = run.member
         if member is None:
             return
         known = member.door.call(lambda engine, _: self._known(engine, dict(member.partitions)))
-        known["parked"] = _parked(run)
+        known["parked"] = sum(one.parked for one in list(member.partitions.values()))
         self._idle, now = known == self._progress, time.monotonic()
         if self._idle and now < self._alive_at:
             return
@@ -222,9 +227,7 @@ class Host:
         if kind == "stop":
             self._stop(message["mode"], "stopped")
         elif kind == "leave":
-            if self._run is not None:
-                self._run.hurry(ORPHAN_DRAIN_S)
-            self._stop("in_flight", str(message.get("why", "superseded")))
+            self._leave(str(message.get("why", "superseded")))
         elif kind == "pause":
             self._pause(message["topic"], on=bool(message["on"]))
         elif kind == "snapshot":
@@ -235,20 +238,39 @@ class Host:
             self._want_results(on=bool(message["on"]))
         elif kind == "table" and self._table is not None:
             self._table.hear(message)
+        elif kind == "lent":
+            self._borrowing.lent(message)
         elif kind == "taken":
             self._results.acknowledged(int(message["sequence"]))
         elif kind == "welcome again":
             self._results.again()
             if self._table is not None:
                 self._table.again()
-            if message["stop"]:
-                self._stop(message["stop"], "stopped")
+            self._catch_up(message)
 
     def _stop(self, mode: StopMode, why: str) -> None:
         self._stop_mode, self._why = mode, why
         if self._run is not None:
             self._run.stop(mode)
         self._woken.set()
+
+    def _catch_up(self, orders: Message) -> None:
+        """What was ordered while there was no line."""
+        paused: set[str | None] = set(orders["paused"])
+        for topic in self._paused - paused:
+            self._pause(topic, on=False)
+        for topic in paused - self._paused:
+            self._pause(topic, on=True)
+        self._want_results(on=bool(orders["results"]))
+        if orders["stop"]:
+            self._stop(orders["stop"], "stopped")
+        elif orders["leave"]:  # another member has its place
+            self._leave("superseded")
+
+    def _leave(self, why: str) -> None:
+        if self._run is not None:
+            self._run.hurry(ORPHAN_DRAIN_S)
+        self._stop("in_flight", why)
 
     def _pause(self, topic: str | None, *, on: bool) -> None:
         if on:
@@ -310,22 +332,16 @@ def _table_line(task: MemberTask, link: Link) -> TableLine | None:
     return TableLine(task.table, link.send, link.gone)
 
 
-def _parked(run: MemberRun) -> int:
-    """Records that are parked here now."""
-    assert run.member is not None
-    return sum(partition.parked for partition in list(run.member.partitions.values()))
-
-
 def _led(app: MemberApp, link: Link, welcome: Message, client: str) -> AppOptions:
     """The app's options in a member; its callbacks report to the driver, which calls the user's."""
 
     def reporter(name: str) -> Any:
         def report_to(items: list[Any]) -> None:
-            link.send({"type": "event", "name": name, "items": [list(item) for item in items]})
+            link.deliver({"type": "event", "name": name, "items": [list(item) for item in items]})
 
         return report_to
 
-    known = {name: reporter(name) for name in CALLBACKS if name in welcome["callbacks"]}
+    known = {name: reporter(name) for name in REPORTED if name in welcome["callbacks"]}
     return replace(app.options, kafka=member_kafka(app.options.kafka, client), **known)
 
 

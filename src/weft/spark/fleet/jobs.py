@@ -48,11 +48,6 @@ class MemberJobs:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
 
-    @property
-    def running(self) -> bool:
-        """Some job has not ended."""
-        return any(thread.is_alive() for thread in self._threads)
-
     def _run(self, first: MemberTask) -> None:
         task: MemberTask | None = first
         while task is not None:

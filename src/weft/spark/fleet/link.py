@@ -1,19 +1,27 @@
-"""A member's end of the control channel: it dials the driver, and again when the line breaks."""
+"""A member's end of the control channel: it dials the driver, and again when the line breaks.
+
+A line that breaks may lose what was sent last. Who waits for an answer asks again at `welcome
+again`; what has no answer goes through `deliver`.
+"""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weft import guard
 from weft.spark.fleet.limits import DRIVER_GONE_S, DRIVER_REFUSES_S, HANDSHAKE_S
 from weft.spark.fleet.wire import Message, Wire, WireError, introduce
 
 _DIAL_S = 2.0
 _DIAL_EVERY_S = 0.2
 _FIRST_DIAL_S = 15.0
+#: messages that wait for a broken line
+_KEPT_MAX = 1_000
 
 
 class Link:
@@ -25,6 +33,8 @@ class Link:
         self._facts: Mapping[str, Any] = {}
         self._wire: Wire | None = None
         self._closed = False
+        self._delivering = threading.Lock()
+        self._kept: deque[Mapping[str, Any]] = deque(maxlen=_KEPT_MAX)
 
     def open(self, facts: Mapping[str, Any]) -> Message:
         """Connect; returns the driver's welcome. Raises WireError without an answer."""
@@ -35,9 +45,7 @@ class Link:
 
     def listen(self, on_message: Callable[[Message], None]) -> None:
         """Serve the driver's messages, on a separate thread."""
-        threading.Thread(
-            target=self._listen, args=(on_message,), name="weft-link", daemon=True
-        ).start()
+        guard.thread("weft-link", self._listen, guard.log_death, on_message).start()
 
     def send(self, message: Mapping[str, Any]) -> bool:
         """Send to the driver; False if that is impossible now."""
@@ -49,6 +57,12 @@ class Link:
         except WireError:
             return False
         return True
+
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Send what the driver must know: now, or when the line is back."""
+        with self._delivering:
+            if self._kept or not self.send(message):
+                self._kept.append(message)
 
     def end(self, message: Mapping[str, Any]) -> None:
         """Send the last message, and wait until the driver has it."""
@@ -72,14 +86,16 @@ class Link:
 
     def _listen(self, on_message: Callable[[Message], None]) -> None:
         self._listening = True
-        while self._wire is not None:
-            self._read(self._wire, on_message)
-            if self._closed:
-                break
-            broken, self._wire = self._wire, None
-            broken.close()
-            self._wire = self._again(on_message)
-        self.gone.set()
+        try:
+            while self._wire is not None:
+                self._read(self._wire, on_message)
+                if self._closed:
+                    break
+                broken, self._wire = self._wire, None
+                broken.close()
+                self._again(on_message)
+        finally:
+            self.gone.set()
 
     @staticmethod
     def _read(wire: Wire, on_message: Callable[[Message], None]) -> None:
@@ -89,14 +105,18 @@ class Link:
         except WireError:
             return  # treated like a broken line: dial again
 
-    def _again(self, on_message: Callable[[Message], None]) -> Wire | None:
+    def _again(self, on_message: Callable[[Message], None]) -> None:
         """The line broke: the driver's host may have blinked, or the driver is dead."""
         try:
             wire, welcome = self._dial_for(DRIVER_GONE_S, refused_s=DRIVER_REFUSES_S)
         except WireError:
-            return None
+            return
+        # First: the answer to "welcome again" is what is sent again, over this line.
+        self._wire = wire
+        with self._delivering:
+            while self._kept and self.send(self._kept[0]):
+                self._kept.popleft()
         on_message({**welcome, "type": "welcome again"})
-        return wire
 
     def _dial_for(self, seconds: float, *, refused_s: float) -> tuple[Wire, Message]:
         """For so long; for `refused_s` where the port refuses."""

@@ -42,12 +42,25 @@ _PROOF_EVERY_S = 0.5
 _ANSWER_S = 2.0
 
 
+def process_has_ended(roster: Roster, where: str | None, pid: int) -> bool:
+    """Whether it is known that this process has ended: we, or a member, live under its kernel."""
+    if where is None:
+        return False
+    if where == kernel():
+        return has_ended(pid)
+    with roster.changed:
+        near = (one for one in roster.slots if one.wire and one.kernel == where)
+        neighbour = next(near, None)
+    if neighbour is None:
+        return False
+    return True in roster.ask({"ask": "ended", "pid": pid}, neighbour).values()
+
+
 class Lost:
     """Looks after members whose line has ended; each on a thread of its own, for it waits."""
 
     def __init__(self, roster: Roster, session: FleetSession, dead: DeadMembers) -> None:
         self._roster, self._session, self._dead = roster, session, dead
-        self._kernel = kernel()
         #: member -> since when it was silent when we began to look after it
         self._begun: dict[int, float] = {}
 
@@ -105,17 +118,9 @@ class Lost:
 
     def _has_ended(self, slot: Slot) -> bool:
         """Its process is gone, which only those know who live under its kernel."""
-        if slot.kernel is None or slot.incarnation is None:
+        if slot.incarnation is None:
             return False
-        pid = slot.incarnation[1]
-        if slot.kernel == self._kernel:
-            return has_ended(pid)
-        with self._roster.changed:
-            near = (one for one in self._roster.slots if one.wire and one.kernel == slot.kernel)
-            neighbour = next(near, None)
-        if neighbour is None:
-            return False
-        return True in self._roster.ask({"ask": "ended", "pid": pid}, neighbour).values()
+        return process_has_ended(self._roster, slot.kernel, slot.incarnation[1])
 
     def _await_return(self, slot: Slot, since: float) -> None:
         """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
@@ -167,8 +172,8 @@ class AwayWatch:
         """Log members that have been away for long."""
         now = time.monotonic()
         for slot in self._slots:
-            since = slot.silent_since
-            if slot.wire is not None or since is None or slot.ended or now - since < AWAY_S:
+            since = slot.silent_from(now)
+            if since is None or slot.ended or now - since < AWAY_S:
                 continue
             if self._logged.get(slot.index) != since:
                 self._logged[slot.index] = since
@@ -182,13 +187,16 @@ class AwayWatch:
         whose = f"Its partitions go to the others after {session}"
         if slot.leaving or slot.vacant:
             whose = "The others have its partitions"
+        why = "Spark has not started its task again: is a slot free?"
+        if slot.wire is not None:
+            why = "It is connected and does not report: is it suspended, or its network cut?"
         event(
             _log,
             "warning",
             "member is away",
             member=slot.index,
             seconds=round(seconds, 1),
-            reason=f"Spark has not started its task again: is a slot free? {whose}",
+            reason=f"{why} {whose}",
         )
 
 

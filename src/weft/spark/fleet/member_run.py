@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,16 +10,36 @@ from weft.app_options import AppOptions
 from weft.core.epochs import Found
 from weft.errors import ConfigError
 from weft.kafka.connect import AdminPort, Connection, RealConnection
+from weft.routing import Routes
+from weft.runtime.handling import HandlerPlan
 from weft.runtime.hosted import Hosted
+from weft.runtime.member.member import Member
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.run.preflight import check_cluster
 from weft.runtime.run.result_stream import ResultStream
 from weft.runtime.run.run import Run
+from weft.runtime.run.shares import Shares
+from weft.spark.fleet.lending import Borrowing
 from weft.spark.fleet.link import Link
 from weft.types import RunReport, StopMode, TopicPartition
 
 if TYPE_CHECKING:
     from weft.spark.table.line import TableLine
+
+
+class Lent(Shares):
+    """A member of a fleet has no shares by its partitions: the driver lends."""
+
+    def __init__(self, routes: Routes, plans: Sequence[HandlerPlan], borrowing: Borrowing) -> None:
+        super().__init__(routes, plans)
+        self._borrowing = borrowing
+
+    def begin(self, member: Member, admin: AdminPort) -> None:
+        """Before the member has anything."""
+        self._borrowing.begin(member)
+
+    def look(self, member: Member, admin: AdminPort | None) -> None:
+        """Nothing to look up."""
 
 
 class MemberRun(Run):
@@ -34,19 +54,23 @@ class MemberRun(Run):
         checked: bool,
         table: TableLine | None,
         on_found: Callable[[Mapping[TopicPartition, Found]], None],
+        borrowing: Borrowing,
     ) -> None:
         """`instance_id` is the member's static id in the group, None for a dynamic one.
 
         `checked`: an earlier life on an executor has found the cluster in order.
         `table`: the way to the table that results go into.
         `on_found` gets the committed offsets of partitions as they are assigned.
+        `borrowing`: what the driver lends of budgets.
         """
         self._on_found = on_found
         self.instance_id = instance_id
         self._checked = checked
         self._table = table
+        self._borrowing = borrowing
         super().__init__(app, until=None, stream=stream)
         self._outside.muted = True  # the driver shows all members
+        self._shares = Lent(self._routes, self._plans, borrowing)
 
     def _connect(self) -> Connection:
         connection = super()._connect()
@@ -80,7 +104,7 @@ class MemberRun(Run):
             also(committed)
             self._on_found(committed)
 
-        return replace(config, on_found=found)
+        return replace(config, on_found=found, on_lease=self._borrowing.urge)
 
     @property
     def may_restart(self) -> bool:
@@ -130,16 +154,15 @@ class MemberHandle:
 
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the whole fleet."""
-        if not self._link.send({"type": "ask", "what": "stop", "mode": mode}):
-            self._run.stop(mode)
+        self._link.deliver({"type": "ask", "what": "stop", "mode": mode})
 
     def pause(self, topic: str | None) -> None:
         """Pause on all members."""
-        self._link.send({"type": "ask", "what": "pause", "topic": topic})
+        self._link.deliver({"type": "ask", "what": "pause", "topic": topic})
 
     def resume(self, topic: str | None) -> None:
         """Resume on all members."""
-        self._link.send({"type": "ask", "what": "resume", "topic": topic})
+        self._link.deliver({"type": "ask", "what": "resume", "topic": topic})
 
     def snapshot(self) -> dict[str, Any]:
         """The current state of this member."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from weft import guard
 from weft.runtime.run.result_stream import ResultStream
 from weft.spark.fleet import pickles
 from weft.spark.fleet.limits import LINE_BYTES_MAX, RESULTS_UNDER_WAY_MAX
@@ -32,6 +33,8 @@ class ResultsUp:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._changed = threading.Condition()
+        #: the driver takes a lower number after a higher one for a twin
+        self._in_order = threading.Lock()
         self._sequence = 0
         #: sent and not acknowledged: (sequence, how many, the message)
         self._under_way: deque[tuple[int, int, dict[str, Any]]] = deque()
@@ -42,9 +45,7 @@ class ResultsUp:
     def follow(self, stream: ResultStream) -> None:
         """Send what comes out of this stream, on a thread of its own."""
         self._free = False
-        self._thread = threading.Thread(
-            target=self._forward, args=(stream,), name="weft-results", daemon=True
-        )
+        self._thread = guard.thread("weft-results", self._forward, guard.log_death, stream)
         self._thread.start()
 
     def flush(self) -> None:
@@ -64,10 +65,11 @@ class ResultsUp:
 
     def again(self) -> None:
         """The line was broken: send again what may not have arrived; the driver drops twins."""
-        with self._changed:
-            messages = [message for _, _, message in self._under_way]
-        for message in messages:
-            self._link.send(message)
+        with self._in_order:
+            with self._changed:
+                messages = [message for _, _, message in self._under_way]
+            for message in messages:
+                self._link.send(message)
 
     def _forward(self, stream: ResultStream) -> None:
         while not stream.over and not stream.closed:
@@ -94,10 +96,11 @@ class ResultsUp:
         self._sequence += 1
         text = base64.b64encode(data).decode()
         message = {"type": "results", "sequence": self._sequence, "data": text}
-        with self._changed:
-            self._under_way.append((self._sequence, len(results), message))
-            self._count += len(results)
-        self._link.send(message)
+        with self._in_order:
+            with self._changed:
+                self._under_way.append((self._sequence, len(results), message))
+                self._count += len(results)
+            self._link.send(message)
 
 
 def encoded(results: Sequence[Result]) -> bytes:

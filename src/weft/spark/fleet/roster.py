@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from weft.runtime.logs import event
 from weft.spark.fleet.aggregate import owned
+from weft.spark.fleet.lending import Lending
 from weft.spark.fleet.limits import DEATHS_MAX, DEATHS_WINDOW_S, PREDECESSOR_S, SNAPSHOT_WAIT_S
 from weft.spark.fleet.results import decoded
 from weft.spark.fleet.slots import Incarnation, Slot, places_read
@@ -60,6 +61,8 @@ class Receivers:
     event: Callable[[str, list[Any]], None]
     #: a member's message about the table, and how to answer
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
+    #: what members report of budgets, and the end of each line
+    lending: Lending | None = None
 
 
 class Roster:
@@ -103,9 +106,12 @@ class Roster:
                 leave = self.orders.stop is not None
                 self._begin(slot, incarnation, wire)
                 slot.executor, slot.kernel = hello.get("executor"), hello.get("kernel")
-            welcome = {**self.orders.welcome(), "seat": slot.seat}
-        wire.send({**welcome, "leave": leave, "again": again})
-        return index
+            welcome = {**self.orders.welcome(), "seat": slot.seat, "leave": leave, "again": again}
+            # Inside: before anything that is sent to all.
+            if _send(wire, welcome):
+                return index
+        self.left(index, wire)
+        return None
 
     def _begin(self, slot: Slot, incarnation: Any, wire: Wire) -> None:
         if slot.incarnation != incarnation:
@@ -160,6 +166,8 @@ class Roster:
             self._receivers.event(str(message["name"]), message["items"])
         elif kind == "ask":
             self._receivers.ask(message)
+        elif kind == "lease" and self._receivers.lending is not None:
+            self._receivers.lending.received(slot, wire, message)
         elif kind == "table":
             self._of_table(wire, message, current=current)
         elif current:
@@ -168,6 +176,8 @@ class Roster:
     def left(self, index: int, wire: Wire) -> None:
         """A line has ended; without a goodbye that is a death."""
         slot = self.slots[index]
+        if self._receivers.lending is not None:
+            self._receivers.lending.line_ended(wire)
         with self.changed:
             if slot.wire is not wire:
                 self.changed.notify_all()
@@ -301,16 +311,14 @@ class Roster:
         with self.changed:
             self.changed.wait_for(lambda: self._answered(number), SNAPSHOT_WAIT_S)
             shots = [(slot, slot.shot, _rows(slot.shot)) for slot in self.slots if slot.shot]
-            owners = _owners((slot, rows) for slot, _, rows in shots)
+            owners, now = _owners((slot, rows) for slot, _, rows in shots), time.monotonic()
             return {
-                slot.index: owned(
-                    shot, {w for w in rows if owners[w] is slot}, lost=slot.wire is None
-                )
+                slot.index: owned(shot, {w for w in rows if owners[w] is slot}, lost=slot.lost(now))
                 for slot, shot, rows in shots
             }
 
     def members(self) -> list[dict[str, Any]]:
-        """Each member's own snapshot; `silent_s` if it is disconnected."""
+        """Each member's own snapshot; `silent_s` if it does not report."""
         shots = self.shots()
         now = time.monotonic()
         with self.changed:
@@ -341,10 +349,11 @@ class Roster:
             return {slot.name: answers[slot.index] for slot in slots}
 
     def _answered(self, number: int) -> bool:
+        now = time.monotonic()
         return all(
             slot.shot_id >= number
             for slot in self.slots
-            if slot.wire is not None and slot.up and not slot.leaving and not slot.ended
+            if slot.up and not slot.leaving and not slot.ended and not slot.lost(now)
         )
 
     # -- what is known -----------------------------------------------------------------------------

@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
 from weft.errors import ConfigError, FatalError
 from weft.observe.about import about_run
+from weft.routing import Routes
 from weft.runtime.logs import event
+from weft.runtime.run.control import logged
 from weft.runtime.run.exits import StopSignals
 from weft.runtime.run.outside import Outside
 from weft.runtime.run.result_stream import ResultStream, as_handled
@@ -23,7 +26,8 @@ from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.ending import Ending, GroupDrain
 from weft.spark.fleet.jobs import MemberJobs
-from weft.spark.fleet.lookout import Lookout
+from weft.spark.fleet.lending import Lending
+from weft.spark.fleet.lookout import Lookout, process_has_ended
 from weft.spark.fleet.member_task import MemberTask
 from weft.spark.fleet.membership import instance_name
 from weft.spark.fleet.outside import FleetSource
@@ -88,6 +92,10 @@ class FleetRun:
             self._fatal_from, self._asked, self._relay.take, self._relay.event
         )
         self._roster = Roster(settings.members, orders, self._receivers)
+        budgets = {one.budget.name: one.budget for one in app.handlers if one.budget is not None}
+        self._lending = self._receivers.lending = Lending(
+            budgets.values(), partial(process_has_ended, self._roster)
+        )
         self._committer: Committer | None = None
         self._lookout: Lookout | None = None
         self._ending = Ending()
@@ -99,7 +107,8 @@ class FleetRun:
         self._report: RunReport | None = None
         self._over = threading.Event()
         self._about = about_run(self._options.group, f"fleet-{self._run_id}")
-        self._outside = Outside(self._options, FleetSource(self.snapshot, self._roster, self.stop))
+        source = FleetSource(self.snapshot, self._roster, self.stop)
+        self._outside = Outside(self._options, source, Routes(app.handlers), logged)
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -137,6 +146,7 @@ class FleetRun:
         table, self._committer = served(sink, group, session.spark, self._receivers)
         bind, host, port = session.control_address(self._settings.conf)
         self._server = Server(bind, port, self._secret, self._run_id, self._roster)
+        self._lending.begin()
         session.ship(self._sources)
         group = f"weft-{self._run_id}"
         self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._dead)
@@ -351,6 +361,7 @@ class FleetRun:
         self._outside.close()
         if self._dead is not None:
             self._dead.close()
+        self._lending.close()
         if self._server is not None:
             self._server.close()
         if self._committer is not None:

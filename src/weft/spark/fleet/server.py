@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from weft import guard
 from weft.errors import ConfigError
 from weft.spark.fleet.limits import (
     UNAUTHENTICATED_MAX,
@@ -84,7 +85,7 @@ class Server:
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
         self._closed = False
-        threading.Thread(target=self._accept, name="weft-fleet", daemon=True).start()
+        guard.thread("weft-fleet", self._accept).start()
 
     def close(self) -> None:
         """Hang up on everybody and stop listening."""
@@ -107,9 +108,7 @@ class Server:
             if not self._unauthenticated.enter(wire, str(address[0])):
                 wire.close()  # members dial again
                 continue
-            threading.Thread(
-                target=self._serve, args=(wire,), name="weft-fleet-member", daemon=True
-            ).start()
+            guard.thread("weft-fleet-member", self._serve, guard.log_death, wire).start()
 
     def _serve(self, wire: Wire) -> None:
         with self._lock:

@@ -95,16 +95,18 @@ def _module_of(value: Any) -> types.ModuleType | None:
 
 def _is_the_users(module: types.ModuleType) -> bool:
     """Neither Python's nor installed: executors cannot be expected to have it."""
-    if module.__name__ == "__main__" or module.__name__.split(".")[0] in _INSTALLED:
+    if module.__name__ == "__main__" or module.__name__.split(".")[0] in THERE:
         return False  # of __main__ cloudpickle takes everything by value anyway
     source = getattr(module, "__file__", None)
-    return source is not None and not _installed(Path(source))
+    return source is not None and not is_installed(Path(source))
 
 
-_INSTALLED = frozenset(sys.stdlib_module_names) | {"weft", "pyspark"}
+#: What executors have, whatever the driver imports it from.
+THERE = frozenset(sys.stdlib_module_names) | {"weft", "pyspark"}
 
 
-def _installed(source: Path) -> bool:
+def is_installed(source: Path) -> bool:
+    """Whether it is of a package that executors have installed, too."""
     return "site-packages" in source.parts or "dist-packages" in source.parts
 
 
@@ -171,9 +173,10 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
     The name carries a hash of what is in it: Spark refuses another content under an old name.
     """
     files = dict(_files_of("weft", Path(__file__).parents[2], ("*",)))
-    for module in [*modules_of(app), *_main_of(app)]:
+    for module in [*modules_of(app), *main_of(handler.function for handler in app.handlers)]:
         files |= beside(module, data)
-    if len(files) > SOURCE_FILES_MAX or sum(map(_size, files.values())) > SOURCE_BYTES_MAX:
+    size_bytes = sum(path.stat().st_size for path in files.values())
+    if len(files) > SOURCE_FILES_MAX or size_bytes > SOURCE_BYTES_MAX:
         raise ConfigError(
             f"the app's folder holds more than {SOURCE_FILES_MAX} source files or "
             f"{SOURCE_BYTES_MAX} bytes: put the app into a folder or package of its own"
@@ -185,11 +188,11 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
     return path
 
 
-def _main_of(app: Hosted) -> list[types.ModuleType]:
-    """The script that is run, if the app is written in it: it too may import its neighbours."""
-    uses = any(handler.function.__module__ == "__main__" for handler in app.handlers)
+def main_of(values: Iterable[Any]) -> list[types.ModuleType]:
+    """The script that is run, if one of these is written in it: it may import its neighbours."""
+    inside = any(getattr(value, "__module__", "") == "__main__" for value in values)
     main = sys.modules.get("__main__")
-    return [main] if uses and main is not None and getattr(main, "__file__", None) else []
+    return [main] if inside and main is not None and getattr(main, "__file__", None) else []
 
 
 def beside(module: types.ModuleType, data: Sequence[str] = ()) -> dict[str, Path]:
@@ -203,7 +206,7 @@ def beside(module: types.ModuleType, data: Sequence[str] = ()) -> dict[str, Path
     files: dict[str, Path] = {}
     for name, other in list(sys.modules.items()):
         path = _path_of(other)
-        if "." in name or path is None or name == "weft" or _installed(path):
+        if "." in name or path is None or name == "weft" or is_installed(path):
             continue
         if path.parent == source.parent and path != source:
             files[path.name] = path
@@ -237,10 +240,6 @@ def _is_wanted_data(path: Path, patterns: Sequence[str]) -> bool:
         and (not path.name.startswith(".") or Path(pattern).name.startswith("."))
         for pattern in patterns
     )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _zipped(files: dict[str, Path]) -> bytes:

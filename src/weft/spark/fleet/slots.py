@@ -152,8 +152,22 @@ class Slot:
         return sum(at - self.places[where] for where, at in self.taken.items())
 
     def silent_s(self, now: float) -> float:
-        """How long it has been disconnected, at this time of the monotonic clock."""
-        return 0.0 if self.silent_since is None else round(now - self.silent_since, 1)
+        """How long it has been disconnected, suspended or cut off; 0 while it reports."""
+        since = self.silent_from(now)
+        return 0.0 if since is None else round(now - since, 1)
+
+    def lost(self, now: float) -> bool:
+        """What it reported last need not hold any more."""
+        return self.silent_from(now) is not None or self.wire is None
+
+    def silent_from(self, now: float) -> float | None:
+        """Since when it has not reported; None while it does.
+
+        A connection outlives a suspended process, and for a while a network that drops everything.
+        """
+        if self.wire is None or self.leaving or not self.up or self.ended:
+            return self.silent_since
+        return self.received_at if now - self.received_at >= SILENT_S else None
 
     def progress(self, message: Message, assignment: int) -> None:
         """Take in what it reports; partitions it lists for the first time are this assignment."""
@@ -182,7 +196,8 @@ class Slot:
     def facts(self) -> dict[str, Any]:
         """Its line in a snapshot."""
         host, pid = (None, None) if self.incarnation is None else self.incarnation[:2]
-        state = "ended" if self.ended else "up" if self.up and self.wire else "away"
+        here = self.up and not self.lost(time.monotonic())
+        state = "ended" if self.ended else "up" if here else "away"
         return {
             "member": self.index,
             "state": state,

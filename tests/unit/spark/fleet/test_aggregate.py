@@ -15,7 +15,7 @@ def shot(name: str, waits: int) -> dict:
     blocker = {**place, "waiting_behind": waits, "done_beyond": 1}
     return {
         "shot": {
-            "state": "running", "partitions": [], "handlers": {}, "counts": {"late": 1},
+            "state": "running", "partitions": [], "handlers": {}, "counts": {"parked_records_exported": 1},
             "blockers": [blocker], "halts": [{"cause": "slots", "handler": name}], "holds": [name],
         },
         "latencies": {},
@@ -23,11 +23,23 @@ def shot(name: str, waits: int) -> dict:
 
 
 def test_the_worst_blockers_of_all_members_come_first():
-    """Blockers and causes say whose they are, the heaviest blocker first."""
+    """Blockers and causes name their member, the heaviest blocker first; counts add up."""
     whole = merged("running", {1: shot("a", 3), 0: shot("b", 2)}, [], {"group": "g"})
     assert [(row["member"], row["offset"]) for row in whole["blockers"]] == [(1, 3), (0, 2)]
     assert [(row["member"], row["handler"]) for row in whole["halts"]] == [(0, "b"), (1, "a")]
-    assert (whole["holds"], whole["counts"]) == (["a", "b"], {"late": 2})
+    assert (whole["holds"], whole["counts"]) == (["a", "b"], {"parked_records_exported": 2})
+
+
+def test_the_records_parked_for_longest_come_first():
+    """Of all members; how many more there are is known from their partitions."""
+    shots = {1: shot("a", 3), 0: shot("b", 2)}
+    for at, one in enumerate(shots.values()):
+        body = one["shot"]
+        body["parked"] = [{"topic": "t", "partition": at, "offset": 7, "since": 5.0 - at}]
+        body["partitions"] = [{"topic": "t", "partition": at, "places": {"parked": 3 + at}}]
+    whole = merged("running", shots, [])
+    assert [(row["member"], row["since"]) for row in whole["parked"]] == [(0, 4.0), (1, 5.0)]
+    assert (whole["parked_left_out"], whole["on_hold"], whole["on_hold_left_out"]) == (5, [], 0)
 
 
 def test_histograms_add_up():

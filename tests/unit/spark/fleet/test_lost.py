@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
 import pytest
-from benchmarks.spark_lost import wait_until
+from tests.support.waiting import wait_for
 from tests.unit.spark.fleet.test_roster import FakeWire, Heard
 
 from weft.kafka.ports import KafkaUnavailable
@@ -149,7 +149,7 @@ def test_a_neighbour_reports_whether_it_has_ended(fleet, ended, out) -> None:
     neighbour = fleet.join(0, 7, "theirs")
     fleet.roster.left(1, fleet.join(1, 8, "theirs"))
     fleet.lost.look()
-    asked = wait_until(lambda: neighbour.said[1:], 30, "a question")[0]
+    asked = wait_for(lambda: neighbour.said[1:], 30, "a question")[0]
     assert (asked["ask"], asked["pid"]) == ("ended", 8)
     fleet.roster.received(0, neighbour, {"type": "answer", "id": asked["id"], "answer": ended})
     assert fleet.pushed_out(30 if ended else 0.3) == out

@@ -129,3 +129,12 @@ def test_who_left_in_peace_has_left_its_partitions(caplog) -> None:
     slot.silent_since, slot.leaving = time.monotonic() - AWAY_S - 1, True
     AwayWatch([slot], 12_000).look()
     assert "The others have its partitions" in caplog.text
+
+
+def test_who_is_connected_and_does_not_report_is_away(caplog) -> None:
+    """Its process is suspended, or its network drops everything; no slot is what it waits for."""
+    slot: Any = Slot(1, wire=object(), up=True, received_at=time.monotonic() - AWAY_S - 1)
+    watch = AwayWatch([slot], 12_000)
+    watch.look()
+    watch.look()
+    assert caplog.text.count("is it suspended, or its network cut? Its partitions go to") == 1

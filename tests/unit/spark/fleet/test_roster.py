@@ -12,7 +12,7 @@ import pytest
 from weft.kafka.ports import KafkaUnavailable
 from weft.spark.fleet.aggregate import merged, percentiles_ms
 from weft.spark.fleet.ending import GroupDrain
-from weft.spark.fleet.limits import DEATHS_MAX
+from weft.spark.fleet.limits import DEATHS_MAX, SILENT_S
 from weft.spark.fleet.roster import Orders, Receivers, Roster
 from weft.spark.fleet.wire import WireError
 
@@ -456,3 +456,37 @@ def test_snapshots_add_up() -> None:
     assert handler["latency_ms"] == {"p50": 2.0, "p99": 4.0}
     assert percentiles_ms([]) == {"p50": None, "p99": None}
     assert merged("stopping", {}, [])["state"] == "stopping"
+
+
+def test_a_member_that_does_not_report_is_silent(roster, monkeypatch) -> None:
+    """Suspended, or cut off without an end of its line: what it reported last does not hold."""
+    now = [time.monotonic()]
+    monkeypatch.setattr("weft.spark.fleet.slots.time.monotonic", lambda: now[0])
+    wire = join(roster)
+    reports(roster, 0, wire, 0)
+    now[0] += SILENT_S - 0.1
+    (member,) = roster.members()
+    assert (member["silent_s"], roster.slots[0].facts()["state"]) == (0.0, "up")
+    assert merged("running", roster.shots(), [])["halts"]
+    now[0] += 0.1
+    (member,) = roster.members()
+    assert (member["silent_s"], roster.slots[0].facts()["state"]) == (SILENT_S, "away")
+    shot = merged("running", roster.shots(), [])
+    assert (shot["halts"], shot["handlers"]["h"]["in_flight"]) == ([], 0)
+    reports(roster, 0, wire, 0)
+    assert roster.members()[0]["silent_s"] == 0.0
+
+
+def test_a_member_that_starts_is_not_silent(roster, monkeypatch) -> None:
+    """It reports nothing before it is up: its lifespan may take a minute."""
+    wire = FakeWire()
+    roster.joined({"place": "0.0", "host": "h", "pid": 1, "attempt": 0}, wire)
+    assert roster.slots[0].silent_s(time.monotonic() + 60.0) == 0.0
+
+
+def test_a_line_that_breaks_before_the_welcome_has_ended(roster) -> None:
+    """No one reads it, so its end would never be seen."""
+    hello = {"place": "0.0", "host": "h", "pid": 1, "attempt": 0}
+    assert roster.joined(hello, FakeWire(gone=True)) is None
+    assert roster.slots[0].wire is None
+    assert roster.slots[0].silent_since is not None

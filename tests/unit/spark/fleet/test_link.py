@@ -1,0 +1,186 @@
+"""A member's line to its driver, broken and dialled again: what is sent meanwhile arrives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.unit.spark.fleet.test_wire import RUN, SECRET
+
+from weft.broker.process import wait_until
+from weft.spark.fleet.hosting import Host
+from weft.spark.fleet.link import Link
+from weft.spark.fleet.results import ResultsUp
+from weft.spark.fleet.server import Server
+from weft.spark.fleet.wire import Wire
+from weft.types import Record, Result
+
+WAIT_S = 60.0
+
+
+class Driver:
+    """The server's audience: notes what comes, and holds back its welcome while it is busy."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.wires: list[Wire] = []
+        self.received_messages: list[dict[str, Any]] = []
+
+    def joined(self, _hello: dict[str, Any], wire: Wire) -> int | None:
+        """Welcome it, as soon as that is allowed."""
+        self.free.wait(WAIT_S)
+        self.wires.append(wire)
+        wire.send({"type": "welcome"})
+        return 0
+
+    def received(self, _index: int, _wire: Wire, message: dict[str, Any]) -> None:
+        """Note it."""
+        self.received_messages.append(message)
+
+    def left(self, _index: int, _wire: Wire) -> None:
+        """Nothing."""
+
+    def numbers(self) -> list[int]:
+        """What was sent, by number."""
+        return [int(one["sequence"]) for one in self.received_messages]
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """Without members."""
+    return Driver()
+
+
+@pytest.fixture
+def link(driver: Driver) -> Iterator[Link]:
+    """A member's line to it."""
+    server = Server("127.0.0.1", 0, SECRET, RUN, driver)
+    link = Link(("127.0.0.1", server.port), SECRET, "0.0")
+    link.open({})
+    yield link
+    link.close()
+    server.close()
+
+
+def cut(driver: Driver, link: Link) -> None:
+    """The line breaks; the member cannot get another one yet."""
+    driver.free.clear()
+    driver.wires[-1].hang_up()
+    assert wait_until(lambda: not link.send({"type": "try"}), WAIT_S)
+    driver.received_messages.clear()
+
+
+def test_what_is_asked_again_arrives(driver, link) -> None:
+    """What a member sends on "welcome again" goes over the new line: no one would ask once more."""
+    link.listen(lambda message: link.send({"type": "again", "of": message["type"]}))
+    cut(driver, link)
+    driver.free.set()
+    assert wait_until(
+        lambda: {"type": "again", "of": "welcome again"} in driver.received_messages, WAIT_S
+    )
+
+
+def test_what_the_driver_must_know_waits_for_the_line(driver, link) -> None:
+    """In its order, and before what comes later."""
+    back = threading.Event()
+    link.listen(lambda _: back.set())
+    cut(driver, link)
+    for number in (1, 2):
+        link.deliver({"type": "told", "sequence": number})
+    driver.free.set()
+    assert back.wait(WAIT_S)
+    link.deliver({"type": "told", "sequence": 3})
+    assert wait_until(lambda: driver.numbers() == [1, 2, 3], WAIT_S), driver.received_messages
+
+
+def test_results_are_sent_again_in_their_order(driver, link) -> None:
+    """The driver drops a lower number that comes after a higher one."""
+    up, back = ResultsUp(link), threading.Event()
+
+    def on_message(message: dict[str, Any]) -> None:
+        if message["type"] == "welcome again":
+            up.again()
+            back.set()
+
+    link.listen(on_message)
+    cut(driver, link)
+    result = Result(Record("t", 0, 0, 0, None, None), "done", 1, None, None, (), 0.0, 0.0)
+    for _ in range(3):
+        up._send([result])
+    driver.free.set()
+    assert back.wait(WAIT_S)
+    up._send([result])
+    assert wait_until(lambda: driver.numbers() == [1, 2, 3, 4], WAIT_S), driver.received_messages
+
+
+@pytest.mark.threads_may_die
+def test_a_listener_that_fails_ends_the_member(driver, link, caplog) -> None:
+    """No order would reach it any more: it leaves as without a driver."""
+
+    def fails(_: dict[str, Any]) -> None:
+        raise KeyError("what a driver forgot")
+
+    link.listen(fails)
+    driver.wires[-1].send({"type": "any"})
+    assert link.gone.wait(WAIT_S)
+    assert wait_until(lambda: "weft-link died" in caplog.text, WAIT_S)
+
+
+class Run:
+    """The member's run: notes what it is ordered to do."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Any, ...]] = []
+        self.over = False
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.orders.append((name, *given))
+
+
+class Results:
+    """Results on their way up, of whom nothing is asked but to follow a stream."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def again(self) -> None:
+        """Nothing is under way."""
+
+    def follow(self, stream: Any) -> None:
+        """Note it."""
+        self._run.orders.append(("follow", stream))
+
+
+def host_of(run: Run, *, paused: set[str | None]) -> Host:
+    """A host that reads its results for no one."""
+    host = Host.__new__(Host)
+    host._run, host._paused, host._table = run, paused, None  # type: ignore[assignment]  # what it uses
+    host._stream, host._results_wanted, host._stop_mode = None, False, None
+    host._results = Results(run)  # type: ignore[assignment]  # nothing is under way
+    host._woken = threading.Event()
+    return host
+
+
+WELCOME = {"type": "welcome again", "paused": [], "results": False, "stop": None, "leave": False}
+
+
+@pytest.mark.parametrize(
+    ("before", "welcome", "ordered"),
+    [
+        (set(), {"paused": ["t", None]}, [("pause", None), ("pause", "t")]),
+        ({"t", None}, {"paused": ["t", None]}, []),
+        ({"t", "u"}, {"paused": ["u"]}, [("resume", "t")]),
+        ({None}, {"paused": ["u"]}, [("pause", "u"), ("resume", None)]),
+        (set(), {"results": True}, [("follow", None), ("open_results",)]),
+        (set(), {"stop": "now"}, [("stop", "now")]),
+        (set(), {"leave": True}, [("hurry", 3.0), ("stop", "in_flight")]),
+    ],
+)
+def test_orders_given_while_the_line_was_broken_are_obeyed(before, welcome, ordered) -> None:
+    """Pause, resume, results, stop; and that another member has its place."""
+    run = Run()
+    host_of(run, paused=before)._on_message({**WELCOME, **welcome})
+    assert sorted(run.orders, key=str) == sorted(ordered, key=str)
