@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from weft.errors import ConfigError
-from weft.types import Headers, Record
+from weft.types import Headers, Record, TopicPartition
 
 CHUNK_ROWS_MAX = 10_000
 CHUNK_BYTES_MAX = 4 * 2**20
@@ -73,22 +74,28 @@ def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
     for name in ("topic", "partition", "offset"):
         if chunk.column(name).null_count:
             raise ConfigError(f"process: {name} is null in a row: filter such rows out first")
-    topics = chunk.column("topic").dictionary_encode()
-    codes = topics.indices.to_numpy().astype(np.int64) << 32
-    codes |= chunk.column("partition").to_numpy().astype(np.uint32)
-    if (codes == codes[0]).all():
-        yield _group(chunk)
+    for (topic, number), rows in by_place(chunk):
+        here = chunk if len(rows) == chunk.num_rows else chunk.take(pa.array(rows))
+        # Interned: rows are made per column, and a topic that is one object is compared at once.
+        yield _group(sys.intern(topic), number, here)
+
+
+def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np.int64]]]:
+    """The rows of each partition in a batch, in their order."""
+    if not batch.num_rows:
         return
+    topics = batch.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy().astype(np.int64) << 32
+    codes |= batch.column("partition").to_numpy().astype(np.uint32)
     order = np.argsort(codes, kind="stable")
-    chunk, codes = chunk.take(pa.array(order)), codes[order]
-    edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    for start, end in pairwise(edges):
-        yield _group(chunk.slice(start, end - start))
+    starts = [0, *(np.flatnonzero(np.diff(codes[order])) + 1).tolist(), len(order)]
+    for start, end in pairwise(starts):
+        row = int(order[start])
+        place = (topics[row].as_py(), batch.column("partition")[row].as_py())
+        yield place, order[start:end]
 
 
-def _group(rows: pa.RecordBatch) -> Group:
-    # Interned: rows are made per column, and a topic that is one object is compared at once.
-    topic, number = sys.intern(rows.column("topic")[0].as_py()), rows.column("partition")[0].as_py()
+def _group(topic: str, number: int, rows: pa.RecordBatch) -> Group:
     offsets = rows.column("offset").to_numpy()
     keys, values = rows.column("key"), rows.column("value")
     columns = zip(
@@ -144,18 +151,17 @@ def _headers(rows: pa.RecordBatch) -> Iterable[Headers]:
     column = rows.column("headers")
     if column.null_count == len(column):
         return repeat(())
-    return [_pairs(headers) for headers in column.to_pylist()]
-
-
-def _pairs(headers: list[dict[str, Any] | None] | None) -> Headers:
-    return tuple((h["key"] or "", h["value"]) for h in headers or () if h is not None)
+    return [
+        tuple((one["key"] or "", one["value"]) for one in headers or () if one is not None)
+        for headers in column.to_pylist()
+    ]
 
 
 class Intake:
     """Remembers where each partition stands, so that a row that comes twice is seen."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, int], Record] = {}
+        self._last: dict[TopicPartition, Record] = {}
 
     def new_rows(self, group: Group) -> Group:
         """The group; ConfigError where two rows name one record: none is left out in silence."""

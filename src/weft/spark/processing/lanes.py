@@ -13,14 +13,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from weft import guard
 from weft.core import effects as fx
 from weft.core.engine import Engine
 from weft.core.events import Assignment, Ended, OutputsAnswer
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE, RUNNING
-from weft.core.work import Call, Work
+from weft.core.work import Work
 from weft.errors import FatalError
 from weft.kafka.ports import OutMessage
 from weft.options import HandlerOptions
@@ -84,17 +86,10 @@ class TaskEngine(Engine):
         self._taken_in(done, ended)
 
     def batch_ended(
-        self,
-        now: float,
-        handler: int,
-        done: Sequence[Work],
-        ended: Sequence[Ended],
-        *,
-        whole: bool = False,
-        call: Call | None = None,
+        self, now: float, handler: int, done: Sequence[Work], ended: Sequence[Ended], **call: Any
     ) -> None:
         """As in the core; the same for a batch."""
-        super().batch_ended(now, handler, done, ended, whole=whole, call=call)
+        super().batch_ended(now, handler, done, ended, **call)
         self._taken_in(done, ended)
 
     def _taken_in(self, done: Sequence[Work], ended: Sequence[Ended]) -> None:
@@ -142,7 +137,7 @@ class Lanes:
         self._closed = False
         self._alarm = threading.Event()
         self._door.on_earlier = self._alarm.set
-        threading.Thread(target=self._keep_time, name="weft-clock", daemon=True).start()
+        guard.thread("weft-clock", self._keep_time, self._clock_died).start()
 
     # -- the task's thread -------------------------------------------------------------------------
 
@@ -272,6 +267,11 @@ class Lanes:
             engine.halt(now, "rows", on=False)
 
     # -- the clock's thread ------------------------------------------------------------------------
+
+    def _clock_died(self, name: str, error: BaseException) -> None:
+        guard.log_death(name, error)
+        self._fatal = fx.Fatal(f"thread {name} died: {type(error).__name__}: {error}", None)
+        self._engine.enough.set()
 
     def _keep_time(self) -> None:
         while True:

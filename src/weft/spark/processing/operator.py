@@ -242,13 +242,7 @@ def default_slots(spark: SparkSession) -> int:
     try:
         return max(1, spark.sparkContext.defaultParallelism)
     except (AttributeError, PySparkException):
-        return _cores_seen(spark)
-
-
-def _cores_seen(spark: SparkSession) -> int:
-    """The same through Spark Connect, which does not say: a range has a partition for each core.
-
-    A small job, once for each call of `process`.
-    """
-    pieces = spark.range(CORES_MAX).select(F.spark_partition_id().alias("piece"))
-    return max(1, pieces.distinct().count())
+        # Spark Connect does not say: a range has a partition for each core. A small job, once for
+        # each call of `process`.
+        pieces = spark.range(CORES_MAX).select(F.spark_partition_id().alias("piece"))
+        return max(1, pieces.distinct().count())

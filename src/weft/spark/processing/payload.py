@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from weft.errors import ConfigError
 from weft.spark.fleet import pickles, shipping
@@ -35,7 +35,7 @@ def packed(settings: TaskSettings) -> bytes:
                 f"{where}: the handler cannot be sent to Spark's executors: {why}: open what "
                 "belongs to one process (clients, sessions, locks) in lifespan="
             ) from error
-    data = pickle.dumps((sources_of([*written_in, *_main(carried)]), data))
+    data = pickle.dumps((sources_of([*written_in, *shipping.main_of(carried)]), data))
     if len(data) > APP_BYTES_MAX:
         raise ConfigError(
             f"{where}: the handler is {len(data)} bytes with the globals and modules it uses, more "
@@ -51,21 +51,11 @@ def unpacked(payload: bytes) -> TaskSettings:
     return cast("TaskSettings", pickle.loads(data))  # noqa: S301  # our own driver wrote it
 
 
-def _main(carried: Iterable[Any]) -> list[types.ModuleType]:
-    """The script that is run, where the handler stands in it."""
-    inside = any(getattr(value, "__module__", "") == "__main__" for value in carried)
-    return [sys.modules["__main__"]] if inside else []
-
-
 # -- modules ---------------------------------------------------------------------------------------
 # The user's own modules on their way to the executors: those a handler imports travel with it.
 #
 # The driver reads the imports out of the sources, also those inside functions, and follows them as
 # long as they lead to files that are not installed. In a task they are imported from memory.
-
-
-#: What executors have, whatever the driver imports it from.
-_THERE = frozenset(sys.stdlib_module_names) | {"weft", "pyspark", "__main__"}
 
 
 class Source(NamedTuple):
@@ -123,7 +113,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 def _own_file(name: str) -> Path | None:
     """Where a module of the user's own is; None for what is installed or is no module."""
     top, *inside = name.split(".")
-    if not top or top in _THERE:
+    if not top or top == "__main__" or top in shipping.THERE:
         return None
     spec = importlib.machinery.PathFinder.find_spec(top)
     if spec is None:
@@ -133,7 +123,7 @@ def _own_file(name: str) -> Path | None:
         path = _module_at(place.parent.joinpath(top, *inside))
     else:
         path = Path(spec.origin) if spec.origin and not inside else None
-    if path is None or {"site-packages", "dist-packages"} & set(path.parts):
+    if path is None or shipping.is_installed(path):
         return None
     return path if path.is_dir() or path.suffix == ".py" else None
 

@@ -151,8 +151,5 @@ def _outputs(sent: Sequence[Outputs]) -> pa.Array:
         ],
         fields=list(OUTPUT),
     )
-    return pa.ListArray.from_arrays(pa.array(_edges(map(len, sent)), pa.int32()), structs)
-
-
-def _edges(counts: Iterable[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))
+    edges = pa.array(list(accumulate(map(len, sent), initial=0)), pa.int32())
+    return pa.ListArray.from_arrays(edges, structs)

@@ -16,18 +16,18 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pyarrow import fs
 
 from weft.errors import ConfigError
 from weft.runtime.logs import event
+from weft.spark.processing.intake import by_place
+from weft.types import TopicPartition
 
 _log = logging.getLogger("weft.spark")
 
@@ -39,8 +39,6 @@ STRETCH_S = 5.0
 HASH = "__weft_hash"
 JOB = "process.json"
 VERSION = 1
-
-Place = tuple[str, int]
 
 
 class Folder:
@@ -120,7 +118,7 @@ class Stretches:
         self._folder, self._task = Folder(uri), f"{task:05}"
         self._names = self._folder.names(self._task, ".parquet")
         #: of each partition, by offset: what is done, the hashes, and in which stretch it is
-        self._done: dict[Place, tuple[Any, Any, Any]] = {}
+        self._done: dict[TopicPartition, tuple[Any, Any, Any]] = {}
         self._rows: list[pa.RecordBatch] = []
         self._size, self._since = 0, time.monotonic()
 
@@ -139,7 +137,7 @@ class Stretches:
 
     def _known(self) -> None:
         """Look which records are done: of one that is in two stretches the first counts."""
-        found: dict[Place, list[tuple[Any, Any, Any]]] = {}
+        found: dict[TopicPartition, list[tuple[Any, Any, Any]]] = {}
         for number, name in enumerate(self._names):
             for batch in self._read(name, ["topic", "partition", "offset", HASH]):
                 offsets, marks = batch.column("offset").to_numpy(), batch.column(HASH).to_numpy()
@@ -216,18 +214,3 @@ class Stretches:
                 )
             found[rows] = hits
         return found
-
-
-def by_place(batch: pa.RecordBatch) -> Iterator[tuple[Place, NDArray[np.int64]]]:
-    """The rows of each partition in a batch, in their order."""
-    if not batch.num_rows:
-        return
-    topics = batch.column("topic").dictionary_encode()
-    codes = topics.indices.to_numpy().astype(np.int64) << 32
-    codes |= batch.column("partition").to_numpy().astype(np.uint32)
-    order = np.argsort(codes, kind="stable")
-    starts = [0, *(np.flatnonzero(np.diff(codes[order])) + 1).tolist(), len(order)]
-    for start, end in pairwise(starts):
-        row = int(order[start])
-        place = (topics[row].as_py(), batch.column("partition")[row].as_py())
-        yield place, order[start:end]

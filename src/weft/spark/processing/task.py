@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
 
-from weft.app import App, app_of
+from weft.app import app_of
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 from weft.core.work import Work
 from weft.decoding import decoding_of, is_async
@@ -35,6 +35,7 @@ from weft.spark.processing.took import BOUNDS, with_call_times, with_no_call_tim
 from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import settle_in
+from weft.types import TopicPartition
 
 #: What a task holds of records that are no rows yet; a chunk of them is let in below that.
 WAITING_RECORDS_MAX = 30_000
@@ -122,7 +123,9 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
         awaits = plan.decoding is not None and plan.decoding.is_async
         if settings.lifespan is not None or awaits or is_async(function) or is_async(prefetch):
             loop = HandlerLoop()
-            _enter(loop, settings, app)
+            state = loop.enter_and_wait(settings.lifespan, app)
+            if app is not None:
+                app.state = state
         group = "" if app is None else app.options.group
         lanes = Lanes(settings.options, plan, loop.loop if loop is not None else None, group)
         try:
@@ -135,12 +138,6 @@ def _opened(settings: TaskSettings) -> Iterator[Lanes]:
             loop.close(CLOSE_S)
         if app is not None:
             app.state = None
-
-
-def _enter(loop: HandlerLoop, settings: TaskSettings, app: App | None) -> None:
-    state = loop.enter_and_wait(settings.lifespan, app)
-    if app is not None:
-        app.state = state
 
 
 def plan_of(settings: TaskSettings) -> HandlerPlan:
@@ -244,9 +241,6 @@ def _finished(lanes: Lanes, count: int = ROWS_EACH) -> Rows:
 #: keep thousands of others.
 KEPT_PART_MIN = 0.25
 
-Place = tuple[str, int]
-Finished = Iterable[tuple[pa.RecordBatch, Sequence[Work]]]
-
 
 @dataclass(slots=True)
 class _Piece:
@@ -278,17 +272,17 @@ class Held:
     def __init__(self, names: Sequence[str], output: Sequence[str]) -> None:
         """`names`: the columns in the task's input; `output`: what they are called in its rows."""
         self._names, self._output = list(names), list(output)
-        self._pieces: dict[Place, list[_Piece]] = {}
-        self._first: dict[Place, list[int]] = {}
+        self._pieces: dict[TopicPartition, list[_Piece]] = {}
+        self._first: dict[TopicPartition, list[int]] = {}
 
-    def keep(self, place: Place, rows: pa.RecordBatch) -> None:
+    def keep(self, place: TopicPartition, rows: pa.RecordBatch) -> None:
         """Rows of one partition, behind those that were kept before."""
         offsets = rows.column("offset").to_numpy()
         piece = _Piece(offsets, rows.select(self._names), np.ones(len(offsets), np.bool_))
         self._pieces.setdefault(place, []).append(piece)
         self._first.setdefault(place, []).append(int(offsets[0]))
 
-    def added(self, finished: Finished) -> Iterator[tuple[pa.RecordBatch, Sequence[Work]]]:
+    def added(self, finished: Rows) -> Rows:
         """The rows of finished records with these columns behind their own."""
         for batch, works in finished:
             more = self._columns_of(works)
@@ -297,7 +291,7 @@ class Held:
             yield pa.RecordBatch.from_arrays([*batch.columns, *more], schema=schema), works
 
     def _columns_of(self, works: Sequence[Work]) -> list[pa.Array]:
-        by_piece: dict[tuple[Place, int], tuple[list[int], list[int]]] = {}
+        by_piece: dict[tuple[TopicPartition, int], tuple[list[int], list[int]]] = {}
         for row, work in enumerate(works):
             record = work.record
             place = (record.topic, record.partition)
@@ -317,7 +311,7 @@ class Held:
         table = pa.Table.from_batches(parts).combine_chunks().take(pa.array(order))
         return [column.combine_chunks() for column in table.columns]
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: TopicPartition) -> None:
         pieces = self._pieces[place]
         kept = [piece for piece in pieces if piece.shrink()]
         if len(kept) < len(pieces):

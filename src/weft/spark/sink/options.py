@@ -13,11 +13,9 @@ from weft.kafka.clientlog import with_client_log
 from weft.spark.source.bounds import shown
 from weft.spark.source.cluster import accepted
 from weft.spark.source.javanames import librdkafka_properties
-from weft.spark.source.options import check_brokers_given, flag, split_options
+from weft.spark.source.options import check_brokers_given, fields_of, flag, split_options
 from weft.spark.source.secrets import resolved
 
-KNOWN = ("topic", "transactional", "transactionalIdPrefix")
-SPELLED = {name.lower(): name for name in KNOWN}
 #: Options of Spark's own that come along.
 SPARKS = frozenset({"checkpointlocation", "includeheaders"})
 ID_PREFIX = "weft-sink"
@@ -59,46 +57,43 @@ class SinkOptions:
         return {**DEFAULTS, **self.kafka, "delivery.report.only.error": True}
 
 
-def sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
-    given, kafka = split_options(raw, SPELLED, SPARKS)
-    check_brokers_given(kafka)
-    for name in sorted(REFUSED.keys() & kafka.keys()):
-        raise ConfigError(f"option kafka.{name} is not supported: {REFUSED[name]}")
-    transactional = flag("transactional", given.get("transactional", "false"))
-    if "transactionalIdPrefix" in given and not transactional:
-        raise ConfigError("option transactionalIdPrefix does nothing without transactional=true")
-    found = SinkOptions(
-        librdkafka_properties(resolved(kafka)),
-        _topic(given.get("topic")),
-        transactional,
-        _prefix(given.get("transactionalIdPrefix", ID_PREFIX)),
-    )
-    _check_delivery(found)
-    return found
-
-
-def _topic(name: str | None) -> str | None:
-    if name is not None and TOPIC_NAME.fullmatch(name.strip()) is None:
-        raise ConfigError(f"option topic={shown(name)}: it cannot be a topic of Kafka: give one")
-    return None if name is None else name.strip()
-
-
-def _prefix(text: str) -> str:
-    if not 0 < len(text.strip()) <= PREFIX_CHARS_MAX:
-        raise ConfigError(
-            f"option transactionalIdPrefix={shown(text)}: give 1 to {PREFIX_CHARS_MAX} characters"
-        )
+def topic_name(option: str, text: str) -> str:
+    """Read a name that Kafka takes."""
+    if TOPIC_NAME.fullmatch(text.strip()) is None:
+        raise ConfigError(f"option {option}={shown(text)}: it cannot be a topic of Kafka: give one")
     return text.strip()
 
 
-def _check_delivery(options: SinkOptions) -> None:
-    idempotent = str(options.kafka.get("enable.idempotence", "true")).strip().lower()
-    if options.transactional and idempotent != "true":
+def prefix(option: str, text: str) -> str:
+    """Read how transactional ids begin."""
+    if not 0 < len(text.strip()) <= PREFIX_CHARS_MAX:
+        raise ConfigError(f"option {option}={shown(text)}: give 1 to {PREFIX_CHARS_MAX} characters")
+    return text.strip()
+
+
+FIELDS = {
+    "topic": ("topic", topic_name),
+    "transactional": ("transactional", flag),
+    "transactionalIdPrefix": ("id_prefix", prefix),
+}
+
+
+def sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
+    given, kafka = split_options(raw, FIELDS, SPARKS)
+    check_brokers_given(kafka)
+    for name in sorted(REFUSED.keys() & kafka.keys()):
+        raise ConfigError(f"option kafka.{name} is not supported: {REFUSED[name]}")
+    found = SinkOptions(librdkafka_properties(resolved(kafka)), **fields_of(given, FIELDS))
+    if "transactionalIdPrefix" in given and not found.transactional:
+        raise ConfigError("option transactionalIdPrefix does nothing without transactional=true")
+    idempotent = str(found.kafka.get("enable.idempotence", "true")).strip().lower()
+    if found.transactional and idempotent != "true":
         raise ConfigError(
             "options transactional=true and kafka.enable.idempotence=false contradict each other:"
             " remove one"
         )
+    return found
 
 
 def check_producer(options: SinkOptions) -> None:

@@ -20,6 +20,7 @@ from weft.spark.source.cluster import (
     accepted,
     admin_client,
     error_text,
+    not_answered,
     request_timeout_s,
 )
 from weft.spark.source.codes import MISSING_TOPIC
@@ -161,11 +162,8 @@ def check_brokers(options: SinkOptions) -> None:
         admin.describe_cluster(request_timeout=timeout_s).result(timeout_s + LATE_S)
     except (KafkaException, TimeoutError) as error:
         admin.poll(0)  # serves the callback that fills `errors`
-        why = error_text(error) + (f"; last: {errors[-1]}" if errors else "")
-        raise SinkError(
-            f"Kafka at {options.kafka['bootstrap.servers']} did not answer: {why}:"
-            " check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"
-        ) from None
+        servers, last = options.kafka["bootstrap.servers"], errors[-1] if errors else ""
+        raise SinkError(not_answered(servers, error, last)) from None
 
 
 _SEEN: set[tuple[str, str]] = set()

@@ -31,7 +31,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from weft.kafka.admin import list_offsets
+from weft.kafka.admin import answers, list_offsets
 from weft.spark.sink import protocol as p
 from weft.spark.sink.columns import Rows, rows_of
 from weft.spark.sink.options import SinkOptions
@@ -40,8 +40,9 @@ from weft.spark.sink.protocol import Place, SinkError
 from weft.spark.source.cluster import (
     LATE_S,
     LOG_END,
-    accepted,
     admin_client,
+    committed_of,
+    consumer_of,
     error_text,
     may_come_back,
     request_timeout_s,
@@ -290,24 +291,16 @@ class Client:
     # -- markers -----------------------------------------------------------------------------------
 
     def _reader(self, group: str) -> Consumer:
-        """Reads and names a group; it joins nothing.
-
-        Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets
-        while the coordinator is not there yet.
-        """
+        """Reads and names a group; it joins nothing."""
         if group not in self._readers:
-            config = {
-                **self._options.kafka, "group.id": group, "enable.auto.commit": False,
-                "isolation.level": "read_committed", "log_level": 0,
-            }  # fmt: skip
-            self._readers[group] = accepted(Consumer, config, self._options.kafka)
+            committed = {"isolation.level": "read_committed", "log_level": 0}
+            self._readers[group] = consumer_of(group, self._options.kafka, committed)
         return self._readers[group]
 
     def _committed(self, group: str, places: Iterable[Place]) -> list[TopicPartition]:
         """Committed offsets; waits for open transactions that have some of this group."""
-        asked = [TopicPartition(*place) for place in places]
-        reader = self._reader(group)
-        found: list[TopicPartition] = self._again(lambda timeout: reader.committed(asked, timeout))
+        asked, reader = list(places), self._reader(group)
+        found: list[TopicPartition] = self._again(lambda left: committed_of(reader, asked, left))
         return found
 
     def _own(self, id_: str) -> p.Own:
@@ -343,10 +336,8 @@ class Client:
         def asked(_: float) -> dict[Place, int]:
             ends = {TopicPartition(*place): LOG_END for place in places}
             futures = list_offsets(self._admin(), ends, isolation, timeout_s)
-            return {
-                (tp.topic, tp.partition): future.result(timeout_s + LATE_S).offset
-                for tp, future in futures.items()
-            }
+            found = answers(futures, timeout_s + LATE_S)
+            return {(tp.topic, tp.partition): at.offset for tp, at in found.items()}
 
         ends: dict[Place, int] = self._again(asked)
         return ends

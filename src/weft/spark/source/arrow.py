@@ -11,36 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
 from numpy.typing import NDArray
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
 
 from weft.spark.source.ranges import OffsetRange
 
-#: Every column as Spark's connector types it; all of them may be null.
-SPARK_TYPES: dict[str, DataType] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": ArrayType(
-        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    ),
-}
-
 HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-#: The same for Arrow. Spark compares the first batch with its own schema field by field.
+#: Every column as Spark's connector types it; all of them may be null. Spark compares the first
+#: batch with its own schema field by field.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -65,7 +43,7 @@ _kind, _milliseconds = itemgetter(0), itemgetter(1)
 
 def spark_schema(columns: Sequence[str]) -> StructType:
     """The schema of a DataFrame with these columns."""
-    return StructType([StructField(name, SPARK_TYPES[name]) for name in columns])
+    return StructType([StructField(name, from_arrow_type(ARROW_TYPES[name])) for name in columns])
 
 
 def batch_builder(

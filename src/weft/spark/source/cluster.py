@@ -7,7 +7,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,20 +19,14 @@ from confluent_kafka import (
     TopicCollection,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from weft.errors import ConfigError
-from weft.kafka.admin import list_offsets
+from weft.kafka.admin import answers, list_offsets
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.verdicts import poll_verdict
 from weft.spark.source.bounds import PartitionMap
-from weft.spark.source.codes import (
-    BAD_QUESTION,
-    MISSING,
-    MISSING_TOPIC,
-    NOT_READY,
-    UNREACHABLE,
-)
+from weft.spark.source.codes import BAD_QUESTION, MISSING, MISSING_TOPIC, NOT_READY, UNREACHABLE
 from weft.spark.source.errors import SourceError
 from weft.spark.source.options import SourceOptions, Subscription
 from weft.spark.source.secrets import with_oauth
@@ -112,15 +105,9 @@ class Cluster:
         return self._asked(lambda: self._committed(group, frozenset(partitions)))
 
     def group_consumer(self, group: str, on_commit: OnCommit | None = None) -> Consumer:
-        """A consumer that joins nothing and may read and write the group's offsets.
-
-        Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets
-        while the coordinator is not there yet.
-        """
-        config: dict[str, Any] = {**self._kafka, "group.id": group, "enable.auto.commit": False}
-        if on_commit is not None:
-            config["on_commit"] = on_commit
-        return accepted(Consumer, {"log_level": LOG_ERRORS, **with_client_log(config)}, self._kafka)
+        """A consumer that may read and write the group's offsets; see `consumer_of`."""
+        more = {} if on_commit is None else {"on_commit": on_commit}
+        return consumer_of(group, self._kafka, more)
 
     def retry_pause(self) -> None:
         """Wait for `fetchOffset.retryIntervalMs`."""
@@ -133,8 +120,9 @@ class Cluster:
         futures = self._admin.describe_topics(
             TopicCollection(sorted(names)), request_timeout=self._timeout_s
         )
-        found = [self._described(future) for future in futures.values()]
-        topics = [topic for topic in found if topic is not None and self._wanted(topic)]
+        found = answers(futures, self._timeout_s + LATE_S, MISSING_TOPIC).values()
+        # A pattern never matches Kafka's internal topics, as in Spark's connector.
+        topics = [t for t in found if self._subscription.pattern is None or not t.is_internal]
         here = {(t.name, p.id) for t in topics for p in t.partitions}
         kept = (
             here.intersection(self._subscription.assigned) if self._subscription.assigned else here
@@ -149,42 +137,21 @@ class Cluster:
         listed = self._admin.list_topics(timeout=self._timeout_s).topics
         return {name for name in listed if pattern.fullmatch(name)}
 
-    def _wanted(self, topic: TopicDescription) -> bool:
-        """A pattern never matches Kafka's internal topics, as in Spark's connector."""
-        return self._subscription.pattern is None or not topic.is_internal
-
-    def _described(self, future: Future[TopicDescription]) -> TopicDescription | None:
-        try:
-            return future.result(self._timeout_s + LATE_S)
-        except KafkaException as error:
-            if error.args[0].code() in MISSING_TOPIC:
-                return None
-            raise
-
     def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
         return self._asked(lambda: self._listed(specs)) if specs else {}
 
     def _listed(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
         asked = {KafkaPartition(*tp): spec for tp, spec in specs.items()}
         futures = list_offsets(self._admin, asked, self._isolation, self._timeout_s)
-        result: dict[TopicPartition, int] = {}
-        for tp, future in futures.items():
-            try:
-                result[tp.topic, tp.partition] = offset_of(
-                    future.result(self._timeout_s + LATE_S).offset
-                )
-            except KafkaException as error:
-                if error.args[0].code() not in MISSING:
-                    raise
-        return result
+        found = answers(futures, self._timeout_s + LATE_S, MISSING)
+        return {(tp.topic, tp.partition): offset_of(at.offset) for tp, at in found.items()}
 
     def _committed(
         self, group: str, partitions: frozenset[TopicPartition]
     ) -> dict[TopicPartition, int]:
         consumer = self.group_consumer(group)
         try:
-            asked = [KafkaPartition(*tp) for tp in sorted(partitions)]
-            found = consumer.committed(asked, self._timeout_s)
+            found = committed_of(consumer, sorted(partitions), self._timeout_s)
         finally:
             consumer.close()
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
@@ -236,15 +203,8 @@ class Cluster:
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> SourceError:
-        """The error as one line: librdkafka's error, and the latest of its connections."""
         self._admin.poll(0)  # Serves the callback that fills `_last_error`.
-        reason = error_text(error)
-        if self._last_error and self._last_error not in reason:
-            reason = f"{reason}; last: {self._last_error}"
-        cure = "check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"
-        if isinstance(error, KafkaException) and "authoriz" in reason.lower():
-            cure = "check the rights of this user on the topics"
-        return SourceError(f"Kafka at {self._servers} did not answer: {reason}: {cure}")
+        return SourceError(not_answered(self._servers, error, self._last_error))
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_error = error.str()
@@ -267,6 +227,31 @@ def admin_client(kafka: Properties, on_error: Callable[[KafkaError], None]) -> A
     """An admin client that takes the properties of consumers too."""
     config: dict[str, Any] = {"log_level": LOG_ERRORS, **kafka, "error_cb": on_error}
     return accepted(AdminClient, with_client_log(config), kafka)
+
+
+def consumer_of(group: str, kafka: Properties, more: Mapping[str, Any]) -> Consumer:
+    """A consumer that joins nothing and may read and write the group's offsets.
+
+    Not the admin client: confluent-kafka 2.16's crashes where it asks for a group's offsets
+    while the coordinator is not there yet.
+    """
+    own = {"group.id": group, "enable.auto.commit": False, **more}
+    return accepted(Consumer, with_client_log({"log_level": LOG_ERRORS, **kafka, **own}), kafka)
+
+
+def committed_of(
+    consumer: Consumer, partitions: Iterable[TopicPartition], timeout_s: float
+) -> list[KafkaPartition]:
+    """What the consumer's group has committed; raises KafkaException where one is not known.
+
+    A partition that cannot be read has an error and no offset: taken for "nothing committed",
+    records would be read, or written, again.
+    """
+    found = consumer.committed([KafkaPartition(*tp) for tp in partitions], timeout_s)
+    for one in found:
+        if one.error is not None and one.error.code() not in MISSING:
+            raise KafkaException(one.error)
+    return found
 
 
 def accepted(client: Callable[[dict[str, Any]], T], config: dict[str, Any], kafka: Properties) -> T:
@@ -320,6 +305,17 @@ def error_text(error: Exception) -> str:
     inner = error.args[0] if error.args else error
     text = inner.str() if isinstance(inner, KafkaError) else str(inner)
     return " ".join(text.split()) or type(error).__name__
+
+
+def not_answered(servers: str, error: Exception, last: str) -> str:
+    """The error as one line: librdkafka's error, and the latest of its connections."""
+    reason = error_text(error)
+    if last and last not in reason:
+        reason = f"{reason}; last: {last}"
+    cure = "check kafka.bootstrap.servers and the kafka.security and kafka.sasl options"
+    if isinstance(error, KafkaException) and "authoriz" in reason.lower():
+        cure = "check the rights of this user on the topics"
+    return f"Kafka at {servers} did not answer: {reason}: {cure}"
 
 
 def missing_topics(subscription: Subscription, layout: Layout) -> list[str]:

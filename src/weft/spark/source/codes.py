@@ -44,12 +44,7 @@ NOT_READY = frozenset(
 #: What no waiting mends of a question to the brokers, beside what ends any member of Weft
 #: (`kafka/verdicts.py`): the connection's form, the question's own.
 BAD_QUESTION = frozenset(
-    {
-        KafkaError._SSL,
-        KafkaError.INVALID_REQUEST,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError._FATAL,
-    }
+    {KafkaError._SSL, KafkaError.INVALID_REQUEST, KafkaError.TOPIC_EXCEPTION, KafkaError._FATAL}
 )
 #: The topic is not there.
 MISSING_TOPIC = frozenset({UNKNOWN_TOPIC_OR_PART, UNKNOWN_TOPIC})

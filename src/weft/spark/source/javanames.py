@@ -30,69 +30,51 @@ RENAMED_VALUES: dict[str, tuple[str, str, str]] = {
     "client.dns.lookup": ("client.dns.lookup", "default", "use_all_dns_ips"),
 }
 
-NO_GROUP = "the source assigns partitions itself and joins no consumer group: remove it"
-JAVA_ONLY = "it is of the Java client alone: remove it"
 OAUTH = (
     "use kafka.sasl.oauthbearer.method=oidc and its sasl.oauthbearer.* properties, or"
     " kafka.oauth_cb=package.module.factory"
 )
-LIBRDKAFKA_TLS = "it names a Java class or algorithm; librdkafka uses OpenSSL: remove it"
 PEM = "librdkafka reads PEM files"
-PYTHON_OBJECT = "it takes a Python object, which an option cannot be: remove it"
 
-#: Name -> why it is refused and what to write instead.
-REFUSED: dict[str, str] = {
-    "auto.offset.reset": "use startingOffsets=earliest or latest",
-    "enable.auto.commit": "the query's checkpoint keeps the offsets: remove it",
-    "enable.auto.offset.store": "the query's checkpoint keeps the offsets: remove it",
-    "auto.commit.interval.ms": "the query's checkpoint keeps the offsets: remove it",
-    "auto.commit.enable": "the query's checkpoint keeps the offsets: remove it",
-    "enable.partition.eof": "the source sets it itself: remove it",
-    "key.deserializer": "keys are binary: cast the column key",
-    "value.deserializer": "values are binary: cast the column value",
-    "key.serializer": "it is of a producer: remove it",
-    "value.serializer": "it is of a producer: remove it",
-    "interceptor.classes": JAVA_ONLY,
-    "metric.reporters": JAVA_ONLY,
-    "metrics.num.samples": JAVA_ONLY,
-    "metrics.recording.level": JAVA_ONLY,
-    "metrics.sample.window.ms": JAVA_ONLY,
-    "auto.include.jmx.reporter": JAVA_ONLY,
-    "security.providers": JAVA_ONLY,
-    "config.providers": JAVA_ONLY,
-    "session.timeout.ms": NO_GROUP,
-    "heartbeat.interval.ms": NO_GROUP,
-    "max.poll.interval.ms": NO_GROUP,
-    "partition.assignment.strategy": NO_GROUP,
-    "group.instance.id": NO_GROUP,
-    "group.protocol": NO_GROUP,
-    "group.protocol.type": NO_GROUP,
-    "group.remote.assignor": NO_GROUP,
-    "internal.leave.group.on.close": NO_GROUP,
-    "default.api.timeout.ms": "use kafkaConsumer.pollTimeoutMs and kafka.socket.timeout.ms",
-    "exclude.internal.topics": "subscribePattern never matches internal topics: remove it",
-    "socket.connection.setup.timeout.max.ms": "use kafka.socket.connection.setup.timeout.ms",
-    "sasl.client.callback.handler.class": OAUTH,
-    "sasl.login.callback.handler.class": OAUTH,
-    "sasl.login.class": OAUTH,
-    "sasl.kerberos.ticket.renew.jitter": "use kafka.sasl.kerberos.min.time.before.relogin",
-    "sasl.kerberos.ticket.renew.window.factor": "use kafka.sasl.kerberos.min.time.before.relogin",
-    "ssl.enabled.protocols": LIBRDKAFKA_TLS,
-    "ssl.protocol": LIBRDKAFKA_TLS,
-    "ssl.provider": LIBRDKAFKA_TLS,
-    "ssl.engine.factory.class": LIBRDKAFKA_TLS,
-    "ssl.keymanager.algorithm": LIBRDKAFKA_TLS,
-    "ssl.trustmanager.algorithm": LIBRDKAFKA_TLS,
-    "ssl.secure.random.implementation": LIBRDKAFKA_TLS,
-    "ssl.truststore.password": f"{PEM}, which need no password: remove it",
-    "default.topic.config": PYTHON_OBJECT,
-    "error_cb": PYTHON_OBJECT,
-    "logger": PYTHON_OBJECT,
-    "on_commit": PYTHON_OBJECT,
-    "on_delivery": PYTHON_OBJECT,
-    "stats_cb": PYTHON_OBJECT,
-    "throttle_cb": PYTHON_OBJECT,
+#: Why a property is refused, or what to write instead -> the properties.
+CURES: dict[str, str] = {
+    "use startingOffsets=earliest or latest": "auto.offset.reset",
+    "the query's checkpoint keeps the offsets: remove it": """
+        enable.auto.commit enable.auto.offset.store auto.commit.interval.ms auto.commit.enable
+    """,
+    "the source sets it itself: remove it": "enable.partition.eof",
+    "keys are binary: cast the column key": "key.deserializer",
+    "values are binary: cast the column value": "value.deserializer",
+    "it is of a producer: remove it": "key.serializer value.serializer",
+    "it is of the Java client alone: remove it": """
+        interceptor.classes metric.reporters metrics.num.samples metrics.recording.level
+        metrics.sample.window.ms auto.include.jmx.reporter security.providers config.providers
+    """,
+    "the source assigns partitions itself and joins no consumer group: remove it": """
+        session.timeout.ms heartbeat.interval.ms max.poll.interval.ms group.instance.id
+        partition.assignment.strategy group.protocol group.protocol.type group.remote.assignor
+        internal.leave.group.on.close
+    """,
+    "use kafkaConsumer.pollTimeoutMs and kafka.socket.timeout.ms": "default.api.timeout.ms",
+    "subscribePattern never matches internal topics: remove it": "exclude.internal.topics",
+    "use kafka.socket.connection.setup.timeout.ms": "socket.connection.setup.timeout.max.ms",
+    OAUTH: """
+        sasl.client.callback.handler.class sasl.login.callback.handler.class sasl.login.class
+    """,
+    "use kafka.sasl.kerberos.min.time.before.relogin": """
+        sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
+    """,
+    "it names a Java class or algorithm; librdkafka uses OpenSSL: remove it": """
+        ssl.enabled.protocols ssl.protocol ssl.provider ssl.engine.factory.class
+        ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation
+    """,
+    f"{PEM}, which need no password: remove it": "ssl.truststore.password",
+    "it takes a Python object, which an option cannot be: remove it": """
+        default.topic.config error_cb logger on_commit on_delivery stats_cb throttle_cb
+    """,
 }
+#: The same by property.
+REFUSED = {name: cure for cure, names in CURES.items() for name in names.split()}
 
 Properties = dict[str, str]
 

@@ -1,17 +1,15 @@
 """The options of the Kafka source, read and checked before the job starts.
 
-The names, meanings and defaults are those of Spark's own connector; `columns` is Weft's. Spark
-hands options over with their names in lower case, so the tables here are in lower case too and
-`SPELLED` knows how people write them.
+The names, meanings and defaults are those of Spark's own connector; `columns` is Weft's.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from weft.errors import ConfigError
 from weft.spark.source.bounds import (
@@ -36,29 +34,6 @@ HEADERS = "headers"
 TOPICS = ("subscribe", "subscribePattern", "assign")
 STARTING = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingGroup")
 ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-STREAM_ONLY = (
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "reconnectTimeout",
-    "commitGroup",
-)
-OTHERS = (
-    "startingOffsetsByTimestampStrategy",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeHeaders",
-    "groupIdPrefix",
-    "columns",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-)
-KNOWN = (*TOPICS, *STARTING, *ENDING, *STREAM_ONLY, *OTHERS)
-#: Lower-case name -> the name as people write it.
-SPELLED = {name.lower(): name for name in KNOWN}
-
 BATCH_GROUP_PREFIX, STREAM_GROUP_PREFIX = "spark-kafka-relation", "spark-kafka-source"
 DEFAULT_TRIGGER_DELAY_S = 15 * 60.0
 DEFAULT_POLL_TIMEOUT_S = 120.0
@@ -66,6 +41,97 @@ DEFAULT_RECONNECT_S = 10 * 60.0
 #: Java takes 500. More in a call cost less each; queued.max.messages.kbytes bounds their bytes.
 POLL_RECORDS = 2_000
 POLL_RECORDS_MAX = 100_000
+
+
+# -- one value each --------------------------------------------------------------------------------
+
+
+def positive(option: str, text: str) -> int:
+    """Read a whole number above 0."""
+    digits = text.strip()
+    if not is_digits(digits) or not 0 < int(digits) <= LONG_MAX:
+        raise ConfigError(f"option {option}={shown(text)}: write a whole number above 0")
+    return int(digits)
+
+
+def milliseconds_s(option: str, text: str) -> float:
+    """Read milliseconds as seconds."""
+    return positive(option, text) / 1000
+
+
+def word(option: str, text: str, one: str, other: str) -> str:
+    """Read one of two words."""
+    found = text.strip().lower()
+    if found not in (one, other):
+        raise ConfigError(f"option {option}={shown(text)}: write {one} or {other}")
+    return found
+
+
+def flag(option: str, text: str) -> bool:
+    """Read true or false."""
+    return word(option, text, "true", "false") == "true"
+
+
+def error_or_latest(option: str, text: str) -> str:
+    """Read what to do where no record is as late as a timestamp."""
+    return word(option, text, "error", "latest")
+
+
+def not_empty(option: str, text: str) -> str:
+    """Read a name."""
+    if not text.strip():
+        raise ConfigError(f"option {option} is empty: write a name or remove it")
+    return text.strip()
+
+
+#: Spark's units of time, in seconds; a bare number is milliseconds.
+UNITS_S = {
+    "us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0,
+    "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
+}  # fmt: skip
+
+
+def duration_s(option: str, text: str) -> float:
+    """Read Spark's "15m", "10s", "500ms", "2h", "1d" or a bare number of milliseconds."""
+    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in UNITS_S:
+        raise ConfigError(f"option {option}={shown(text)}: write a time such as 15m, 10s or 500ms")
+    return int(match[1]) * UNITS_S[match[2]]
+
+
+Reader = Callable[[str, str], object]
+#: The options that are one field each -> the field, and how its text is read.
+STREAM_FIELDS: dict[str, tuple[str, Reader]] = {
+    "maxOffsetsPerTrigger": ("max_offsets", positive),
+    "minOffsetsPerTrigger": ("min_offsets", positive),
+    "maxTriggerDelay": ("max_trigger_delay_s", duration_s),
+    "reconnectTimeout": ("reconnect_s", duration_s),
+    "commitGroup": ("commit_group", not_empty),
+}
+FIELDS: dict[str, tuple[str, Reader]] = {
+    **STREAM_FIELDS,
+    "startingOffsetsByTimestampStrategy": ("on_no_timestamp", error_or_latest),
+    "minPartitions": ("min_partitions", positive),
+    "maxRecordsPerPartition": ("max_records_per_partition", positive),
+    "failOnDataLoss": ("fail_on_data_loss", flag),
+    "groupIdPrefix": ("group_prefix", not_empty),
+    "kafkaConsumer.pollTimeoutMs": ("poll_timeout_s", milliseconds_s),
+    "fetchOffset.numRetries": ("offset_attempts", positive),
+    "fetchOffset.retryIntervalMs": ("offset_retry_s", milliseconds_s),
+}
+KNOWN = (*TOPICS, *STARTING, *ENDING, *FIELDS, "includeHeaders", "columns")
+
+
+def fields_of(given: Mapping[str, str], table: Mapping[str, tuple[str, Reader]]) -> dict[str, Any]:
+    """The fields of a table whose options were given; the others keep their default."""
+    return {
+        field: read(option, given[option])
+        for option, (field, read) in table.items()
+        if option in given
+    }
+
+
+# -- all of them -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +173,7 @@ class SourceOptions:
 
     def for_batch(self) -> SourceOptions:
         """These options for a batch read; ConfigError where one makes no sense for it."""
-        for name in STREAM_ONLY:
+        for name in STREAM_FIELDS:
             if name in self.given:
                 raise ConfigError(
                     f"option {name} is for streaming reads: remove it from this batch"
@@ -137,51 +203,28 @@ class SourceOptions:
 
 def source_options(raw: Mapping[str, str]) -> SourceOptions:
     """Read what `.option(...)` was given. Raises ConfigError naming the option and the cure."""
-    given, kafka = split_options(raw, SPELLED)
+    given, kafka = split_options(raw, KNOWN)
     check_together(given, kafka)
     return SourceOptions(
         subscription=subscription(given),
-        poll_records=poll_records(kafka),
-        kafka=kafka_properties(kafka),
-        starting=starting_bound(given),
+        poll_records=poll_records(kafka.pop("max.poll.records", None)),
+        kafka=librdkafka_properties(resolved(kafka)),
+        starting=bound(given, STARTING),
         ending=bound(given, ENDING),
         given=frozenset(given),
-        **numbers_and_flags(given),  # type: ignore[arg-type]  # each entry has its field's type
+        columns=columns(given),
+        **fields_of(given, FIELDS),
     )
 
 
-def numbers_and_flags(given: Mapping[str, str]) -> dict[str, object]:
-    """The fields that come from one option each; those not given keep their default."""
-    readers: dict[str, tuple[str, Callable[[str, str], object]]] = {
-        "on_no_timestamp": ("startingOffsetsByTimestampStrategy", error_or_latest),
-        "max_offsets": ("maxOffsetsPerTrigger", positive),
-        "min_offsets": ("minOffsetsPerTrigger", positive),
-        "max_trigger_delay_s": ("maxTriggerDelay", duration_s),
-        "reconnect_s": ("reconnectTimeout", duration_s),
-        "min_partitions": ("minPartitions", positive),
-        "max_records_per_partition": ("maxRecordsPerPartition", positive),
-        "fail_on_data_loss": ("failOnDataLoss", flag),
-        "group_prefix": ("groupIdPrefix", not_empty),
-        "commit_group": ("commitGroup", not_empty),
-        "poll_timeout_s": ("kafkaConsumer.pollTimeoutMs", milliseconds_s),
-        "offset_attempts": ("fetchOffset.numRetries", positive),
-        "offset_retry_s": ("fetchOffset.retryIntervalMs", milliseconds_s),
-    }
-    fields = {
-        name: read(option, given[option])
-        for name, (option, read) in readers.items()
-        if option in given
-    }
-    return {**fields, "columns": columns(given)}
-
-
 def split_options(
-    raw: Mapping[str, str], spelled: Mapping[str, str], ignored: Collection[str] = ()
+    raw: Mapping[str, str], known: Iterable[str], ignored: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The options as people write their names, and those of Kafka without `kafka.`.
 
-    `spelled`: those that there are, by lower-case name; `ignored` are Spark's own.
+    Spark hands names over in lower case; `ignored` are its own.
     """
+    spelled = {name.lower(): name for name in known}
     options = {name.lower(): str(value) for name, value in raw.items()}
     kafka = {n.removeprefix("kafka."): options.pop(n) for n in list(options) if n[:6] == "kafka."}
     for name in options:
@@ -275,22 +318,19 @@ def topic_pattern(text: str) -> str:
     return text
 
 
-def bound(given: Mapping[str, str], names: tuple[str, str, str]) -> Bound | None:
-    """The start or the end, from whichever of its three options was given."""
-    offsets, timestamp, by_partition = names
+def bound(given: Mapping[str, str], names: tuple[str, ...]) -> Bound | None:
+    """The start or the end, from whichever of its options was given."""
+    offsets, timestamp, by_partition, *group = names
     if timestamp in given:
         return timestamp_bound(timestamp, given[timestamp])
     if by_partition in given:
         return timestamps_bound(by_partition, given[by_partition])
-    return offsets_bound(offsets, given[offsets]) if offsets in given else None
-
-
-def starting_bound(given: Mapping[str, str]) -> Bound | None:
-    """Where to start, from whichever of its four options was given."""
-    if "startingGroup" in given:
-        name = not_empty("startingGroup", given["startingGroup"])
-        return Bound("group", "startingGroup", group=name)
-    return bound(given, STARTING[:3])
+    if offsets in given:
+        return offsets_bound(offsets, given[offsets])
+    for option in group:
+        if option in given:
+            return Bound("group", option, group=not_empty(option, given[option]))
+    return None
 
 
 def refuse_bound(bound: Bound, word: str, sentinel: int, why: str) -> None:
@@ -348,66 +388,8 @@ def columns(given: Mapping[str, str]) -> tuple[str, ...]:
     return chosen
 
 
-def kafka_properties(kafka: Mapping[str, str]) -> Mapping[str, str]:
-    """The properties for librdkafka; `max.poll.records` is the source's own (`poll_records`)."""
-    own = {name: value for name, value in kafka.items() if name != "max.poll.records"}
-    return librdkafka_properties(resolved(own))
-
-
-def poll_records(kafka: Mapping[str, str]) -> int:
+def poll_records(text: str | None) -> int:
     """How many records one call to librdkafka takes: Java's `max.poll.records`."""
-    if "max.poll.records" not in kafka:
+    if text is None:
         return POLL_RECORDS
-    count = positive("kafka.max.poll.records", kafka["max.poll.records"])
-    return min(count, POLL_RECORDS_MAX)
-
-
-def positive(option: str, text: str) -> int:
-    """Read a whole number above 0."""
-    digits = text.strip()
-    if not is_digits(digits) or not 0 < int(digits) <= LONG_MAX:
-        raise ConfigError(f"option {option}={shown(text)}: write a whole number above 0")
-    return int(digits)
-
-
-def milliseconds_s(option: str, text: str) -> float:
-    """Read milliseconds as seconds."""
-    return positive(option, text) / 1000
-
-
-def flag(option: str, text: str) -> bool:
-    """Read true or false."""
-    word = text.strip().lower()
-    if word not in ("true", "false"):
-        raise ConfigError(f"option {option}={shown(text)}: write true or false")
-    return word == "true"
-
-
-def not_empty(option: str, text: str) -> str:
-    """Read a name."""
-    if not text.strip():
-        raise ConfigError(f"option {option} is empty: write a name or remove it")
-    return text.strip()
-
-
-def error_or_latest(option: str, text: str) -> str:
-    """Read what to do where no record is as late as a timestamp."""
-    word = text.strip().lower()
-    if word not in ("error", "latest"):
-        raise ConfigError(f"option {option}={shown(text)}: write error or latest")
-    return word
-
-
-#: Spark's units of time, in seconds; a bare number is milliseconds.
-UNITS_S = {
-    "us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0,
-    "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
-}  # fmt: skip
-
-
-def duration_s(option: str, text: str) -> float:
-    """Read Spark's "15m", "10s", "500ms", "2h", "1d" or a bare number of milliseconds."""
-    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in UNITS_S:
-        raise ConfigError(f"option {option}={shown(text)}: write a time such as 15m, 10s or 500ms")
-    return int(match[1]) * UNITS_S[match[2]]
+    return min(positive("kafka.max.poll.records", text), POLL_RECORDS_MAX)

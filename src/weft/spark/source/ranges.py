@@ -32,9 +32,7 @@ class OffsetRange(InputPartition):
 
 
 def split_ranges(
-    ranges: Iterable[OffsetRange],
-    min_partitions: int | None = None,
-    max_records: int | None = None,
+    ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
 ) -> list[OffsetRange]:
     """Cut large ranges for `maxRecordsPerPartition` and `minPartitions`; drop empty ones."""
     kept = [r for r in ranges if r.size > 0]

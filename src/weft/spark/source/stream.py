@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -59,7 +58,8 @@ class GroupProgress:
         line in the log, since the query does not depend on it.
         """
         first = self._last is None
-        if positions == self._last or not self._settled(ANSWER_S if wait else 0):
+        # The answer first: a commit that failed late is repeated while nothing new comes, too.
+        if not self._settled(ANSWER_S if wait else 0) or positions == self._last:
             return
         self._last, self._waiting = dict(positions), True
         offsets = [TopicPartition(*tp, offset) for tp, offset in positions.items()]
@@ -92,7 +92,7 @@ class GroupProgress:
                 f"commitGroup={self._group}: the group has living members, whose offsets they are:"
                 " give the query a group of its own"
             )
-        self._last = None  # committed again with the next batch
+        self._last = None  # committed again at Spark's next question
         log.warning("offsets of group %s were not committed: %s", self._group, error.str())
 
 
@@ -333,33 +333,9 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: ConfigError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Raise the error."""
-        raise self._refused()
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """Raise the error."""
-        raise self._refused()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Raise the error."""
-        raise self._refused()
-
-    def latestOffset(  # noqa: N802  # Spark's name
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
-    ) -> dict[str, Any]:
-        """Raise the error."""
-        raise self._refused()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Raise the error."""
-        raise self._refused()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raise the error."""
-        raise self._refused()
-
-    def _refused(self) -> ConfigError:
-        with suppress(ConfigError), one_line_errors():
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        with one_line_errors():
             raise self._error
-        return self._error
+
+    initialOffset = latestOffset = getDefaultReadLimit = _refused  # noqa: N815  # Spark's names
+    prepareForTriggerAvailableNow = partitions = read = _refused  # noqa: N815  # Spark's names

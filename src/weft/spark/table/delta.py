@@ -23,7 +23,7 @@ from deltalake.exceptions import (
 
 from weft.errors import ConfigError
 from weft.spark.table.progress import Done, Entry, Progress, Source
-from weft.spark.table.rows import check_same, in_order, plain
+from weft.spark.table.rows import check_same, in_order, mapped, plain
 from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
 
 _KEY = "weft"
@@ -38,7 +38,7 @@ class DeltaStore:
     def __init__(self, table: Table, group: str) -> None:
         self.name = f"Delta table {table.table_uri}"
         self._table, self._group = table, group
-        self._columns = plain(pa.schema(table.schema().to_arrow()))
+        self._columns = mapped(pa.schema(table.schema().to_arrow()), plain)
         #: the version of the group's last commit, and what it says
         self._known: tuple[int | None, Progress] = (None, Progress())
 
@@ -101,12 +101,10 @@ class DeltaStore:
         """
         if version is None:
             return Progress()
+        ours = {"group": self._group, "version": version}.items()
         for info in self._table.history(self._table.version() - version + _MORE):
             entry = info.get(_KEY)
-            if isinstance(entry, dict) and (entry.get("group"), entry.get("version")) == (
-                self._group,
-                version,
-            ):
+            if isinstance(entry, dict) and ours <= entry.items():
                 try:
                     return Progress.from_json(entry["progress"])
                 except (KeyError, ValueError) as error:

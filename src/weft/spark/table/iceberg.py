@@ -14,16 +14,12 @@ from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    NoSuchTableError,
-    ValidationException,
-)
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.table import Table
 
 from weft.errors import ConfigError
 from weft.spark.table.progress import Entry, Progress, Source
-from weft.spark.table.rows import check_same, in_order, plain
+from weft.spark.table.rows import check_same, in_order, mapped, plain
 from weft.spark.table.store import Moved, Unavailable, Unfit, first_line, try_out
 
 #: Several groups may write one table: each has a property of its own.
@@ -38,7 +34,7 @@ class IcebergStore:
         self.name = f"Iceberg table {'.'.join(table.name())}"
         self._table, self._group = table, group
         self._property = _PROPERTY + group
-        self._columns = small(plain(table.schema().as_arrow()))
+        self._columns = mapped(table.schema().as_arrow(), small)
 
     @property
     def columns(self) -> pa.Schema:
@@ -89,19 +85,9 @@ def _unpacked(text: str) -> Progress:
         raise Unavailable(f"its property {_PROPERTY}… is not as Weft wrote it: {error}") from error
 
 
-def small(schema: pa.Schema) -> pa.Schema:
+def small(kind: pa.DataType) -> pa.DataType:
     """Iceberg's smallest whole number has 32 bits."""
-    return pa.schema([pa.field(field.name, _small(field.type)) for field in schema])
-
-
-def _small(kind: pa.DataType) -> pa.DataType:
-    if kind in (pa.int8(), pa.int16()):
-        return pa.int32()
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _small(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _small(one.type)) for one in kind])
-    return kind
+    return pa.int32() if kind in (pa.int8(), pa.int16()) else plain(kind)
 
 
 def opened(
@@ -113,7 +99,7 @@ def opened(
         # A catalog in a database keeps tables apart by the name that it is opened under.
         store = IcebergStore(_table(load_catalog(**{"name": None, **given}), name, columns), group)
         if columns is not None:
-            check_same(f"the Iceberg table {name}", store.columns, small(plain(columns)))
+            check_same(f"the Iceberg table {name}", store.columns, mapped(columns, small))
         try_out(store)
     except ConfigError:
         raise
@@ -132,4 +118,4 @@ def _table(catalog: Catalog, name: str, columns: pa.Schema | None) -> Table:
                 f"sink: there is no Iceberg table {name}: give schema=, and it is made"
             ) from None
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-    return catalog.create_table_if_not_exists(name, small(plain(columns)))
+    return catalog.create_table_if_not_exists(name, mapped(columns, small))

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,15 +35,6 @@ class TablePlan:
         return pa.ipc.read_schema(pa.py_buffer(self.columns))
 
 
-class _Waiting:
-    """A question that has no answer yet."""
-
-    def __init__(self, message: dict[str, Any]) -> None:
-        self.message = message
-        self.answered = threading.Event()
-        self.answer: Mapping[str, Any] = {}
-
-
 class TableLine:
     """One member's; any thread."""
 
@@ -52,7 +44,8 @@ class TableLine:
         self.columns: pa.Schema = plan.schema
         self._send, self._gone = send, gone
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, _Waiting] = {}
+        #: questions that have no answer yet
+        self._waiting: dict[int, tuple[Mapping[str, Any], Future[Mapping[str, Any]]]] = {}
         self._epochs: dict[TopicPartition, int] = {}
         self._ids: Mapping[str, str] = {}
 
@@ -60,15 +53,14 @@ class TableLine:
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """An answer."""
-        waiting = self._waiting.get(int(message["id"]))
-        if waiting is not None:
-            waiting.answer = message
-            waiting.answered.set()
+        _, answer = self._waiting.get(int(message["id"]), (None, None))
+        if answer is not None and not answer.done():  # asked again, it comes twice
+            answer.set_result(message)
 
     def again(self) -> None:
         """The line was broken: ask again; what comes twice is recognised."""
-        for waiting in list(self._waiting.values()):
-            self._send(waiting.message)
+        for message, _ in list(self._waiting.values()):
+            self._send(message)
 
     # -- what the member wants ---------------------------------------------------------------------
 
@@ -133,14 +125,15 @@ class TableLine:
 
     def _ask(self, message: dict[str, Any], enough: Callable[[], bool]) -> Mapping[str, Any] | None:
         number = next(self._numbers)
-        waiting = _Waiting({"type": "table", "id": number, **message})
-        self._waiting[number] = waiting
+        answer: Future[Mapping[str, Any]] = Future()
+        whole = {"type": "table", "id": number, **message}
+        self._waiting[number] = whole, answer
         try:
-            self._send(waiting.message)  # where the line is broken `again` does it
-            while not waiting.answered.wait(_LOOK_S):
+            self._send(whole)  # where the line is broken `again` does it
+            while not wait([answer], _LOOK_S).done:
                 if self._gone.is_set() or enough():
                     return None
-            return waiting.answer
+            return answer.result()
         finally:
             del self._waiting[number]
 

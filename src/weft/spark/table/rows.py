@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -102,7 +102,7 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
         # One block: a value that lies across two could not be read.
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(
-            explicit_schema=pa.schema([pa.field(f.name, _read_as(f.type)) for f in fields]),
+            explicit_schema=mapped(fields, _read_as),
             newlines_in_values=True,
             unexpected_field_behavior="error",
         ),
@@ -114,13 +114,7 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
 
 def _read_as(kind: pa.DataType) -> pa.DataType:
     """Arrow reads dates of JSON as numbers: read as times they may be text."""
-    if pa.types.is_date(kind):
-        return pa.timestamp("s")
-    if pa.types.is_list(kind):
-        return pa.list_(_read_as(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _read_as(one.type)) for one in kind])
-    return kind
+    return pa.timestamp("s") if pa.types.is_date(kind) else kind
 
 
 def _one_by_one(rows: Sequence[Row], fields: pa.Schema) -> tuple[list[pa.Table], dict[int, str]]:
@@ -155,20 +149,25 @@ def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorI
 # Whether a table has the columns that a run writes, and rows in its order.
 
 
-def plain(schema: pa.Schema) -> pa.Schema:
-    """Names and types alone; of types that only differ in how Arrow lays them out, one."""
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+def mapped(schema: pa.Schema, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    """Names and types alone; each type, also inside lists and structs, as `leaf` has it."""
+
+    def typed(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return pa.list_(pa.field("element", typed(kind.value_type)))
+        if pa.types.is_struct(kind):
+            return pa.struct([pa.field(one.name, typed(one.type)) for one in kind])
+        return leaf(kind)
+
+    return pa.schema([pa.field(field.name, typed(field.type)) for field in schema])
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Of types that only differ in how Arrow lays them out, one."""
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(pa.field("element", _plain(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _plain(one.type)) for one in kind])
     return kind
 
 
@@ -177,7 +176,7 @@ def check_same(table: str, theirs: pa.Schema, ours: pa.Schema) -> None:
 
     Those of the record it may lack.
     """
-    found, wanted = _named(theirs), _named(plain(ours))
+    found, wanted = _named(theirs), _named(mapped(ours, plain))
     wrong = {name for name in PLACE.names if name in found and found[name] != wanted[name]}
     less = [f"{n} {k}" for n, k in found.items() if wanted.get(n) != k]
     more = [

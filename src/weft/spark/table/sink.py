@@ -6,7 +6,7 @@ import importlib.util
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ _OTHERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TableSink(ABC):
     """What every table has.
 
@@ -40,10 +39,11 @@ class TableSink(ABC):
     together, every `interval_s` seconds while there are any, from 0 to 60.
     """
 
-    schema: Any = None
-    interval_s: float = 10.0
+    __slots__ = ()
+    schema: Any
+    interval_s: float
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise ConfigError for what cannot be."""
         kind = type(self).__name__
         if self.schema is not None and not _is_schema(self.schema):
@@ -66,7 +66,7 @@ class TableSink(ABC):
         """The table, made where there is none; raises ConfigError."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class DeltaTable(TableSink):
     """A Delta table on a local disk or in an object store, which only the driver must reach.
 
@@ -74,47 +74,35 @@ class DeltaTable(TableSink):
     Raises ConfigError for what cannot be a table.
     """
 
-    uri: str
-    storage_options: Mapping[str, str] = field(repr=False)  # they hold secrets
+    uri: str | Path
+    schema: Any = None
+    _: KW_ONLY
+    interval_s: float = 10.0
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)  # secrets
 
-    def __init__(
-        self,
-        uri: str | Path,
-        schema: Any = None,
-        *,
-        interval_s: float = 10.0,
-        storage_options: Mapping[str, str] | None = None,
-    ) -> None:
-        given_uri: object = uri
-        if not isinstance(given_uri, str | Path) or not str(uri):
-            raise ConfigError(f"DeltaTable({uri!r:.80}): give a folder, or s3://BUCKET/TABLE")
-        text = str(uri).removeprefix("file://")
-        if not _SCHEME.fullmatch(text):
-            if "://" in text:
-                raise ConfigError(f"DeltaTable({text!r:.80}): give a folder, or s3://BUCKET/TABLE")
-            text = str(Path(text).absolute())
-        given = {} if storage_options is None else storage_options
-        if given and not _is_texts(given):
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what cannot be; a folder is absolute from here on."""
+        given: object = self.uri
+        uri = str(given).removeprefix("file://")
+        is_folder = not _SCHEME.fullmatch(uri)
+        if not isinstance(given, str | Path) or not uri or (is_folder and "://" in uri):
+            raise ConfigError(f"DeltaTable({given!r:.80}): give a folder, or s3://BUCKET/TABLE")
+        object.__setattr__(self, "uri", str(Path(uri).absolute()) if is_folder else uri)
+        if self.storage_options and not _is_texts(self.storage_options):
             raise ConfigError(
                 "DeltaTable: storage_options must be a dict of text, such as "
                 '{"AWS_REGION": "eu-central-1"}'
             )
-        for name, value in {
-            "uri": text, "storage_options": dict(given), "schema": schema, "interval_s": interval_s
-        }.items():  # fmt: skip
-            object.__setattr__(self, name, value)
-        self._check()
+        TableSink.__post_init__(self)
 
     def check(self) -> None:
         """Raise ConfigError where a look shows that there can be no such table."""
         _check_installed("DeltaTable", "deltalake", "delta")
-        if _SCHEME.fullmatch(self.uri):
-            return
         folder = Path(self.uri)
+        if _SCHEME.fullmatch(str(self.uri)) or (folder / "_delta_log").is_dir():
+            return
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"sink: {folder} is a file: give a folder")
-        if (folder / "_delta_log").is_dir():
-            return
         for name, what in _OTHERS.items():
             if (folder / name).exists():
                 raise ConfigError(f"sink: {folder} is {what}: give another folder")
@@ -127,13 +115,13 @@ class DeltaTable(TableSink):
         """The table, made where there is none; raises ConfigError."""
         from weft.spark.table.delta import opened
 
-        return opened(self.uri, self.storage_options, columns, group)
+        return opened(str(self.uri), self.storage_options or {}, columns, group)
 
 
 _NAME = re.compile(r"[^.\s]+(\.[^.\s]+)+")
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class IcebergTable(TableSink):
     """A table of an Iceberg catalog, which only the driver must reach.
 
@@ -145,30 +133,22 @@ class IcebergTable(TableSink):
 
     catalog: str | Mapping[str, str] = field(repr=False)  # its properties hold secrets
     name: str
+    schema: Any = None
+    _: KW_ONLY
+    interval_s: float = 10.0
 
-    def __init__(
-        self,
-        catalog: str | Mapping[str, str],
-        name: str,
-        schema: Any = None,
-        *,
-        interval_s: float = 10.0,
-    ) -> None:
-        given: object = catalog
-        given_name: object = name
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what cannot be."""
+        given: object = self.catalog
         if not (isinstance(given, str) and given) and not _is_texts(given):
             raise ConfigError(
                 "IcebergTable: catalog must be a name in PyIceberg's configuration, or a dict of "
                 'text, such as {"type": "rest", "uri": "https://…"}'
             )
-        if not _NAME.fullmatch(name if isinstance(given_name, str) else ""):
+        name: object = self.name
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"IcebergTable: name={name!r:.80}: give NAMESPACE.TABLE")
-        for one, value in {
-            "catalog": catalog if isinstance(catalog, str) else dict(catalog),
-            "name": name, "schema": schema, "interval_s": interval_s,
-        }.items():  # fmt: skip
-            object.__setattr__(self, one, value)
-        self._check()
+        TableSink.__post_init__(self)
 
     def check(self) -> None:
         """Raise ConfigError where a look shows that there can be no such table."""

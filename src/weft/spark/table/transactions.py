@@ -130,7 +130,8 @@ class TableTransactions:
         others = {at: one for at, one in enumerate(messages) if at not in rows}
         if others:
             end = self._inner.transact(list(others.values()), [], membership, read_back)
-            deliveries = _spread(deliveries, others, end.deliveries)
+            for at, answer in zip(others, end.deliveries, strict=True):
+                deliveries[at] = answer
             # A reason says that it had to be settled, and without offsets nothing tells how.
             if end.outcome != "committed" or end.reason:
                 outcome = "aborted" if end.outcome == "committed" else end.outcome
@@ -163,18 +164,6 @@ class TableTransactions:
     def close(self) -> None:
         """Stop."""
         self._inner.close()
-
-
-def _spread(
-    deliveries: Sequence[Delivery | None],
-    others: dict[int, OutMessage],
-    answers: Sequence[Delivery | None],
-) -> list[Delivery | None]:
-    """The answers at the places of what they answer."""
-    spread = list(deliveries)
-    for at, answer in zip(others, answers, strict=True):
-        spread[at] = answer
-    return spread
 
 
 class TableTransactor(Transactor):

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
 import weft
-from weft.broker.process import wait_until
 from weft.errors import ConfigError, FatalError
 from weft.spark.processing import lanes as lanes_module
 from weft.spark.processing import lanes as slow_module
@@ -252,7 +254,7 @@ def test_a_call_that_hangs_is_reported_in_the_log(rows, caplog, monkeypatch):
             await asyncio.sleep(0.02)
 
     def let_go():
-        wait_until(lambda: "slow call" in caplog.text, 60)
+        wait_for(lambda: "slow call" in caplog.text, 60)
         seen.tell("go")
 
     threading.Thread(target=let_go).start()
@@ -292,7 +294,7 @@ def test_intake_stops_while_much_waits(task, monkeypatch):
             await asyncio.sleep(0.005)
 
     def let_go():
-        wait_until(lambda: len(pulled) >= 3, 60)
+        wait_for(lambda: len(pulled) >= 3, 60)
         threading.Event().wait(0.5)  # time to take more than that
         seen.tell(len(pulled))
 
@@ -368,3 +370,14 @@ def test_prefetch_of_the_decorator_is_used(rows):
 
     found = rows(handler, [(o, b"k", b"") for o in range(3)], app=app)
     assert [row["outputs"][0]["value"] for row in found] == [b"0", b"10", b"20"]
+
+
+@pytest.mark.threads_may_die
+def test_a_task_without_its_clock_ends():
+    """Retries and time-outs would never come: it would wait for ever."""
+    lanes: Any = lanes_module.Lanes.__new__(lanes_module.Lanes)
+    lanes._fatal, lanes._engine = None, SimpleNamespace(enough=threading.Event())
+    lanes._clock_died("weft-clock", KeyError("when"))
+    assert lanes._engine.enough.is_set()
+    with pytest.raises(FatalError, match="thread weft-clock died: KeyError: 'when'"):
+        lanes.check()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from weft.spark.source.cluster import Cluster, is_final, may_come_back, offset_of
 from weft.spark.source.options import source_options
@@ -60,6 +62,24 @@ def test_leaders_that_are_not_known_are_looked_up_again(monkeypatch, code):
 
     cluster._answered = True
     assert (cluster._asked(question), heard) == (5, [code])
+
+
+def test_a_committed_offset_that_is_not_known_is_asked_for_again(monkeypatch):
+    """It comes as a partition's error without an offset: taken for none, all was read again."""
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+    cluster = Cluster(source_options(given))
+    unknown = SimpleNamespace(
+        topic="t", partition=0, offset=OFFSET_INVALID,
+        error=KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS),
+    )  # fmt: skip
+    answers = [[unknown], [TopicPartition("t", 0, 3)]]
+    consumer = SimpleNamespace(
+        committed=lambda asked, timeout_s: answers.pop(0), close=lambda: None
+    )
+    monkeypatch.setattr(cluster, "group_consumer", lambda group: consumer)
+    monkeypatch.setattr(cluster, "retry_pause", lambda: None)
+    monkeypatch.setattr(cluster, "_hear_again", lambda: None)
+    assert cluster.committed("g", [("t", 0)]) == {("t", 0): 3}
 
 
 def test_a_client_that_knows_no_broker_is_replaced(monkeypatch):

@@ -32,8 +32,9 @@ def test_what_is_loaded_is_left_alone_once(monkeypatch):
 def test_a_process_of_its_own_is_left_alone(monkeypatch):
     """A driver, a Connect server, a worker that ends with its task."""
     monkeypatch.delenv(worker.REUSED, raising=False)
+    frozen = gc.get_freeze_count()  # the tests' own process froze what it had collected
     worker.settle_in()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == frozen
 
 
 @pytest.mark.parametrize("was_on", [True, False])
