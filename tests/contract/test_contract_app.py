@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.contract.clusters import FAST, LIMIT_S, PROTOCOLS, Cluster
+from tests.support.waiting import wait_for
 
 import weft
 from weft.codec import OffsetMap, decode
@@ -299,15 +300,6 @@ def test_a_second_member_takes_over_without_repeats(cluster: Cluster, protocol: 
     assert len(log.calls) == 600
     assert log.ordered()
     assert all(report.done > 0 for report in reports)
-
-
-def wait_for(done: Callable[[], Any]) -> None:
-    """Until it is true, within the limit."""
-    deadline = time.monotonic() + LIMIT_S
-    tick = threading.Event()
-    while not done():
-        assert time.monotonic() < deadline
-        tick.wait(0.002)
 
 
 def test_stop_commits_what_is_done_and_leaves_the_rest(cluster: Cluster) -> None:

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from tests.support.waiting import wait_for
 
-from weft.broker.process import wait_until
 from weft.broker.topics import create_topic
 
 pytestmark = [pytest.mark.broker]
@@ -78,7 +78,7 @@ def test_a_data_folder_keeps_its_records_and_survives_a_stale_pid(weft, tmp_path
     create_topic(first, "kept", partitions=2, replication=1, config=None)
     pid = status(weft, *data)["nodes"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: status(weft, *data)["state"] == "down", 60)
+    wait_for(lambda: status(weft, *data)["state"] == "down", 60)
     state_file = tmp_path / "data" / "cluster.json"
     state = json.loads(state_file.read_text())
     state["pids"] = {"1": os.getpid()}  # The number was given to another process: to us.
@@ -124,6 +124,6 @@ def test_three_nodes_and_one_is_brought_back(weft, tmp_path):
     address = up(weft, "--nodes", "3", *data)
     assert nodes_listed(address) == set(address.split(","))
     os.kill(status(weft, *data)["nodes"][1]["pid"], signal.SIGKILL)
-    assert wait_until(lambda: status(weft, *data)["state"] == "partial", 60)
+    wait_for(lambda: status(weft, *data)["state"] == "partial", 60)
     assert up(weft, *data) == address
     assert status(weft, *data)["state"] == "up"

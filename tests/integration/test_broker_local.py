@@ -11,9 +11,10 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
+from tests.support.waiting import wait_for
 
 from weft.broker import BrokerError, LocalBroker, jars
-from weft.broker.process import is_node, wait_until
+from weft.broker.process import is_node
 from weft.errors import ConfigError
 
 pytestmark = [pytest.mark.broker]
@@ -151,7 +152,7 @@ def test_it_dies_with_its_program(tmp_path):
         pid = int(one.stdout.readline())
         one.kill()
 
-    assert wait_until(lambda: not is_node(pid, tmp_path / "node-1" / "server.properties"), 60)
+    wait_for(lambda: not is_node(pid, tmp_path / "node-1" / "server.properties"), 60)
 
 
 def test_it_reports_when_it_is_not_started():

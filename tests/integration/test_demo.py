@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -50,21 +50,13 @@ class Demo:
 
     def wait(self, seconds: float) -> int:
         """Its exit code."""
-        wait_until(lambda: not self.look(), seconds, self)
+        wait_for(lambda: not self.look(), seconds, lambda: f"it said: {self.text}")
         return self.process.wait()
 
     def left(self) -> list[str]:
         """Command lines of what still runs a moment after the end."""
         _, alive = psutil.wait_procs(list(self.family), timeout=END_S)
         return [" ".join(one.cmdline())[:120] for one in alive if one.status() != "zombie"]
-
-
-def wait_until(true: Callable[[], object], seconds: float, demo: Demo) -> None:
-    """Look until it is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds} s; it said: {demo.text}"
-        time.sleep(0.1)  # between two looks
 
 
 @contextmanager
@@ -112,7 +104,7 @@ def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, tmp_
     """A signal in the middle of Weft's run ends broker, service and app, with 130 or 143."""
     with demo(tmp_path, "--fast") as one:
         log = tmp_path / "demo-out" / "logs" / "weft-local.log"
-        wait_until(lambda: one.look() and log.exists() and log.stat().st_size, 150, one)
+        wait_for(lambda: one.look() and log.exists() and log.stat().st_size, 150)
         one.look()
         one.process.send_signal(number)
         assert one.wait(END_S) == 128 + number, one.text
@@ -125,9 +117,7 @@ def test_interrupted_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
     """Ctrl-C while the fleet runs: no Java and no worker is left."""
     with demo(tmp_path, "--fast") as one:
         log = tmp_path / "demo-out" / "logs" / "weft-spark.log"
-        wait_until(
-            lambda: one.look() and log.exists() and "starting fleet" in log.read_text(), 300, one
-        )
+        wait_for(lambda: one.look() and log.exists() and "starting fleet" in log.read_text(), 300)
         one.look()
         one.process.send_signal(signal.SIGINT)
         assert one.wait(END_S) == 130, one.text
@@ -140,11 +130,11 @@ def test_killed_on_spark_it_leaves_nothing_running(tmp_path: Path) -> None:
     """Kill -9 of the demo itself while the fleet runs: its processes notice, and end."""
     with demo(tmp_path, "--fast") as one:
         log = tmp_path / "demo-out" / "logs" / "weft-spark.log"
-        wait_until(lambda: one.look() and log.exists() and "assigned" in log.read_text(), 300, one)
+        wait_for(lambda: one.look() and log.exists() and "assigned" in log.read_text(), 300)
         one.look()
         one.process.kill()
         one.process.wait()
-        wait_until(lambda: one.left() == [], END_S, one)
+        wait_for(lambda: one.left() == [], END_S)
 
 
 def test_a_file_as_folder_is_one_line(tmp_path: Path) -> None:

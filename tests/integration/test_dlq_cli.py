@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +26,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from tests.integration.conftest import Guarded
+from tests.support.waiting import wait_for
 
 from weft.broker import LocalBroker
 from weft.cli.main import run as command
@@ -108,6 +112,42 @@ def test_letters_go_home_once_and_in_order(kafka_broker: LocalBroker, capsys):
     assert called(capsys, kafka_broker, *words)["sent"] == 0
     whole = [*range(1, 100, 2), *range(0, 100, 2)]
     assert replayed(kafka_broker, topic) == [whole] * PARTITIONS
+
+
+def test_letters_that_are_not_back_are_served(kafka_broker: LocalBroker, capsys):
+    """By type: before the first replay, when its group does not exist, and after it."""
+    topic = written(kafka_broker, 20)
+    dlq = f"{topic}.dlq"
+    line = ["weft", "dlq", "stats", dlq, "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *line, "--bootstrap-servers", kafka_broker.bootstrap],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        address = process.stderr.readline().rpartition(" ")[2].strip()
+        expected = {"other": 0, "Odd": 10, "Even": 10}
+        wait_for(lambda: not_back(address) == expected)
+        assert called(capsys, kafka_broker, "replay", dlq, "--yes", "--limit", "7")["sent"] == 7
+        wait_for(lambda: sum(not_back(address).values()) == 13)
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        assert f'weft_dead_letters_not_back{{topic="{dlq}",type="Odd"}} ' in text
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGTERM)
+
+
+def not_back(address: str) -> dict[str, int]:
+    """What /letters answers; empty while it has not counted."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/letters", timeout=60) as answer:
+            return dict(json.load(answer)["not_back"])
+    except urllib.error.HTTPError as error:
+        error.close()
+        return {}
 
 
 def start(broker: LocalBroker, topic: str, *words: str) -> subprocess.Popen[str]:

@@ -7,6 +7,7 @@ over the group and must handle exactly those 10, whatever Weft's commits remembe
 import base64
 import time
 import uuid
+from typing import Any
 
 import pytest
 from benchmarks import javapc
@@ -16,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 import weft
 from weft.broker import LocalBroker
-from weft.codec import Remembered, decode, encode_fitting, with_rider
+from weft.codec import Carrier, Remembered, decode, encode_fitting, with_rider
 from weft.kafka import clib
 
 RECORDS = 200
@@ -123,7 +124,6 @@ def test_java_handles_exactly_what_weft_left(bootstrap: str, topic: str, orderin
 @pytest.mark.parametrize("left", [LEFT, [0, 1, 150]], ids=["bits", "runs"])
 def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, left) -> None:
     """Weft → Java with a rider behind the map, as long as the broker takes."""
-    group = f"rider-to-java-{uuid.uuid4().hex[:8]}"
     text, _ = encode_fitting(left[0], RECORDS - 1, left)
     entries = [
         Remembered(offset, 5, parked=True, exhausted_by="attempts", error=7) for offset in left
@@ -131,18 +131,33 @@ def test_java_passes_over_what_a_commit_remembers(bootstrap: str, topic: str, le
     text, count = with_rider(left[0], text, entries)
     assert count == len(left)
     stuffed = base64.b64decode(text) + bytes.fromhex("5a2a4d18f4010000") + bytes(500)
+    assert java_handles(bootstrap, topic, left[0], base64.b64encode(stuffed).decode()) == left
+
+
+@pytest.mark.parametrize("left", [LEFT, list(range(150, RECORDS))], ids=["map", "none"])
+def test_java_passes_over_a_mark(bootstrap: str, topic: str, left) -> None:
+    """Weft → Java with the commit of a redo: behind a map, and where nothing beyond is done."""
+    text, _ = encode_fitting(left[0], RECORDS - 1 if left is LEFT else left[0] - 1, left)
+    carrier = Carrier(left[0], text, 4096)
+    assert carrier.mark("a command")
+    assert java_handles(bootstrap, topic, left[0], carrier.carry(())[0]) == left
+
+
+def java_handles(bootstrap: str, topic: str, frontier: int, text: str) -> list[int]:
+    """What the Java side handles after this commit, each once."""
+    group = f"rider-to-java-{uuid.uuid4().hex[:8]}"
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     queue = clib.CommitQueue(consumer)  # the client's own calls leave a NUL behind the text
     clib.committed(consumer, [(topic, 0)], 60)
-    queue.send([(topic, 0, left[0], base64.b64encode(stuffed).decode())])
+    queue.send([(topic, 0, frontier, text)])
     assert [reply.error for reply in queue.poll(60)] == [0]
     queue.close()
     consumer.close()
 
     after = java("resume", bootstrap, topic, group, ordering="UNORDERED", idle_s=JAVA_IDLE_S)
-
-    assert after["handled"] == left
-    assert after["calls"] == len(left)
+    handled: Any = after["handled"]
+    assert after["calls"] == len(handled)
+    return handled
 
 
 @pytest.mark.parametrize("ordering", ["unordered", "key"])

@@ -12,6 +12,7 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.waiting import wait_for
 
 from weft.codec import encode_fitting
 from weft.kafka import clib
@@ -28,15 +29,6 @@ def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "weft.cli.main", "lag", *arguments],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-
-
-def until(what, limit_s=60.0):
-    """What it returned when it was first true."""
-    deadline = time.monotonic() + limit_s
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)  # between two looks
-    return found
 
 
 @pytest.fixture
@@ -59,9 +51,9 @@ def group(kafka_broker):
     text, _ = encode_fitting(7, COUNT - 1, [7, HELD], limit_chars=4096)
     consumer = Consumer({**config, "group.id": name, "enable.auto.commit": False})
     queue = clib.CommitQueue(consumer)
-    until(lambda: clib.committed(consumer, [(name, 0)], 10.0))
+    wait_for(lambda: clib.committed(consumer, [(name, 0)], 10.0))
     queue.send([(name, 0, 7, text)])
-    (answer,) = until(lambda: queue.poll(1.0))
+    (answer,) = wait_for(lambda: queue.poll(1.0))
     assert answer.error == 0
     queue.close()
     consumer.close()
@@ -143,7 +135,7 @@ def test_served_for_prometheus_and_keda(group):
                 except OSError:
                     return None  # not measured yet: 503
 
-            assert until(remaining) == 52
+            assert wait_for(remaining) == 52
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as told:
                 assert "weft_group_remaining_records" in told.read().decode()
         finally:

@@ -7,19 +7,12 @@ import time
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker
 
 WAIT_S = 60.0
-
-
-def wait_for(what, timeout_s: float = WAIT_S):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.02)  # between two looks
-    return found
 
 
 def leaders(admin: AdminClient, topic: str) -> dict[int, int]:

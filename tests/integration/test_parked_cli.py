@@ -92,3 +92,16 @@ def test_a_group_that_does_not_exist(kafka_broker: LocalBroker, capsys: Any):
     code, out, err = called(capsys, kafka_broker, "parked", "ls", "--group", "nobody-at-all")
     assert (code, out) == (2, "")
     assert err == f"weft: group nobody-at-all does not exist at {kafka_broker.bootstrap}\n"
+
+
+def test_a_record_behind_the_end_is_not_waited_for(kafka_broker: LocalBroker, capsys: Any):
+    """It is not in the topic: one line, where a reader would wait for half a minute."""
+    topic = f"parked-{uuid.uuid4().hex[:8]}"
+    kafka_broker.create_topic(topic, 1)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
+    producer.produce(topic, b"v", b"k", 0)
+    assert producer.flush(60) == 0
+    words = ("record", "export", f"{topic}:0:0", f"{topic}:0:1", "--group", topic)
+    code, out, err = called(capsys, kafka_broker, *words)
+    assert (code, json.loads(out)["value"]) == (2, "v")
+    assert f"{topic}:0:1 is not in its topic (any more)" in err

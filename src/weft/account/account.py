@@ -114,6 +114,8 @@ class Part(NamedTuple):
     map_taken: int
     #: nothing at or past this offset starts for now; below zero: not measured yet
     map_edge: int
+    #: failing, parked and held records that the last commit had no room for
+    left_out: int
     user_paused: bool
     command_paused: bool
     intake_paused: bool
@@ -143,8 +145,8 @@ class Part(NamedTuple):
 _plain = attrgetter(
     "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
     "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
-    "commit.map_limit", "reach.taken", "reach.edge", "user_paused", "command_paused",
-    "intake_paused",
+    "commit.map_limit", "reach.taken", "reach.edge", "memory.shed", "user_paused",
+    "command_paused", "intake_paused",
 )  # fmt: skip
 _counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
 #: how much is copied at a time: the door is open to others between two slices
@@ -192,7 +194,8 @@ class Spent(NamedTuple):
     name: str
     handlers: tuple[str, ...]
     #: "rate", "in_flight", "asked" (the service asks its callers to wait) or "share" (the member's
-    #: share is nothing, or not known yet)
+    #: share is nothing, or not known yet); in a fleet "lent" (all that the driver lends is used) or
+    #: "link" (the driver does not answer)
     why: str
     per_s: float | None
     in_flight_max: int | None
@@ -202,6 +205,8 @@ class Spent(NamedTuple):
     #: on the engine's clock, when something may start; None: when a call ends
     until: float | None
     error: ErrorInfo | None
+    #: since when the driver does not answer
+    since: float | None = None
 
 
 class Account(NamedTuple):
@@ -252,7 +257,7 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         dict(state.counts),
         gathering(engine),
         [_away(handler, one) for handler in state.handlers for one in _first(handler.outages)],
-        [_spent(one) for one in state.budgets if one.why],
+        [_spent(one, now) for one in state.budgets if one.why],
     )
     return account, list(state.partitions.values())
 
@@ -268,11 +273,12 @@ def _away(handler: Handler, one: Outage) -> Away:
     )  # fmt: skip
 
 
-def _spent(one: SharedBudget) -> Spent:
+def _spent(one: SharedBudget, now: float) -> Spent:
     return Spent(
         one.spec.name, tuple(handler.name for handler in one.handlers), one.why, one.spec.per_s,
         one.spec.in_flight, one.share, one.in_flight, one.due,
         one.asked_by if one.why == "asked" else None,
+        None if one.lease is None else one.lease.unanswered_since(now),
     )  # fmt: skip
 
 
@@ -393,12 +399,17 @@ def _part(copy: tuple[Any, ...]) -> Part:
     return Part._make((*plain, places, *offsets, held, exports, shelved))
 
 
+def is_held(work: Work) -> bool:
+    """By a command; it waits as for its next attempt."""
+    return work.state == states.RETRYING and work.failure is not None and work.failure.held
+
+
 def place_of(work: Work, gathered: set[Work]) -> str:
     """The one place of a record, by looking for it. Inside the door; for one record, or tests."""
     partition = work.partition
     if partition.handler.slots.waits(work):
         return "not_begun"
-    if work.state == states.RETRYING and work.failure is not None and work.failure.held:
+    if is_held(work):
         return "on_hold"
     found = PLACE_OF_STATE.get(work.state)
     if found is not None:

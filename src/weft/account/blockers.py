@@ -1,4 +1,4 @@
-"""The records that block most, ranked by how many others wait for them.
+"""The records that block most, ranked by how many others wait for them; the parked and held ones.
 
 A record that is not done holds up the records behind it in its lane, and keeps the commit from
 passing it, so that what is done beyond it lives in the offset map only. Computed from an account,
@@ -8,17 +8,19 @@ outside the door; a record that has changed since is omitted or reported in its 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from heapq import nlargest
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
 
-from weft.account.account import PLACE_OF_STATE, Account, Part
+from weft.account.account import PLACE_OF_STATE, Account, Part, is_held
 from weft.account.shown import error_row, shown_key, shown_text
 from weft.core import states
 from weft.core.spec import HandlerSpec
 from weft.core.work import Failure, Work
 
 BLOCKERS_MAX = 20
+#: of the parked records, and of the held ones
+LISTED_MAX = 50
 
 
 class Blocker(NamedTuple):
@@ -80,7 +82,9 @@ def _shelved(part: Part, work: Work) -> int:
 
 def _place(part: Part, work: Work) -> str | None:
     """Where a record is that has left its queue; None where it is done by now."""
-    return "not_begun" if part.handler.slots.waits(work) else PLACE_OF_STATE.get(work.state)
+    if part.handler.slots.waits(work):
+        return "not_begun"
+    return "on_hold" if is_held(work) else PLACE_OF_STATE.get(work.state)
 
 
 def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:
@@ -118,11 +122,55 @@ def waiting_behind(work: Work) -> int:
     return _behind([work])[work]
 
 
+def waiting(
+    account: Account, parts: Sequence[Part], epoch_s: float
+) -> dict[str, list[dict[str, Any]]]:
+    """The parked records and the held ones, those that have been so for longest first."""
+    kinds = {"parked": _is_parked, "on_hold": is_held}
+    return {
+        place: [_listed(*one, place, account.at, epoch_s) for one in _longest(parts, place, is_it)]
+        for place, is_it in kinds.items()
+    }
+
+
+def _longest(
+    parts: Sequence[Part], place: str, is_it: Callable[[Work], bool]
+) -> list[tuple[Part, Work]]:
+    """Only partitions that have some are looked through."""
+    found = (
+        (since_of(work) or 0.0, part.topic, part.number, work.record.offset, part, work)
+        for part in parts
+        if part.places[place]
+        for work in part.works
+        if work is not None and is_it(work)
+    )
+    return [(one[-2], one[-1]) for one in nsmallest(LISTED_MAX, found, key=lambda one: one[:4])]
+
+
+def _listed(part: Part, work: Work, place: str, at: float, epoch_s: float) -> dict[str, Any]:
+    """A row as of a blocker, without what is long and what is asked of blockers alone."""
+    row = record_row(work, part.handler.spec, at, epoch_s)
+    del row["story"], row["timeout_s"]
+    return {
+        "topic": part.topic,
+        "partition": part.number,
+        "offset": work.record.offset,
+        "handler": part.handler.name,
+        "place": place,
+        "waiting_behind": waiting_behind(work) + (_shelved(part, work) if part.shelved else 0),
+        **row,
+    }
+
+
+def _is_parked(work: Work) -> bool:
+    return work.state == states.PARKED
+
+
 def since_of(work: Work) -> float | None:
     """Since when it is where it is, on the engine's clock; None for one that never started."""
     failure = work.failure
     if work.state in (states.RETRYING, states.PARKED) and failure is not None:
-        return failure.told_at
+        return failure.noted_at
     return None if work.state == states.QUEUED else getattr(work, "since", None)
 
 
@@ -158,7 +206,26 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
         else round(max(0.0, failure.due - at), 3),
         "last_error": None if failure is None else error_row(failure.error),
         "story": _story(failure, epoch_s),
+        **_waits(work, failure, at, epoch_s),
     }
+
+
+def _waits(work: Work | None, failure: Failure | None, at: float, epoch_s: float) -> dict[str, Any]:
+    """Of a parked or held record: until when, how it came to that, and by whose wish."""
+    row: dict[str, Any] = dict.fromkeys(("until", "by", "reason", "error_hash"))
+    if work is None or failure is None:
+        return row
+    if failure.error is None and failure.known_hash is not None:
+        row["error_hash"] = f"{failure.known_hash:08x}"
+    held = is_held(work)
+    if (held or work.state == states.PARKED) and failure.due > at:
+        row["until"] = round(failure.due + epoch_s, 3)
+    if held and failure.held_by is not None:
+        row["reason"] = shown_text(failure.held_by.reason) or None
+        row["by"] = shown_text(failure.held_by.claimed_by) or None
+    elif work.state == states.PARKED:
+        row["by"] = failure.exhausted_by or None
+    return row
 
 
 def _attempts_max(work: Work | None, spec: HandlerSpec) -> int | None:

@@ -5,7 +5,7 @@ All of it runs inside the door and walks the records of one partition (for a key
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Undone(NamedTuple):
     state: str
     attempts: int
     error: ErrorInfo | None
-    #: it is the first of a parked lane: its value and headers are not kept
+    #: the first of a parked or held lane: its value and headers are not kept
     bare: bool
     #: a lane is the records of one key
     by_key: bool
@@ -50,7 +50,7 @@ def find(
     if offset in partition.offsets.incomplete:
         place = "unfetched"
         head = partition.shelves.head_of(offset) if partition.offsets.shelved else None
-        if head is not None and head.state == states.PARKED:
+        if head is not None and head.put_off:
             row = _alone(engine, head, now, epoch_s)
             return {**where, **row, "offset": offset, "place": "behind", "behind": row}
     elif offset < partition.offsets.position or offset <= partition.offsets.restored_top:
@@ -128,15 +128,42 @@ def _head(work: Work) -> Work | None:
     return None
 
 
-def undone_of(engine: Engine, topic: str, states_meant: Collection[int]) -> list[Undone]:
-    """The records of a topic in these states, by partition and offset."""
+def count_key(engine: Engine, key: bytes, topic: str) -> int:
+    """How many records of this key are here and not done: `find_key` has the first ones."""
+    count = 0
+    for partition in engine.state.partitions.values():
+        if partition.topic == topic:
+            count += sum(1 for _ in _of_key(partition, key))
+            by_key = partition.handler.spec.ordering == KEY
+            shelf = partition.lanes.shelves.get(key) if by_key else None
+            count += 0 if shelf is None else len(shelf.offsets)
+    return count
+
+
+def first_of(engine: Engine, topic: str | None, handler: int | None, most: int) -> list[Undone]:
+    """The first records of a topic, or of a handler, or of all, that are not done."""
+    works = (
+        work
+        for partition in engine.state.partitions.values()
+        if topic in (None, partition.topic) and handler in (None, partition.handler.index)
+        for work in partition.offsets.works()
+    )
+    return [_undone(work) for work in islice(works, most)]
+
+
+def works_of(engine: Engine, topic: str) -> list[Work]:
+    """The records of a topic that are not done, by partition and offset: quick, also of many."""
     return [
-        _undone(work)
+        work
         for partition in engine.state.partitions.values()
         if partition.topic == topic
         for work in partition.offsets.works()
-        if work.state in states_meant
     ]
+
+
+def undone_of(works: Sequence[Work], states_meant: Collection[int]) -> list[Undone]:
+    """Those that are in these states now."""
+    return [_undone(work) for work in works if work.state in states_meant]
 
 
 def _undone(work: Work) -> Undone:

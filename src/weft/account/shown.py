@@ -18,6 +18,11 @@ def shown_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     return cut
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 letter`, `40,000 letters`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def shown_lines(text: str) -> str:
     """The text with its lines, whole; what does not print in them as an escape."""
     if text.replace("\n", "").isprintable():

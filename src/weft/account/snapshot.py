@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.account.account import PLACES, Account, Away, Part, Spent, Unread
-from weft.account.blockers import blocker_row, blockers, record_row
+from weft.account.blockers import blocker_row, blockers, record_row, waiting
 from weft.account.shown import error_row, shown_key
 from weft.core import states
 from weft.core.handler import Handler
@@ -20,7 +20,7 @@ OPENS_S = 2.0
 def snapshot(
     account: Account, epoch_s: float = 0.0, *, worst: bool = True, unread: Sequence[Unread] = ()
 ) -> dict[str, Any]:
-    """Partitions, handlers and blockers; `epoch_s` is the UNIX time of the engine's clock at 0.
+    """Partitions, handlers and records; `epoch_s` is the UNIX time of the engine's clock at 0.
 
     Without the `worst` nothing walks over the records, and an account that counts will do.
     """
@@ -36,10 +36,27 @@ def snapshot(
         "partitions": with_unread(rows, unread, account.at),
         "handlers": {handler.name: handler_row(handler) for handler in account.handlers},
         "blockers": [blocker_row(one, account.at, epoch_s) for one in bad],
+        **with_left_out(waiting(account, parts, epoch_s) if worst else NOT_LISTED, rows),
         "halts": stops,
         "holds": account.holds,
         "counts": account.counts,
     }
+
+
+#: lists of records that wait for a person: the name, and the place of each
+NOT_LISTED: Mapping[str, list[dict[str, Any]]] = {"parked": [], "on_hold": []}
+
+
+def with_left_out(
+    listed: Mapping[str, list[dict[str, Any]]], parts: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """These lists, and how many more there are of each in the partitions."""
+    places = [part.get("places", {}) for part in parts]
+    found: dict[str, Any] = dict(listed)
+    for name, rows in listed.items():
+        every = sum(one.get(name, 0) for one in places)
+        found[f"{name}_left_out"] = max(0, every - len(rows))
+    return found
 
 
 def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
@@ -82,6 +99,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "map_limit": part.map_limit,
         "map_used": _map_used(part),
         "past_map": part.places["past_map"],
+        "not_remembered": min(part.left_out, part.not_done),
         "paused": part.user_paused or part.command_paused or part.intake_paused,
         "paused_by": _paused_by(part),
         **_NO_PLACE,
@@ -104,8 +122,8 @@ _UNKNOWN: dict[str, Any] = {
     "end": None, "done_beyond": 0, "remaining": None, "remaining_is_bound": False,
     "oldest_not_done": None, "oldest_age_s": None, "buffered": 0, "in_flight": 0, "retrying": 0,
     "parked": 0, "places": {place.name: 0 for place in PLACES}, "unfetched": 0, "lag": None,
-    "map_chars": 0, "map_limit": 0, "map_used": 0.0, "past_map": 0, "paused": False,
-    "paused_by": [],
+    "map_chars": 0, "map_limit": 0, "map_used": 0.0, "past_map": 0, "not_remembered": 0,
+    "paused": False, "paused_by": [],
 }  # fmt: skip
 
 
@@ -203,7 +221,7 @@ def halts(
         if works and not running and (one := _none_begins(handler, works, account.at, epoch_s)):
             found.append(one)
             continue
-        # What is granted beyond the concurrency waits in the pipes of worker processes.
+        # What is granted beyond the concurrency waits in the pipes of processes, or for a thread.
         in_pipes = handler.slots.taken > handler.slots.concurrency
         if handler.name not in waiting and not in_pipes:
             continue
@@ -271,6 +289,7 @@ def _spent(
         "waiting": sum(part.places["budget"] for part in parts if part.handler.name == handler),
         "error": error_row(one.error),
         **due,
+        **({} if one.since is None else {"for_s": round(max(0.0, at - one.since), 3)}),
     }
 
 

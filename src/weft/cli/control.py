@@ -79,9 +79,20 @@ class Reach:
         """How Kafka is reached."""
         return cluster.Cluster(self.bootstrap_servers, self.x, self.config)
 
-    def send(self, order: dict[str, Any], for_: str | None = None) -> int:
-        """Give the command to every member, and print the answers; the exit code."""
-        return send(order, self.reason, for_, self.dry_run, self._runs(), as_json=self.as_json)
+    def send(self, *orders: Row, for_: str | None = None, rest: Sequence[Row] = ()) -> int:
+        """Give the commands to every member, and print the answers; the worst exit code.
+
+        `rest`: those after them of which it is no matter if no record is meant.
+        """
+        given = [self._completed(order, for_) for order in (*orders, *rest)]
+        return send(given, self._runs, self.dry_run, len(orders), as_json=self.as_json)
+
+    def looked(self, order: Row) -> tuple[list[Row], list[Row]]:
+        """What a dry run of it answers; and who is missing."""
+        return self._runs().asked(self._completed({**order, "dry_run": True}, None))
+
+    def _completed(self, order: Row, for_: str | None) -> Row:
+        return completed(order, self.reason, for_, self.dry_run)
 
     def _runs(self) -> Reached:
         if self.control is None:
@@ -102,7 +113,7 @@ def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For 
     Example: weft pause --topic orders --reason "payment service is down" --for 30m
     """
     order = {"action": "pause", "topic": topic, "handler": handler}
-    return reach.send(order, for_)
+    return reach.send(order, for_=for_)
 
 
 @cluster.spread
@@ -132,13 +143,14 @@ def set_(
 ) -> int:
     """Set concurrency, rate or time-out of a handler, or of all, until it expires.
 
-    Each member gets the value. Concurrency is at most what the handler is declared with. A time-out
-    in place of another is also that of calls that run.
+    Each member gets the value. Concurrency may be more than declared: up to 10,000 calls async,
+    1,000 on threads; not with worker processes or a ledger. A time-out in place of another is also
+    that of calls that run.
 
     Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
     """
     order = {"action": "set", "handler": handler, "settings": settings_of(settings)}
-    return reach.send(order, for_)
+    return reach.send(order, for_=for_)
 
 
 def stop(
@@ -156,8 +168,8 @@ def stop(
 
     Example: weft stop --group geofence --reason "moving to the new cluster"
     """
-    order = {"action": "stop", "mode": mode}
-    return send(order, reason, None, dry_run, Runs(url, token_file, group), as_json=as_json)
+    order = completed({"action": "stop", "mode": mode}, reason, None, dry_run)
+    return send([order], partial(Runs, url, token_file, group), dry_run, 1, as_json=as_json)
 
 
 @log_app.callback()
@@ -169,16 +181,29 @@ def _control() -> None:
 
 
 @log_app.command()
+@cluster.spread
 def log(
+    kafka: cluster.Cluster,
     group: Group = None,
     url: Url = None,
     token_file: TokenFile = None,
+    control: Control = None,
     as_json: cluster.Json = False,
 ) -> None:
     """List what is in force by command, and the last commands with each member's answer.
 
-    Example: weft control log --json
+    With --control from that topic, also while no member runs: the last command for each target, and
+    those of the last 8 days that are for no later member, with the newest 1,000 answers.
+
+    Example: weft control log --control weft.control --group billing
     """
+    if control is not None:
+        if url is not None or not group:
+            raise ConfigError("--control requires --group and excludes --url")
+        from weft.cli.control_group import ByTopic  # the local commands load no client
+
+        _print_log(ByTopic(control, group, kafka).log(), as_json=as_json)
+        return
     found = Runs(url, token_file, group).known(several=True)
     if as_json:
         typer.echo(json.dumps([answer for _, _, answer in found]))
@@ -200,6 +225,28 @@ def log(
         )  # fmt: skip
         table.add_row(*map(Text, cells))
     Console().print(table if rows else "no commands yet")
+
+
+def _print_log(commands: Sequence[Row], *, as_json: bool) -> None:
+    """The commands of a control topic, the oldest first."""
+    if as_json:
+        typer.echo(json.dumps(commands))
+        return
+    for one in commands:
+        if one["until"] is not None:
+            typer.echo(f"in force: {_in_words(one)}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("time", no_wrap=True)
+    for name in ("command", "answers", "reason", "claimed by"):
+        table.add_column(name, overflow="fold")
+    for one in commands:
+        answers = [f"{a['member']}: {a['outcome']}: {a['detail']}" for a in one["answers"]]
+        table.add_row(
+            Text(time.strftime("%m-%d %H:%M:%SZ", time.gmtime(one["at"]))),
+            Text(f"{one['action']} {one['about']}" + (" (dry run)" if one["dry_run"] else "")),
+            Text("\n".join(answers) or "-"), Text(one["reason"]), Text(one["claimed_by"] or "?"),
+        )  # fmt: skip
+    Console().print(table if commands else "no commands yet")
 
 
 class Reached(Protocol):
@@ -280,28 +327,39 @@ class Runs:
         return answers, missing
 
 
-def send(
-    order: dict[str, Any],
-    reason: str,
-    for_: str | None,
-    dry_run: bool,
-    runs: Reached,
-    *,
-    as_json: bool,
-) -> int:
-    """Give the command to every member, and print the answers; the exit code."""
+def completed(order: Row, reason: str, for_: str | None, dry_run: bool) -> Row:
+    """With what every command has; ConfigError before anyone is asked."""
     for_s = FOR_S if for_ is None else seconds_of(for_)
-    order |= {"reason": checked_reason(reason), "for_s": for_s, "dry_run": dry_run}
-    order |= {"id": secrets.token_hex(4), "claimed_by": _me()}
-    order_of(order)  # refuse what is wrong before anyone is asked
-    answers, missing = runs.asked(order)
-    answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
+    found = {"dry_run": dry_run, **order, "reason": checked_reason(reason), "for_s": for_s}
+    found |= {"id": secrets.token_hex(4), "claimed_by": _me()}
+    order_of(found)
+    return found
+
+
+def send(
+    orders: Sequence[Row], runs: Callable[[], Reached], dry_run: bool, strict: int, *, as_json: bool
+) -> int:  # fmt: skip
+    """Give the commands to every member, and print the answers; the worst exit code.
+
+    `strict`: so many of them, the first ones, miss a record that no member has.
+    """
+    every: list[Row] = []
+    code = 0
+    for number, order in enumerate(orders):
+        answers, missing = runs().asked(order)
+        answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
+        if not as_json:
+            _print(answers)
+        every += [{"id": order["id"], **one} for one in answers]
+        bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
+        if bad or not answers or (number < strict and _missed(order, answers)):
+            code = EXIT_NOT_ALL
     if as_json:
-        typer.echo(json.dumps({"id": order["id"], "dry_run": dry_run, "answers": answers}))
-    else:
-        _print(answers, dry_run)
-    bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
-    return EXIT_NOT_ALL if bad or not answers or _missed(order, answers) else 0
+        first = orders[0]["id"] if orders else None
+        typer.echo(json.dumps({"id": first, "dry_run": dry_run, "answers": every}))
+    elif dry_run and orders:
+        typer.echo("Nothing was changed: it was a dry run.", err=True)
+    return code
 
 
 def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> bool:
@@ -326,16 +384,14 @@ def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> b
     return True
 
 
-def _print(answers: Sequence[Mapping[str, Any]], dry_run: bool) -> None:
+def _print(answers: Sequence[Mapping[str, Any]]) -> None:
     for one in answers:
         Console(soft_wrap=True).print(Text(f"{one['member']}: {one['outcome']}: {one['detail']}"))
-    if dry_run:
-        typer.echo("Nothing was changed: it was a dry run.", err=True)
 
 
 def _in_words(force: Mapping[str, Any]) -> str:
     """One command in force, in words."""
-    about = [f"{name} {force[name]}" for name in ("topic", "handler") if force[name]]
+    about = [f"{name} {force[name]}" for name in ("topic", "handler", "key") if force.get(name)]
     settings = [f"{name}={value}" for name, value in force["settings"].items()]
     until = time.strftime("%H:%M:%SZ", time.gmtime(force["until"]))
     words = [force["action"], *(about or ["everything"]), *settings, f"until {until}"]

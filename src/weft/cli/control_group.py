@@ -10,8 +10,8 @@ from typing import Any
 from weft.cli import cluster
 from weft.cli.dlq_box import connected
 from weft.errors import ConfigError, FatalError
-from weft.kafka.connect import Connection, WordsPort
-from weft.kafka.ports import Delivery, OutMessage
+from weft.kafka.connect import AdminPort, Connection, WordsPort
+from weft.kafka.ports import Delivery, OutMessage, Word
 from weft.observe.group_orders import (
     ANSWER,
     BEAT,
@@ -19,11 +19,15 @@ from weft.observe.group_orders import (
     SILENT_S,
     answer_of,
     command_key,
+    ends,
     kind_of,
     lasts,
+    left_s,
+    of_now,
     packed,
+    unpacked,
 )
-from weft.observe.orders import RECORD_ACTIONS, order_of
+from weft.observe.orders import RECORD_ACTIONS, order_of, what
 
 #: the answers are waited for; a skip is answered when its commit is stored, which may take 10 s
 ANSWERS_S = 10.0
@@ -48,11 +52,7 @@ class ByTopic:
         the brokers.
         """
         with cluster.answering(), closing(self._connection.admin()) as admin:
-            if not admin.describe([self._topic], cluster.ANSWER_S):
-                raise ConfigError(
-                    f"control topic {self._topic} does not exist at {self._bootstrap}: a member "
-                    f"with App(control={self._topic!r}) makes it when it starts"
-                )
+            self._check_topic(admin)
             state, members = admin.group_state(self._group, cluster.ANSWER_S)
             if state == "DEAD":
                 raise ConfigError(f"group {self._group} does not exist at {self._bootstrap}")
@@ -65,18 +65,67 @@ class ByTopic:
                 kind == BEAT or (kind in mine and what[:1] == (given.id,))
             )
 
-        words = self._connection.last_words(self._topic, wanted, self._failed, whole=True)
-        with closing(words):
-            if not _within(ANSWERS_S, words.is_read):
-                raise FatalError(
-                    f"control topic {self._topic} cannot be read: {self._reason or 'no answer'}"
-                )
+        with closing(self._words(wanted)) as words:
+            self._wait_read(words)
             self._write(OutMessage(self._topic, packed(given), command_key(self._group, given)))
             limit_s = RECORDS_ANSWERS_S if given.action in RECORD_ACTIONS else ANSWERS_S
             if members:
-                _within(limit_s, lambda: not self._missing(words, members))
-            missing = self._missing(words, members, later=lasts(given))
-            return [*self._answers(words).values()], missing
+                _within(limit_s, lambda: not self._missing(words, members, limit_s))
+            missing = self._missing(words, members, limit_s, later=lasts(given))
+            return [answer for _, answer in _answers(words.last())], missing
+
+    def log(self) -> list[Row]:
+        """The commands in the topic with their answers, the oldest first; raises as `asked`.
+
+        `until`: of those in force, UNIX seconds; else None.
+        """
+        with cluster.answering(), closing(self._connection.admin()) as admin:
+            self._check_topic(admin)
+
+        def wanted(key: bytes) -> bool:
+            kind, group, _ = kind_of(key) or ("", "", ())
+            return group == self._group and kind in (COMMAND, ANSWER)
+
+        with closing(self._words(wanted)) as words:
+            self._wait_read(words)
+            now, found = words.now(), words.last()
+        commands: dict[str, Row] = {}
+        for key, word in sorted(found.items(), key=lambda one: one[1].at):
+            if (kind_of(key) or ("",))[0] != COMMAND or not word.value:
+                continue
+            try:
+                given = unpacked(self._group, key, word.value)
+            except ConfigError:
+                continue  # the members count and log it
+            until = None
+            if lasts(given) and not ends(given) and left_s(given, now - word.at) > 0:
+                until = round(word.at + given.for_s, 3)
+            row = {"at": round(word.at, 3), **given.row(), "about": what(given), "until": until}
+            commands[given.id] = {**row, "answers": []}
+        for order_id, answer in _answers(found):
+            if order_id in commands:
+                commands[order_id]["answers"].append(answer)
+        for one in commands.values():
+            if one["answers"] and {a["outcome"] for a in one["answers"]} == {"refused"}:
+                one["until"] = None
+        return list(commands.values())
+
+    def _check_topic(self, admin: AdminPort) -> None:
+        if not admin.describe([self._topic], cluster.ANSWER_S):
+            raise ConfigError(
+                f"control topic {self._topic} does not exist at {self._bootstrap}: a member "
+                f"with App(control={self._topic!r}) makes it when it starts"
+            )
+
+    def _words(self, wanted: Callable[[bytes], bool]) -> WordsPort:
+        topic = self._topic
+        return self._connection.last_words(topic, wanted, self._failed, whole=True, of_now=of_now)
+
+    def _wait_read(self, words: WordsPort) -> None:
+        if not _within(ANSWERS_S, words.is_read):
+            raise FatalError(
+                f"control topic {self._topic} cannot be read: {self._reason or 'no answer'}"
+            )
 
     def _write(self, message: OutMessage) -> None:
         found: list[Delivery] = []
@@ -91,21 +140,11 @@ class ByTopic:
             reason = self._reason or "no answer" if error is None else error.line
             raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
 
-    def _answers(self, words: WordsPort) -> dict[str, Row]:
-        found = {}
-        for key, word in words.last().items():
-            kind, _, what = kind_of(key) or ("", "", ())
-            if kind == ANSWER:
-                try:
-                    answer = answer_of(word.value)
-                except ConfigError:
-                    continue  # that member has not answered
-                if what[1:] == (answer.member,):
-                    found[answer.member] = answer.row()
-        return found
-
-    def _missing(self, words: WordsPort, members: int, *, later: bool = False) -> list[Row]:
-        answered, now = self._answers(words).keys(), words.now()
+    def _missing(
+        self, words: WordsPort, members: int, limit_s: float, *, later: bool = False
+    ) -> list[Row]:
+        answered = {answer["member"] for _, answer in _answers(words.last())}
+        now = words.now()
         here = {
             str(what[0])
             for key, word in words.last().items()
@@ -113,7 +152,10 @@ class ByTopic:
             if kind == BEAT and what and word.value and now - word.at < SILENT_S
         }
         missing = [
-            {"member": name, "detail": f"it follows {self._topic} and has not answered in time"}
+            {
+                "member": name,
+                "detail": f"it follows {self._topic} and has not answered in {limit_s:g} s",
+            }
             for name in sorted(here - answered)
         ]
         if (more := members - len(here | answered)) > 0:
@@ -130,6 +172,21 @@ class ByTopic:
 
     def _failed(self, reason: str) -> None:
         self._reason = reason
+
+
+def _answers(words: Mapping[bytes, Word]) -> list[tuple[str, Row]]:
+    """The members' answers, each with the id of its command."""
+    found = []
+    for key, word in words.items():
+        kind, _, what_ = kind_of(key) or ("", "", ())
+        if kind == ANSWER and word.value:
+            try:
+                answer = answer_of(word.value)
+            except ConfigError:
+                continue  # that member has not answered
+            if what_[1:] == (answer.member,):
+                found.append((str(what_[0]), answer.row()))
+    return found
 
 
 def _within(limit_s: float, what: Callable[[], bool]) -> bool:

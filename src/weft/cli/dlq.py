@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated, Any, Literal
 
 import typer
@@ -14,13 +15,25 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from weft.account.shown import counted
 from weft.cli import cluster
-from weft.cli.dlq_box import Where, counted, cut, opened, parse_where, place_of, shown
+from weft.cli.dlq_box import (
+    Where,
+    connected,
+    cut,
+    opened,
+    parse_where,
+    place_of,
+    shown,
+)
 from weft.cli.dlq_replay import replay
+from weft.cli.topics import check_topic
 from weft.dlq.letters import Letter, Place
-from weft.dlq.replay import Box
+from weft.dlq.not_back import NotBack
+from weft.dlq.replay import Box, group_of
 from weft.errors import ConfigError
 from weft.types import Record
+from weft.where import Condition
 
 VALUE_CHARS_MAX = 200
 SHOWN_CHARS_MAX = 2_000
@@ -86,7 +99,7 @@ def ls(
         if values and one.at in held:
             table.add_row("", "", "", Text(shown(held[one.at].value, VALUE_CHARS_MAX)))
     Console().print(table)
-    typer.echo(f"{counted(len(found))} of {len(box.letters):,} in {topic}")
+    typer.echo(f"{counted(len(found), 'letter')} of {len(box.letters):,} in {topic}")
 
 
 @app.command()
@@ -137,6 +150,13 @@ def stats(
     by: Annotated[By, typer.Option(help="What is counted.")] = "type",
     where: Where = None,
     group: Group = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve how many are not back, by type: /metrics (Prometheus) and /letters.",
+        ),
+    ] = None,
     as_json: cluster.Json = False,
 ) -> None:
     """Count dead letters: by error type or anything else, and how many are not back yet.
@@ -144,6 +164,11 @@ def stats(
     Example: weft dlq stats orders.dlq --by hour --where 'error.type == "Timeout"'
     """
     condition = None if where is None else parse_where(where)
+    if listen is not None:
+        if by != "type" or as_json:
+            raise ConfigError("--listen counts by type and prints nothing: leave --by, --json out")
+        _serve(topic, kafka, condition, group or group_of(topic, None), listen)
+        return
     with opened(topic, kafka, group) as box:
         found = [one for one in box.letters if condition is None or condition.matches(one.field)]
         rows = _counts(box, found, by)
@@ -159,7 +184,19 @@ def stats(
         table.add_row(Text(cut(str(row[by]), VALUE_CHARS_MAX)), *numbers, *times)
     Console().print(table)
     left = sum(row["not_back"] for row in rows)
-    typer.echo(f"{counted(len(found))} in {topic}, {left:,} not brought back")
+    typer.echo(f"{counted(len(found), 'letter')} in {topic}, {left:,} not brought back")
+
+
+def _serve(
+    topic: str, kafka: cluster.Cluster, where: Condition | None, group: str, listen: str
+) -> None:
+    """Until SIGINT or SIGTERM."""
+    from weft.observe.lag_server import MEASURED_EVERY_S, LettersBoard, serve
+
+    check_topic(topic)
+    with cluster.answering(), closing(Box(connected(kafka, group), topic)) as box:
+        board = LettersBoard(NotBack(box, group, where).measure, topic, MEASURED_EVERY_S)
+        serve(board, listen, lambda place: typer.echo(f"weft: {place}", err=True))
 
 
 def _counts(box: Box, letters: Sequence[Letter], by: By) -> list[dict[str, Any]]:

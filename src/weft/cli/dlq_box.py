@@ -14,7 +14,7 @@ from rich.progress import Progress
 from weft.cli import cluster
 from weft.cli.topics import check_topic
 from weft.dlq.letters import Place
-from weft.dlq.replay import Box, OnProgress, group_of
+from weft.dlq.replay import Box, group_of
 from weft.errors import ConfigError
 from weft.kafka.connect import Connection, connect
 from weft.where import Condition, parse, text_of
@@ -73,26 +73,38 @@ def connected(kafka: cluster.Cluster, group: str) -> Connection:
     )
 
 
-@contextmanager
-def bar(*, wanted: bool = True) -> Iterator[OnProgress]:
+class Bar:
     """A progress bar, which only a terminal gets."""
-    if not (wanted and sys.stderr.isatty()):
-        yield lambda *_: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        tasks: dict[str, Any] = {}
 
-        def on_progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what)
-            progress.update(tasks[what], completed=done, total=total)
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._progress = None
+        if wanted and sys.stderr.isatty():
+            self._progress = Progress(console=Console(stderr=True), transient=True)
+        self._tasks: dict[str, Any] = {}
 
-        yield on_progress
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show so many of so many."""
+        if self._progress is None:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what)
+        self._progress.start()
+        self._progress.update(self._tasks[what], completed=done, total=total)
+
+    def hide(self) -> None:
+        """Take it away, for what is printed or asked, until the next step shows it again."""
+        if self._progress is not None:
+            self._progress.stop()
 
 
-def counted(number: int) -> str:
-    """`1 letter`, `40,000 letters`."""
-    return f"{number:,} letter{'s' * (number != 1)}"
+@contextmanager
+def bar(*, wanted: bool = True) -> Iterator[Bar]:
+    """A bar that is gone at the end."""
+    made = Bar(wanted=wanted)
+    try:
+        yield made
+    finally:
+        made.hide()
 
 
 def shown(data: bytes | None, chars_max: int) -> str:

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.account.shown import counted
 from weft.cli import cluster
-from weft.cli.dlq_box import Where, bar, connected, counted, cut, parse_where
+from weft.cli.dlq_box import Bar, Where, bar, connected, cut, parse_where
 from weft.cli.load import load_module
 from weft.cli.topics import check_topic
 from weft.dlq.plan import STALE, Plan, Rules, Stale
 from weft.dlq.refails import Careful
-from weft.dlq.replay import OnProgress, Outcome, Repair, Replay, Wanted, group_of
+from weft.dlq.replay import Outcome, Repair, Replay, Wanted, group_of
 from weft.errors import ConfigError, Reject
 from weft.kafka.ports import OutMessage
 from weft.numeric import is_positive
@@ -123,7 +124,7 @@ class _Call:
     #: how long each outcome is waited for; None: none is
     outcome_s: float | None
 
-    def go(self, run: Replay, on_progress: OnProgress, connection_of: Callable[[str], Any]) -> None:
+    def go(self, run: Replay, on_progress: Bar, connection_of: Callable[[str], Any]) -> None:
         """Look, say, ask, send, say."""
         if self.yes:
             run.begin()
@@ -131,6 +132,7 @@ class _Call:
         plan = run.plan()
         readers = run.readers(run.targets(plan))
         examples = run.examples(plan, EXAMPLES) if self.wanted.repair else []
+        on_progress.hide()
         if not self.as_json:
             _print(self.wanted, plan, readers)
             for record, message in examples:
@@ -139,17 +141,18 @@ class _Call:
             self._print_dry(plan, readers)
             return
         plan = self._decided(run, plan)
-        self._check_groups(plan, readers)
+        self._check_groups(run.other_groups(plan, readers))
         run.check(plan)
         if self.outcome_s is None:
             outcome = run.send(plan)
         else:
             outcome = self._send_carefully(run, plan, on_progress, connection_of)
+        on_progress.hide()
         self._print_outcome(run, plan, outcome)
 
     def _print_dry(self, plan: Plan, readers: dict[str, list[str]]) -> None:
         if self.as_json:
-            typer.echo(json.dumps({**_facts(plan), "groups": readers, "sent": 0}))
+            typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
         else:
             typer.echo("Nothing was sent: add --yes to do it.", err=True)
 
@@ -158,22 +161,20 @@ class _Call:
         rules = self.wanted.rules
         if not plan.stale or rules.stale is not None:
             return plan
-        chosen = _asked("--stale", "Leave stale letters out, or what else", STALE)
+        chosen = _asked("--stale", "What to do with stale letters", STALE)
         if chosen is None:
             raise ConfigError(
-                f"{_stale(plan)}: add --stale skip, --stale replay or --stale only-if-newest"
+                f"{plan.staleness()}: add --stale skip, --stale replay or --stale only-if-newest"
             )
         decided = Rules(chosen, rules.replays_max, rules.limit)
         run.decide(decided)
         return run.plan(decided)
 
-    def _check_groups(self, plan: Plan, readers: dict[str, list[str]]) -> None:
-        ours = {one.group for one in plan.going}
-        others = sorted({one for names in readers.values() for one in names if one not in ours})
-        if len(set().union(*readers.values())) <= 1 or not others or self.other_groups:
+    def _check_groups(self, others: Sequence[str]) -> None:
+        if not others or self.other_groups:
             return
         names = ", ".join(others)
-        question = f"{names:.200} would get them, too. Go on"
+        question = f"{names:.200} would get them, too. Continue"
         if _asked("--other-groups", question, ("no", "yes")) == "yes":
             return
         raise ConfigError(
@@ -182,7 +183,7 @@ class _Call:
         )
 
     def _send_carefully(
-        self, run: Replay, plan: Plan, on_progress: OnProgress, connection_of: Callable[[str], Any]
+        self, run: Replay, plan: Plan, on_progress: Bar, connection_of: Callable[[str], Any]
     ) -> Outcome:
         groups = sorted({one.group for one in plan.going if one.group})
         if not plan.going:
@@ -198,7 +199,7 @@ class _Call:
 
     def _print_outcome(self, run: Replay, plan: Plan, outcome: Outcome) -> None:
         if self.as_json:
-            facts = _facts(plan)
+            facts = plan.facts()
             left = {**facts["left_out"]}
             for reason, count in outcome.left_out.items():
                 left[reason] = left.get(reason, 0) + count
@@ -206,44 +207,31 @@ class _Call:
             typer.echo(json.dumps({**facts, "left_out": left, "sent": outcome.sent, **more}))
             return
         where = ", ".join(run.targets(plan)) or "no topic"
-        typer.echo(f"{counted(outcome.sent)} sent to {where}")
+        typer.echo(f"{counted(outcome.sent, 'letter')} sent to {where}")
         for reason, count in outcome.left_out.items():
             typer.echo(f"  {count:,} left out: {cut(reason, LINE_CHARS_MAX)}")
         if self.outcome_s is not None:
             typer.echo(f"  {outcome.again:,} of them failed again")
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
-    return {
-        "letters": plan.letters,
-        "brought_back": plan.brought,
-        "left_out": dict(plan.left_out),
-        "going": len(plan.going),
-        "types": dict(plan.types()),
-        "stale": plan.stale,
-    }
-
-
 def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
     """What would go where, and what would not and why."""
-    typer.echo(f"{wanted.topic}: {counted(plan.letters)}, {plan.brought:,} brought back already")
+    typer.echo(
+        f"{wanted.topic}: {counted(plan.letters, 'letter')}, {plan.brought:,} brought back already"
+    )
     for reason, count in plan.left_out.items():
         typer.echo(f"  {count:,} left out: {reason}")
     types = plan.types().most_common()
     named = ", ".join(f"{cut(kind, 60)} {count:,}" for kind, count in types[:TYPES_SHOWN])
     more = f" and {len(types) - TYPES_SHOWN} more types" if len(types) > TYPES_SHOWN else ""
-    typer.echo(f"{counted(len(plan.going))} to send" + (f": {named}{more}" * bool(types)))
+    typer.echo(f"{counted(len(plan.going), 'letter')} to send" + (f": {named}{more}" * bool(types)))
     for topic, names in readers.items():
         typer.echo(f"  to {topic}, which {', '.join(names) or 'no group'} reads")
     if plan.stale:
         done = {"skip": "left out", "replay": "sent all the same"}.get(
             wanted.rules.stale or "", "left out" if wanted.rules.stale else "--stale decides"
         )
-        typer.echo(f"{_stale(plan)}: {done}")
-
-
-def _stale(plan: Plan) -> str:
-    return f"{plan.stale:,} of {plan.eligible:,} letters would run after newer records of their key"
+        typer.echo(f"{plan.staleness()}: {done}")
 
 
 def _print_change(record: Record[Any], message: OutMessage) -> None:

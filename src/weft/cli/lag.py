@@ -48,9 +48,10 @@ def lag(
     """
     with GroupLag(bootstrap_servers, group, cluster.properties_of(x, config)) as measured:
         if listen is not None:
-            from weft.observe.lag_server import serve_lag
+            from weft.observe.lag_server import MEASURED_EVERY_S, LagBoard, serve
 
-            serve_lag(measured, listen, lambda where: typer.echo(f"weft: {where}", err=True))
+            board = LagBoard(measured.measure, group, MEASURED_EVERY_S)
+            serve(board, listen, lambda where: typer.echo(f"weft: {where}", err=True))
         elif watch:
             _watch(measured, as_json=as_json)
         else:

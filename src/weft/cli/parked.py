@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,24 +18,23 @@ from rich.text import Text
 from weft.cli import cluster
 from weft.cli.control import Reach, Runs
 from weft.cli.dlq_box import connected, cut, place_of, shown
-from weft.codec import Remembered
 from weft.errors import ConfigError
 from weft.kafka.group_rider import GroupRider, Kept, Part
-from weft.kafka.log_reader import Place
 from weft.observe import local
 from weft.observe.asking import question
-from weft.types import Record
-from weft.where import FIELDS, HEADER, OWN, Condition, Kind, Value, own_field, parse
+from weft.observe.kept_records import (
+    KEPT_FIELDS,
+    Records,
+    chosen,
+    hash_of,
+    records_of,
+    state_of,
+    waiting,
+)
+from weft.where import Condition, parse
 
 KEY_CHARS_MAX = 40
 SHOWN_CHARS_MAX = 2_000
-#: what --where may ask of a record of which a commit remembers little; no error's text is kept
-KEPT_FIELDS: Mapping[str, Kind] = {
-    **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "attempts")},
-    "state": "text",
-    "error.hash": "text",
-}
-
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -67,7 +66,6 @@ Where = Annotated[
         help='Such as \'state == "parked" and header.tenant == "acme"\'. Reads the records.',
     ),
 ]
-Records = dict[Place, Record[Any]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def ls(
     """
     with opened(kafka, group) as source:
         found, parts = found_of(source, place, where)
-        records = {} if as_json else _records(source, found[:limit])
+        records = {} if as_json else records_of(source, found[:limit])
     if as_json:
         typer.echo(json.dumps([_row(one) for one in found]))
         return
@@ -132,12 +130,12 @@ def show(
     wanted = place_of(record)
     with opened(kafka, group) as source:
         (part,) = source.read(wanted.topic, wanted.partition)
-        found = next((one for one in _waiting([part]) if one.place == wanted), None)
+        found = next((one for one in waiting([part]) if one.place == wanted), None)
         if found is None:
             raise ConfigError(_why_not(part, wanted.offset, group))
-        message = _records(source, [found]).get(found.place)
+        message = records_of(source, [found]).get(found.place)
     row = _row(found) | {
-        "state": _state(found.known),
+        "state": state_of(found.known),
         "exhausted_by": found.known.exhausted_by or None,
         "in_log": message is not None,
     }
@@ -174,17 +172,15 @@ def opened(kafka: cluster.Cluster, group: str) -> Iterator[GroupRider]:
 
 
 def found_of(
-    source: GroupRider, place: str | None, where: str | None
+    source: GroupRider, place: str | None, where: str | None, *, warn: bool = True
 ) -> tuple[list[Kept], list[Part]]:
-    """The parked and held records that are meant, and the commits; warns of what may be missing."""
+    """The parked and held records that are meant, and the commits; may warn of what is missing."""
     asked = question(place, None)
     condition = None if where is None else _condition(where)
     parts = source.read(asked.topic, asked.partition)
-    found = [one for one in _waiting(parts) if asked.offset in (None, one.known.offset)]
-    if condition is not None:
-        records = _records(source, found)
-        found = [one for one in found if condition.matches(_fields(one, records))]
-    _warn(parts)
+    found = chosen(source, parts, asked.offset, condition)
+    if warn:
+        _warn(parts)
     return found, parts
 
 
@@ -195,47 +191,6 @@ def _condition(text: str) -> Condition:
         raise ConfigError(f"--where: {error}") from None
 
 
-def _waiting(parts: Sequence[Part]) -> list[Kept]:
-    """Those that wait for someone, not for their next attempt."""
-    return [one for part in parts for one in part.kept if one.known.parked or one.known.held]
-
-
-def _records(source: GroupRider, kept: Sequence[Kept]) -> Records:
-    places = {one.place for one in kept}
-    return {(one.topic, one.partition, one.offset): one for one in source.records(places)}
-
-
-def _fields(one: Kept, records: Records) -> Any:
-    """For --where."""
-    record = records.get(one.place)
-
-    def field(name: str) -> Value:
-        if name in OWN or name.startswith(HEADER):
-            if record is None:
-                return None
-            return own_field(name, record.key, record.timestamp_ms, record.headers)
-        known = one.known
-        values: dict[str, Value] = {
-            "topic": one.topic,
-            "partition": one.partition,
-            "offset": known.offset,
-            "attempts": known.attempts,
-            "state": _state(known),
-            "error.hash": _hash(known),
-        }
-        return values[name]
-
-    return field
-
-
-def _state(known: Remembered) -> str:
-    return "held" if known.held else "parked"
-
-
-def _hash(known: Remembered) -> str | None:
-    return None if known.error is None else f"{known.error:08x}"
-
-
 def _row(one: Kept) -> dict[str, Any]:
     """The JSON format of the contract."""
     return {
@@ -243,7 +198,7 @@ def _row(one: Kept) -> dict[str, Any]:
         "partition": one.partition,
         "offset": one.known.offset,
         "attempts": one.known.attempts,
-        "error_hash": _hash(one.known),
+        "error_hash": hash_of(one.known),
         "held_until": one.known.until_s,
     }
 
@@ -259,9 +214,9 @@ def _table(kept: Sequence[Kept], records: Records) -> Table:
         known, record = one.known, records.get(one.place)
         key = "deleted" if record is None else shown(record.key, KEY_CHARS_MAX)
         cells = (
-            f"{one.topic}:{one.partition}:{known.offset}", _state(known),
+            f"{one.topic}:{one.partition}:{known.offset}", state_of(known),
             "-" if known.until_s is None else _time(known.until_s), f"{known.attempts:,}",
-            known.exhausted_by or "-", _hash(known) or "-", key,
+            known.exhausted_by or "-", hash_of(known) or "-", key,
         )  # fmt: skip
         table.add_row(*map(Text, cells))
     return table
@@ -269,9 +224,13 @@ def _table(kept: Sequence[Kept], records: Records) -> Table:
 
 def _counted(found: Sequence[Kept], parts: Sequence[Part], group: str) -> str:
     held = sum(one.known.held for one in found)
-    failing = sum(not (one.known.parked or one.known.held) for part in parts for one in part.kept)
+    others = [one.known for part in parts for one in part.kept]
+    others = [known for known in others if not (known.parked or known.held)]
+    ended = sum(bool(known.exhausted_by) for known in others)
     text = f"{len(found) - held:,} parked, {held:,} held in group {group}"
-    return f"{text}; {failing:,} more failed and will be tried again" if failing else text
+    if failing := len(others) - ended:
+        text += f"; {failing:,} more failed and will be tried again"
+    return f"{text}; {ended:,} more are being given up" if ended else text
 
 
 def _warn(parts: Sequence[Part]) -> None:

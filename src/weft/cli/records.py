@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,15 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli import cluster
-from weft.cli.control import For, Reach
+from weft.cli.control import EXIT_NOT_ALL, For, Reach
 from weft.cli.dlq_box import place_of
 from weft.cli.parked import OfGroup, OfPlace, OfReach, Where, found_of, opened
 from weft.cli.parked import app as parked_app
 from weft.dlq.letters import Place
 from weft.errors import ConfigError
-from weft.kafka.group_rider import Kept
-from weft.observe.orders import RECORDS_MAX
+from weft.kafka.group_rider import Part
+from weft.observe.asking import question
+from weft.observe.kept_records import line_of
+from weft.observe.orders import HERE_FIELDS, RECORDS_MAX
 from weft.types import Record
+from weft.where import parse
 
 key_app = typer.Typer(no_args_is_help=True)
 record_app = typer.Typer(no_args_is_help=True)
@@ -66,7 +68,7 @@ def key_hold(
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
     order = {"action": "hold", "topic": topic, "key": key, "where": where}
-    return reach.send(order, for_)
+    return reach.send(order, for_=for_)
 
 
 @key_app.command("release")
@@ -94,12 +96,26 @@ def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -
 @key_app.command("skip")
 @cluster.spread
 def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
-    """Name the first record of a key, for `weft record skip`: no more than one is skipped by key.
+    """Count the first record of a key as done without handling it, if it waits, or is parked.
+
+    The answer names it, and comes when that is committed. By --where: the first one of each key.
 
     Example: weft key skip --topic orders --key cust-17 --reason "cancelled"
     """
     order = {"action": "skip", "topic": topic, "key": key, "where": where}
-    return reach.send(order)
+    if reach.dry_run:
+        return reach.send(order)
+    answers, _ = reach.looked(order)  # then by record: given again, it is the same one
+    rows = [row for one in answers for row in one["rows"]]
+    first = [one for one in rows if one["outcome"] == "skipped"]
+    if not first:  # nothing is skipped: the answers say why
+        return reach.send({**order, "dry_run": True})
+    code = each("skip", [(topic, one["partition"], one["offset"]) for one in first], reach)
+    for one in (one for one in rows if one["outcome"] == "refused"):
+        code = EXIT_NOT_ALL
+        where = f"{topic}:{one['partition']}:{one['offset']}"
+        typer.echo(f"weft: {where} refused: {one['detail']}", err=True)
+    return code
 
 
 @record_app.command("retry")
@@ -127,13 +143,18 @@ def record_skip(records: Places, reach: Reach) -> int:
 def release(reach: OfReach, place: OfPlace = None, where: Where = None) -> int:
     """Release parked and held records: they start with new attempts, in key order.
 
-    Which there are is read from the group's commits; its running members obey.
+    Which there are is read from the group's commits; its running members obey. Where a commit has
+    no room for all, the members are asked for those that they have.
 
     Example: weft parked release orders --group billing --where 'key =~ "cust-"' --reason "fixed"
     """
     with opened(reach.cluster, reach.group) as source:
-        found, _ = found_of(source, place, where)
-    return each("release", [one.place for one in found], reach)
+        found, parts = found_of(source, place, where, warn=False)
+    rest, unasked = _rest(parts, place, where)
+    if reach.dry_run:  # what a commit has is among what the members have
+        found = [one for one in found if one.topic not in {order["topic"] for order in rest}]
+    code = each("release", [one.place for one in found], reach, rest=rest)
+    return max(code, _left(unasked, reach))
 
 
 @parked_app.command()
@@ -146,8 +167,13 @@ def skip(reach: OfReach, place: OfPlace = None, where: Where = None) -> int:
     if place is None and where is None:
         raise ConfigError("skip takes TOPIC[:PARTITION[:OFFSET]] or --where: it cannot be undone")
     with opened(reach.cluster, reach.group) as source:
-        found, _ = found_of(source, place, where)
-    return each("skip", [one.place for one in found], reach)
+        found, parts = found_of(source, place, where, warn=False)
+    places, asked = [one.place for one in found], question(place, None)
+    short = [one for one in parts if one.problem]
+    if asked.offset is not None and short and not places and where is None:
+        places = [(str(asked.topic), asked.partition or 0, asked.offset)]  # its owner knows
+    code = each("skip", places, reach)
+    return max(code, _left(short if asked.offset is None else [], reach))
 
 
 @parked_app.command()
@@ -210,32 +236,13 @@ def _export(kafka: cluster.Cluster, group: str, place: str | None, where: str | 
         known = {one.place: one for one in found}
         for record in source.records(set(known)):
             at = (record.topic, record.partition, record.offset)
-            typer.echo(json.dumps(_line(record, known[at])))
+            typer.echo(json.dumps(line_of(record, known[at])))
 
 
 def _echoed(records: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
     for record in records:
-        typer.echo(json.dumps(_line(record, None)))
+        typer.echo(json.dumps(line_of(record, None)))
         yield record
-
-
-def _line(record: Record[Any], kept: Kept | None) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "topic": record.topic, "partition": record.partition, "offset": record.offset,
-        "timestamp_ms": record.timestamp_ms, **_plain("key", record.key),
-        **_plain("value", record.value),
-        "headers": [{"name": name, **_plain("value", value)} for name, value in record.headers],
-    }  # fmt: skip
-    if kept is not None:
-        line["attempts"], line["held"] = kept.known.attempts, kept.known.held
-    return line
-
-
-def _plain(name: str, data: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
 def places_of(words: Sequence[str]) -> list[Place]:
@@ -243,16 +250,56 @@ def places_of(words: Sequence[str]) -> list[Place]:
     return [place_of(word) for word in words]
 
 
+def _rest(
+    parts: Sequence[Part], place: str | None, where: str | None
+) -> tuple[list[dict[str, Any]], list[Part]]:
+    """Commands for what the commits have no room for; parts that no member can be asked about.
+
+    A member knows no error's hash.
+    """
+    asked, parts = question(place, None), [one for one in parts if one.problem]
+    terms = ['(state == "parked" or state == "held")']
+    if asked.partition is not None:
+        terms.append(f"partition == {asked.partition}")
+    if asked.offset is not None:
+        terms.append(f"offset == {asked.offset}")
+    text = " and ".join([*terms, f"({where})"] if where is not None else terms)
+    try:
+        parse(text, HERE_FIELDS)
+    except ConfigError:
+        return [], parts
+    topics = sorted({one.topic for one in parts})
+    return [{"action": "release", "topic": topic, "where": text} for topic in topics], []
+
+
+def _left(parts: Sequence[Part], reach: OfReach) -> int:
+    """One line of what may be left; the exit code."""
+    if not parts or reach.dry_run:
+        return 0
+    one, more = parts[0], len(parts) - 1
+    others = f" (and {more:,} more partitions)" if more else ""
+    typer.echo(
+        f"weft: {one.topic}[{one.partition}]{others}: {one.problem}: give the command again; weft "
+        f"parked ls {one.topic} --group {reach.group} lists the rest",
+        err=True,
+    )
+    return EXIT_NOT_ALL
+
+
 def each(
-    action: str, places: Sequence[tuple[str, int, int]], reach: Reach, most: int = RECORDS_MAX
+    action: str,
+    places: Sequence[tuple[str, int, int]],
+    reach: Reach,
+    most: int = RECORDS_MAX,
+    rest: Sequence[dict[str, Any]] = (),
 ) -> int:
-    """One command for each topic, in pieces of so many records; the worst exit code."""
-    if not places and not reach.as_json:
+    """One command for each topic, in pieces of so many records, and `rest`; the worst exit code."""
+    if not places and not rest and not reach.as_json:
         typer.echo("0 records: nothing to do")
-    code = 0
+    orders = []
     for topic, group in groupby(sorted(set(places)), key=lambda place: place[0]):
         records = [place[1:] for place in group]
         for start in range(0, len(records), most):
             some = [list(one) for one in records[start : start + most]]
-            code = max(code, reach.send({"action": action, "topic": topic, "records": some}))
-    return code
+            orders.append({"action": action, "topic": topic, "records": some})
+    return reach.send(*orders, rest=rest)

@@ -61,7 +61,7 @@ def status(
     as_json: cluster.Json = False,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
-) -> None:
+) -> int:
     """Show the runs on this machine, worst first: blocking records, partitions, rates.
 
     Runs started with `weft run` are discovered automatically. Healthy ones share one line.
@@ -70,7 +70,7 @@ def status(
     """
     properties = cluster.properties_of(x, config)
     where_from = Where(url, token_file, group, bootstrap_servers, reports, properties)
-    _repeat(
+    return _repeat(
         watch,
         lambda: _asked(where_from.runs(), {"ask": "snapshot"}),
         _json if as_json else lambda answers: _status_shown(answers, every=every, width=_width()),
@@ -100,7 +100,7 @@ def why(
     as_json: cluster.Json = False,
     x: cluster.Properties = None,
     config: cluster.ConfigFile = None,
-) -> None:
+) -> int:
     """Explain what blocks a commit, where a record is, and what to do next.
 
     Without an argument: why no record starts, and the three worst records.
@@ -111,7 +111,7 @@ def why(
     asked = {"ask": "why", "where": where, "key": key}
     properties = cluster.properties_of(x, config)
     where_from = Where(url, token_file, group, bootstrap_servers, reports, properties)
-    _repeat(
+    return _repeat(
         watch,
         lambda: _asked(where_from.runs(), asked),
         _json if as_json else _why_shown,
@@ -134,11 +134,14 @@ def _asked(runs: Sequence[Shown], asked: Row) -> Answers:
     return answers
 
 
-def _repeat(watch: bool, ask: Callable[[], Answers], show: Callable[[Answers], Any]) -> None:
-    shown = show(ask())
+def _repeat(watch: bool, ask: Callable[[], Answers], show: Callable[[Answers], Any]) -> int:
+    """Show the answers; the exit code: 1 where no run has answered."""
+    answers = ask()
+    shown = show(answers)
     if not watch:
         _print(shown)
-    elif isinstance(shown, str):
+        return int(bool(answers) and all("error" in answer for _, answer in answers))
+    if isinstance(shown, str):
         while True:
             typer.echo(shown)
             time.sleep(WATCH_EVERY_S)
@@ -172,7 +175,9 @@ def _why_shown(answers: Answers) -> Stack:
         if several:
             lines.append(Text(name, style="bold"))
         if answer.get("silent_s"):
-            lines.append(Text(f"silent for {seconds(answer['silent_s'])}: killed or disconnected"))
+            lines.append(
+                Text(f"silent for {seconds(answer['silent_s'])}: killed, suspended or disconnected")
+            )
         if "error" in answer:
             lines.append(Text(answer["error"], style="red"))
         sentences = _sentences(answer)
@@ -305,8 +310,8 @@ def _silent_shown(
 ) -> list[Text]:
     """A silent member: of its last report, only what no other member has reported."""
     app = shot.get("app", {})
-    head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: killed or disconnected"
-    head += f"; last report {seconds(shot['silent_s'])} ago"
+    head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: "
+    head += f"killed, suspended or disconnected; last report {seconds(shot['silent_s'])} ago"
     rows = [row for row in shot["partitions"] if _where(row) not in answered]
     if not rows:
         return [Text(f"{head}; others own its partitions", style="bright_black")]

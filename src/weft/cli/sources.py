@@ -8,10 +8,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +28,8 @@ from weft.observe.reports import GroupReports
 from weft.observe.sentences import record_sentence, seconds
 from weft.observe.why import why
 
-URL_ANSWER_S = 12.0
+#: for each step of an answer, and for all of it: one whose bytes drip would never end
+URL_ANSWER_S, URL_WHOLE_S = 12.0, 30.0
 URL_BYTES_MAX = 256 * 2**20
 
 Url = Annotated[
@@ -186,20 +189,47 @@ def by_url(url: str, token_file: Path | None, question: Mapping[str, Any]) -> di
             raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from None
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=URL_ANSWER_S) as answer:  # noqa: S310  # checked above
-            body = answer.read(URL_BYTES_MAX)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ConfigError(f"{url}: {_reason(error)}") from None
+        body = _within(URL_WHOLE_S, partial(_read, request, url))
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise FatalError(f"{url}: no answer: {reason}") from None
+        why = ": is its process suspended, or overloaded?" if "timed out" in str(reason) else ""
+        raise FatalError(f"{url}: no answer: {reason}{why}") from None
     try:
         found: dict[str, Any] = json.loads(body)
     except ValueError:
         found = {}
     if not is_answer(question["ask"], found):
         raise ConfigError(f"{url}: the server there is not a Weft run: check the address")
+    return found
+
+
+def _read(request: urllib.request.Request, url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(request, timeout=URL_ANSWER_S) as answer:  # noqa: S310  # checked above
+            body: bytes = answer.read(URL_BYTES_MAX)
+            return body
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConfigError(f"{url}: {_reason(error)}") from None
+
+
+def _within(limit_s: float, call: Callable[[], bytes]) -> bytes:
+    """What it returns or raises; TimeoutError after that time, when it is left to its thread."""
+    ended: Queue[bytes | BaseException] = Queue()
+
+    def run() -> None:
+        try:
+            ended.put(call())
+        except BaseException as error:  # it is raised where it is waited for
+            ended.put(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        found = ended.get(timeout=limit_s)
+    except Empty:
+        raise TimeoutError(f"not whole within {limit_s:.0f} s") from None
+    if isinstance(found, BaseException):
+        raise found
     return found
 
 

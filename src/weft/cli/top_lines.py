@@ -1,4 +1,4 @@
-"""The lines of `weft top`: handlers, their partitions, and their blocked lanes."""
+"""The lines of `weft top`: handlers, partitions and blocked lanes; parked and held records."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ COLUMNS = {
     "left": 8, "past": 6, "map": 6, "oldest": 7, "run": 5, "retry": 6, "park": 5, "rate/s": 10,
 }  # fmt: skip
 NAME = "handler / partition"
+#: of a list of records
+RECORD = "record"
+LEFT = ("key", "error / by")
+LIST_COLUMNS = {"key": 14, "error / by": 16, "failed": 7, "for": 8, "until": 8}
 #: what the columns run, retry and park show
 RUNS = ("in_flight", "retrying", "parked")
 NAME_CHARS = 24
@@ -132,6 +136,25 @@ def _lane(row: Row, chars: int) -> Line:
     )
     bad = row["place"] in ("parked", "retrying")
     return Line(f"r {row['topic']}:{row['partition']}:{row['offset']}", 2, cells, bad)
+
+
+def listed(view: Row, name: str, chars: int) -> list[Line]:
+    """Parked or held records, those that have been so for longest first."""
+    found = []
+    for row in view[name]:
+        error = row.get("last_error") or {}
+        why = error.get("type", row.get("error_hash")) if name == "parked" else row.get("by")
+        until = row.get("until")
+        cells = (
+            middle(f"{row['topic']}[{row['partition']}] {row['offset']}", chars),
+            middle("(no key)" if row["key"] is None else row["key"], LIST_COLUMNS["key"] - 1),
+            middle(why or "-", LIST_COLUMNS["error / by"] - 1),
+            number(row["attempts"]),
+            age(row["for_s"]),
+            age(None if until is None else max(0.0, until - view["at"])),
+        )
+        found.append(Line(f"r {row['topic']}:{row['partition']}:{row['offset']}", 1, cells))
+    return found
 
 
 def middle(text: str, most: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -15,25 +15,32 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
 from weft.cli.top_lines import (
     COLUMNS,
+    LEFT,
+    LIST_COLUMNS,
     NAME,
     NAME_CHARS,
     PARTITIONS_MAX,
+    RECORD,
     Line,
     Wanted,
     lines,
+    listed,
     middle,
     number,
 )
 from weft.errors import WeftError
 from weft.observe.overview import ORDERS, overview
+from weft.observe.sentences import record_sentence
 from weft.observe.why import why
 
 HISTORY_MAX = 120
 #: innermost lines of a hanging call's stack that fit below
 STACK_LINES = 6
+#: name in the snapshot -> the word for it
+LISTS = {"parked": "parked", "on_hold": "held"}
 HELP = (
     "Enter open or close · / filter · > next order · [ ] page · Space freeze\n"
-    "b blocking records · s stack · f failures · q quit\n"
+    "b blocking records · s stack · f failures · r parked · d held · q quit\n"
     "left: true lag (end - frontier - done beyond) · map: how full the offset map is\n"
     "past: keys that wait for room in it · run, retry, park: records in that state"
 )
@@ -47,7 +54,7 @@ class Top(App[None]):
     CSS = """
     Screen { background: $background; }
     #head { height: 1; text-style: bold; }
-    #lines { height: 1fr; }
+    #lines, #listed { height: 1fr; }
     #below { height: 7; border-top: solid $panel; padding: 0 1; }
     #text { display: none; height: 1; border: none; padding: 0 1; }
     #text.shown { display: block; }
@@ -61,11 +68,13 @@ class Top(App[None]):
         Binding("enter", "open", "Open", show=False),
         Binding("slash,f4", "filter", "Filter", key_display="/"),
         Binding("greater_than_sign,f6", "order", "Order", key_display=">"),
-        Binding("right_square_bracket,n", "page(1)", "Next", key_display="]"),
-        Binding("left_square_bracket,p", "page(-1)", "Back", key_display="["),
+        Binding("right_square_bracket,n", "page(1)", "Next", show=False),
+        Binding("left_square_bracket,p", "page(-1)", "Back", show=False),
         Binding("b", "below('blockers')", "Blocking"),
         Binding("s", "below('stack')", "Stack", show=False),
-        Binding("f", "below('failures')", "Failures"),
+        Binding("f", "below('failures')", "Failed"),
+        Binding("r", "list('parked')", "Parked"),
+        Binding("d", "list('on_hold')", "Held"),
         Binding("space", "hold", "Freeze"),
         Binding("question_mark,h,f1", "below('help')", "Help", key_display="?"),
         Binding("escape", "clear", "Clear", show=False),
@@ -82,6 +91,8 @@ class Top(App[None]):
         self._received_at = 0.0
         self._held = False
         self._below = "blockers"
+        #: the list of records in place of the partitions
+        self._list = ""
         self._wanted = Wanted()
         self._of = 0
         self._history: dict[str, deque[float]] = {
@@ -96,18 +107,21 @@ class Top(App[None]):
                 with Horizontal():
                     yield Static(name, id=f"{name}-now")
                     yield Sparkline([], id=f"{name}-line")
-        yield DataTable(id="lines", cursor_type="row", zebra_stripes=False, cell_padding=0)
+        for name in ("lines", "listed"):
+            yield DataTable(id=name, cursor_type="row", zebra_stripes=False, cell_padding=0)
         yield Static("", id="below")
         yield Input(id="text", placeholder="topic, topic:3 or member; Enter", compact=True)
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
         """Build the table and start the refresh."""
-        table = self._table()
-        table.add_column(f" {NAME}", key=NAME, width=NAME_CHARS + 1)
-        for name, wide in COLUMNS.items():
-            table.add_column(name.rjust(wide), key=name, width=wide)
-        table.focus()
+        for first, columns in ((NAME, COLUMNS), (RECORD, LIST_COLUMNS)):
+            table = self._table(first)
+            table.add_column(f" {first}", key=NAME, width=NAME_CHARS + 1)
+            for name, wide in columns.items():
+                table.add_column(_aligned(name, name), key=name, width=wide)
+        self._table(RECORD).display = False
+        self._table().focus()
         self._look_soon()
         self.set_interval(self._every_s, self._look_soon)
 
@@ -115,13 +129,15 @@ class Top(App[None]):
         """Give the name column the remaining width, with room for a scroll bar."""
         chars = max(NAME_CHARS, self.size.width - sum(COLUMNS.values()) - 3)
         if chars != self._wanted.chars:
-            columns = {str(key.value): column for key, column in self._table().columns.items()}
-            if NAME in columns:
-                columns[NAME].width = chars + 1
+            for name in (NAME, RECORD):
+                columns = {str(key.value): one for key, one in self._table(name).columns.items()}
+                if NAME in columns:
+                    columns[NAME].width = chars + 1
             self._want(chars=chars)
 
-    def _table(self) -> DataTable[Text]:
-        return self.query_one("#lines", DataTable)
+    def _table(self, first: str = NAME) -> DataTable[Text]:
+        """The table with this first column."""
+        return self.query_one("#lines" if first == NAME else "#listed", DataTable)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -161,7 +177,11 @@ class Top(App[None]):
             return
         found, self._of = lines(self._view, self._wanted)
         self._show_head()
-        self._show_lines(found)
+        self._show_lines(self._table(), [(line.key, _cells(line)) for line in found], COLUMNS)
+        if self._list:
+            rows = listed(self._view, self._list, self._wanted.chars)
+            cells = [(line.key, _list_cells(line)) for line in rows]
+            self._show_lines(self._table(RECORD), cells, LIST_COLUMNS)
         self._show_history()
         self.query_one("#below", Static).update(self._below_text())
 
@@ -172,8 +192,15 @@ class Top(App[None]):
             last = min(wanted.start + PARTITIONS_MAX, self._of)
             shown = f"{wanted.start + 1}-{last} of {self._of:,}" if self._of else "none"
             head.append(f" {middle(view['group'], NAME_CHARS)} ", "reverse")
-            head.append(f" {sums['members']} member(s), {self._state} · partitions {shown}")
-            head.append(f" by {wanted.order}" + (f", with {wanted.text}" if wanted.text else ""))
+            head.append(f" {sums['members']} member(s), {self._state} · ")
+            if self._list:
+                here = len(view[self._list])
+                every = here + view[f"{self._list}_left_out"]
+                more = f" of {every:,}, longest first" if every > here else ""
+                head.append(f"{LISTS[self._list]}: {here:,}{more}")
+            else:
+                text = f", with {wanted.text}" if wanted.text else ""
+                head.append(f"partitions {shown} by {wanted.order}{text}")
             silent = [one["member"] for one in view["members"] if one["silent_s"]]
             if silent:
                 head.append(f" · silent: {', '.join(silent)}", "bold red")
@@ -188,23 +215,24 @@ class Top(App[None]):
             head = Text(f" no answer{for_s}: {self._failed}", "bold red", overflow="ellipsis")
         self.query_one("#head", Static).update(head)
 
-    def _show_lines(self, found: Sequence[Line]) -> None:
-        table = self._table()
-        at, keys = table.cursor_row, [line.key for line in found]
+    def _show_lines(
+        self, table: DataTable[Text], found: Sequence[tuple[str, list[Text]]], names: Iterable[str]
+    ) -> None:
+        at, keys = table.cursor_row, [key for key, _ in found]
         known = [str(key.value) for key in table.rows]
         before = known[at] if 0 <= at < len(known) else None
         if known != keys:
             table.clear()
-            for line in found:
-                table.add_row(*_cells(line), key=line.key)
+            for key, cells in found:
+                table.add_row(*cells, key=key)
             if keys:
                 table.move_cursor(
                     row=keys.index(before) if before in keys else min(at, len(keys) - 1)
                 )
             return
-        for line in found:
-            for name, cell in zip((NAME, *COLUMNS), _cells(line), strict=True):
-                table.update_cell(line.key, name, cell)
+        for key, cells in found:
+            for name, cell in zip((NAME, *names), cells, strict=True):
+                table.update_cell(key, name, cell)
 
     def _show_history(self) -> None:
         units = {"rate": "per second", "left": "left", "p99": "ms p99"}
@@ -217,6 +245,8 @@ class Top(App[None]):
         assert self._view is not None
         if self._below == "help":
             return Text(HELP)
+        if self._list and self._below == "blockers":
+            return self._of_listed(self._view[self._list])
         text = Text()
         if self._below == "failures":
             for row in self._view["failures"][:5]:
@@ -237,6 +267,14 @@ class Top(App[None]):
                 text.append(f"{one.text}\n")
         return text
 
+    def _of_listed(self, rows: Sequence[Mapping[str, Any]]) -> Text:
+        """The record under the cursor: its error, or the reason of its hold, and what to do."""
+        at = self._table(RECORD).cursor_row
+        if not 0 <= at < len(rows):
+            return Text(f"No record is {LISTS[self._list]}.")
+        one = record_sentence(rows[at])
+        return Text(f"{one.text}\n").append(f"  Next: {one.next}", "cyan")
+
     # -- keys --------------------------------------------------------------------------------------
 
     def _want(self, **changed: Any) -> None:
@@ -245,8 +283,13 @@ class Top(App[None]):
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Enter: open or close the selected line."""
-        key = str(event.row_key.value)
-        self._want(opened=self._wanted.opened ^ {key})
+        if event.data_table is self._table():
+            self._want(opened=self._wanted.opened ^ {str(event.row_key.value)})
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """The cursor is on another record of the list."""
+        if self._list and event.data_table is self._table(RECORD):
+            self.query_one("#below", Static).update(self._below_text())
 
     def action_order(self) -> None:
         """The next sort order."""
@@ -262,6 +305,14 @@ class Top(App[None]):
     def action_below(self, what: str) -> None:
         """Choose what is shown below the table."""
         self._below = "blockers" if self._below == what else what
+        self._show()
+
+    def action_list(self, name: str) -> None:
+        """Parked or held records in place of the partitions, or these again."""
+        self._list = "" if self._list == name else name
+        self._below = "blockers"
+        self._table().display, self._table(RECORD).display = not self._list, bool(self._list)
+        self._table(RECORD if self._list else NAME).focus()
         self._show()
 
     def action_hold(self) -> None:
@@ -285,6 +336,8 @@ class Top(App[None]):
         self.query_one("#text", Input).value = ""
         self._close_filter()
         self._want(text="", start=0)
+        if self._list:
+            self.action_list(self._list)
 
     def _close_filter(self) -> None:
         self.query_one("#text", Input).remove_class("shown")
@@ -298,3 +351,15 @@ def _cells(line: Line) -> list[Text]:
     name, *numbers = line.cells
     cells = (one.rjust(wide) for one, wide in zip(numbers, COLUMNS.values(), strict=True))
     return [Text(f" {name}", style), *(Text(one, style) for one in cells)]
+
+
+def _list_cells(line: Line) -> list[Text]:
+    name, *others = line.cells
+    cells = map(_aligned, others, LIST_COLUMNS)
+    return [Text(f" {name}"), *map(Text, cells)]
+
+
+def _aligned(text: str, column: str) -> str:
+    """Texts to the left, numbers to the right."""
+    wide = {**COLUMNS, **LIST_COLUMNS}[column]
+    return text.ljust(wide) if column in LEFT else text.rjust(wide)

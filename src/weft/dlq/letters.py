@@ -60,6 +60,7 @@ DIALECTS = (
         ("__dlq.errors.offset",),
         message=("__dlq.errors.message",),
         group=("__dlq.errors.group",),
+        handler=("__dlq.errors.handler",),
         attempts=("__dlq.errors.delivery.count",),
     ),
     Dialect(

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from weft.codec import UnreadableMap, decode, encode_fitting
 from weft.dlq.letters import Letter, Place, origin_of
@@ -56,6 +56,22 @@ class Plan:
     def types(self) -> Counter[str]:
         """How many go, by type of error."""
         return Counter(one.error_type or "?" for one in self.going)
+
+    def facts(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "letters": self.letters,
+            "brought_back": self.brought,
+            "left_out": dict(self.left_out),
+            "going": len(self.going),
+            "types": dict(self.types()),
+            "stale": self.stale,
+        }
+
+    def staleness(self) -> str:
+        """In words, how many are stale."""
+        count = f"{self.stale:,} of {self.eligible:,}"
+        return f"{count} letters would run after newer records of their key"
 
 
 class Progress:

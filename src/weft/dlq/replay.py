@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft.dlq.letters import REPLAY, Letter, Place, homeward, letter_of, without
 from weft.dlq.plan import Guard, Plan, Progress, Rules, make_plan
 from weft.errors import ConfigError, FatalError, Reject
 from weft.kafka.connect import Connection
-from weft.kafka.log_reader import fetch
+from weft.kafka.log_reader import fetch_stored
 from weft.kafka.ports import Delivery, OutMessage, ToCommit, TransactionEnd
 from weft.types import Record, Sent, TopicPartition
-from weft.where import Condition
+from weft.where import Fields
 
 ANSWER_S = 10.0
 LOOK_UP_S = 30.0
@@ -46,6 +46,13 @@ _T = TypeVar("_T")
 _Made = tuple[Letter, Record[Any], OutMessage]
 
 
+class Matching(Protocol):
+    """Chooses letters, as a `weft.where.Condition` does."""
+
+    def matches(self, fields: Fields) -> bool:
+        """Whether a letter is meant."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What the caller asked for."""
@@ -53,10 +60,28 @@ class Wanted:
     topic: str
     #: in place of the letters' own topic
     to: str | None = None
-    where: Condition | None = None
+    where: Matching | None = None
     rules: Rules = field(default_factory=Rules)
     rate_per_s: float | None = None
     repair: Repair | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is read for a replay, in offsets; what runs beside handlers has limits."""
+
+    #: of the dead-letter topic: its letters are held
+    letters: int
+    #: of the source, in one look
+    looked: int
+
+    def check(self, topic: str, what: str, count: int, count_max: int) -> None:
+        """ConfigError, with the command that has no limits, for more than that."""
+        if count > count_max:
+            raise ConfigError(
+                f"{what} holds {count:,} offsets, more than the {count_max:,} that are read here: "
+                f"use `weft dlq replay {topic}`"
+            )
 
 
 @dataclass(slots=True)
@@ -78,9 +103,13 @@ class Box:
     """The dead-letter topic, read once: letters without their values."""
 
     def __init__(
-        self, connection: Connection, topic: str, on_progress: OnProgress = lambda *_: None
+        self,
+        connection: Connection,
+        topic: str,
+        on_progress: OnProgress = lambda *_: None,
+        limits: Limits | None = None,
     ) -> None:
-        self._on_progress = on_progress
+        self._on_progress, self._limits = on_progress, limits
         self.topic = topic
         self.admin = connection.admin()
         self.reader = connection.log_reader()
@@ -105,11 +134,13 @@ class Box:
     def read(self, group: str, keep: Callable[[Record[Any]], None] = lambda _: None) -> None:
         """Read every letter there is now, and what the group has brought back."""
         ranges = self.ranges(self.topic)
+        total = sum(end - start for start, end in ranges.values())
+        if self._limits is not None:
+            self._limits.check(self.topic, self.topic, total, self._limits.letters)
         held = self.reader.committed(list(ranges), PROGRESS_S)
         for where, (start, end) in ranges.items():
             self.progress[where] = Progress(where, start, end)
             self.progress[where].restore(group, *held.get(where, (None, "")))
-        total = sum(end - start for start, end in ranges.values())
         for records in self.reader.read(ranges):
             for record in records:
                 self.progress[record.topic, record.partition].seen(record.offset)
@@ -121,7 +152,8 @@ class Box:
     def fetch(self, places: Collection[Place]) -> Iterator[Record[Any]]:
         """The records at these places, those that are still there."""
         known = self.admin.describe(sorted({place.topic for place in places}), ANSWER_S)
-        yield from fetch(self.reader, {place for place in places if place.topic in known})
+        here = {place for place in places if place.topic in known}
+        yield from fetch_stored(self.admin, self.reader, here, ANSWER_S)
 
     def progress_after(self, letters: Sequence[Letter]) -> bool:
         """Whether commits can hold that all these went."""
@@ -144,14 +176,12 @@ class Replay:
         wanted: Wanted,
         group: str,
         on_progress: OnProgress = lambda *_: None,
+        limits: Limits | None = None,
     ) -> None:
-        self._connection, self._wanted, self._group, self._on_progress = (
-            connection,
-            wanted,
-            group,
-            on_progress,
-        )
-        self.box = Box(connection, wanted.topic, on_progress)
+        """`on_progress` may raise, between two batches: that ends it."""
+        self._wanted, self._group = wanted, group
+        self._on_progress, self._limits = on_progress, limits
+        self.box = Box(connection, wanted.topic, on_progress, limits)
         self._transactions = connection.transactions(group)
         self._meant: set[str] = set()
         self._guard = Guard(())
@@ -211,6 +241,13 @@ class Replay:
             for topic in topics
         }
 
+    def other_groups(self, plan: Plan, readers: Mapping[str, Sequence[str]]) -> list[str]:
+        """Of these readers those that would get the records beside the letters' own group."""
+        ours = {one.group for one in plan.going}
+        if len(set().union(*readers.values())) <= 1:
+            return []
+        return sorted({one for names in readers.values() for one in names if one not in ours})
+
     def _check_targets(self, letters: Sequence[Letter]) -> None:
         """ConfigError unless each letter's own partition is where it would go."""
         sources = {one.source.topic for one in letters if one.source}
@@ -250,6 +287,9 @@ class Replay:
                 if where in starts:
                     ranges[where] = (self._looked.get(where, max(start, starts[where])), end)
         total, seen = sum(max(0, end - start) for start, end in ranges.values()), 0
+        if self._limits is not None:
+            what = f"{', '.join(topics):.200} behind the oldest letter"
+            self._limits.check(self._wanted.topic, what, total, self._limits.looked)
         for records in self.box.reader.read(ranges):
             self._guard.look(records)
             seen += len(records)
@@ -278,9 +318,12 @@ class Replay:
                 f"group {self._group}: make it fewer with --limit, or leave --where out"
             )
 
-    def send(self, plan: Plan) -> Outcome:
-        """Send what goes, in its order, in transactions with the progress."""
-        outcome = Outcome()
+    def send(self, plan: Plan, outcome: Outcome | None = None) -> Outcome:
+        """Send what goes, in its order, in transactions with the progress.
+
+        A given `outcome` is kept up to date, for who needs it although this raises.
+        """
+        outcome = outcome or Outcome()
         taken = 0
         for batch in _batches(plan.going, self._pace.at_a_time):
             self.send_some(plan, batch, outcome)

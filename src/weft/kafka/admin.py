@@ -28,6 +28,7 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.kafka.settings import ClientSettings
 from weft.types import TopicPartition
 
+K = TypeVar("K")
 T = TypeVar("T")
 #: Which offset is asked for: where a log starts, where it ends, or the first at or after a time.
 Spec = Literal["start", "end"] | int
@@ -100,6 +101,24 @@ def list_offsets(
     }
 
 
+def answers(
+    futures: Mapping[K, Future[T]], timeout_s: float, absent: frozenset[int] = frozenset()
+) -> dict[K, T]:
+    """What was asked in one request, without what failed with a code of `absent`.
+
+    Raises TimeoutError where they are not all there in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    results = {}
+    for key, future in futures.items():
+        try:
+            results[key] = future.result(max(deadline - time.monotonic(), 0.0))
+        except KafkaException as error:
+            if raised_code(error) not in absent:
+                raise
+    return results
+
+
 class KafkaAdmin:
     """Asks the brokers. Of one thread at a time.
 
@@ -143,10 +162,10 @@ class KafkaAdmin:
 
         def ask(left_s: float) -> dict[str, TopicFacts]:
             futures = self._client.describe_topics(TopicCollection(names), request_timeout=left_s)
-            answers = self._answers(futures, left_s, absent=_MISSING)
+            found = answers(futures, left_s + _GRACE_S, _MISSING)
             return {
-                name: TopicFacts(found.name, str(found.topic_id), len(found.partitions))
-                for name, found in answers.items()
+                name: TopicFacts(one.name, str(one.topic_id), len(one.partitions))
+                for name, one in found.items()
             }
 
         return self._within(timeout_s, f"describe {', '.join(names):.200}", ask)
@@ -203,7 +222,7 @@ class KafkaAdmin:
         def ask(left_s: float) -> dict[TopicPartition, int]:
             futures = list_offsets(self._client, asked, level, left_s)
             try:
-                answers = self._answers(futures, left_s, absent=_MISSING)
+                found = answers(futures, left_s + _GRACE_S, _MISSING)
             except KafkaException as error:
                 if raised_code(error) != _NO_LEADERS:
                     raise
@@ -215,7 +234,7 @@ class KafkaAdmin:
                 ):
                     raise
                 return {}
-            return {(one.topic, one.partition): at.offset for one, at in answers.items()}
+            return {(one.topic, one.partition): at.offset for one, at in found.items()}
 
         return self._within(timeout_s, "ask for offsets", ask)
 
@@ -258,7 +277,7 @@ class KafkaAdmin:
             asked = self._client.describe_consumer_groups([group], request_timeout=UNTIMED_S)
             future = asked[group]
         self._describing[group] = future
-        return self._answers({group: future}, left_s, absent=frozenset({_NO_GROUP})).get(group)
+        return answers({group: future}, left_s + _GRACE_S, frozenset({_NO_GROUP})).get(group)
 
     def group_members(self, group: str, timeout_s: float) -> int | None:
         """How many members the group has now; None: there is no such group."""
@@ -349,7 +368,7 @@ class KafkaAdmin:
 
         def ask(left_s: float) -> bool:
             futures = self._client.create_topics([topic], request_timeout=left_s)
-            return name in self._answers(futures, left_s, absent=exists)
+            return name in answers(futures, left_s + _GRACE_S, exists)
 
         # In one attempt: a second one would find the first one's topic.
         made = self._within(timeout_s, f"create topic {name}", ask, first_s=timeout_s)
@@ -425,20 +444,6 @@ class KafkaAdmin:
         if asked:
             self._former.append((self._client, asked))
         self._client, self._unanswered, self._describing = client, 0, {}
-
-    def _answers(
-        self, futures: Mapping[Any, Future[Any]], left_s: float, absent: frozenset[int]
-    ) -> dict[Any, Any]:
-        """The results, without those that failed with a code of `absent`."""
-        deadline = time.monotonic() + left_s + _GRACE_S
-        results = {}
-        for key, future in futures.items():
-            try:
-                results[key] = future.result(max(deadline - time.monotonic(), 0.0))
-            except KafkaException as error:
-                if raised_code(error) not in absent:
-                    raise
-        return results
 
 
 def _open(futures: Iterable[Future[Any]]) -> list[Future[Any]]:

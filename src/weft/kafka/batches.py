@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from itertools import groupby, repeat
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any
 
 from confluent_kafka import Message
@@ -22,13 +22,19 @@ _sparse = Sparse()
 _UNREADABLE = (SystemError, UnicodeDecodeError)
 
 
-def batches_of(messages: list[Message]) -> list[PolledBatch]:
-    """Messages as records, by partition. Columns first: C loops over all messages at once."""
-    topics = list(map(Message.topic, messages))
+def batches_of(messages: list[Message], topic: str | None = None) -> list[PolledBatch]:
+    """Messages as records, by partition. Columns first: C loops over all messages at once.
+
+    `topic`: of all of them, where that is known; else each record keeps a separate text.
+    """
+    topics = list(map(Message.topic, messages)) if topic is None else [topic] * len(messages)
     numbers = list(map(Message.partition, messages))
     values = list(map(Message.value, messages))
     keys = list(map(Message.key, messages))
-    sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
+    try:
+        sizes = list(map(add, map(len, values), map(len, keys)))  # type: ignore[arg-type]  # see below
+    except TypeError:  # some have none
+        sizes = [len(v or b"") + len(k or b"") for v, k in zip(values, keys, strict=True)]
     headers: Iterable[Any] = _all_headers(messages)
     if any(headers):
         sizes = [

@@ -112,11 +112,12 @@ class Connection(Protocol):
         failed: Callable[[str], None],
         *,
         whole: bool = False,
+        of_now: Callable[[bytes], bool] | None = None,
     ) -> WordsPort:
         """Follows a compacted topic; `failed` gets the reason if it cannot be read.
 
         `whole`: from the beginning, not the last hour, only what the broker's clock stamped, and a
-        tombstone is an empty word.
+        tombstone is an empty word. `of_now`: keys that take no room from what lasts.
         """
 
     def instance_id(self) -> str | None:
@@ -191,13 +192,15 @@ class RealConnection(Connection):
         failed: Callable[[str], None],
         *,
         whole: bool = False,
+        of_now: Callable[[bytes], bool] | None = None,
     ) -> WordsPort:
         """Follows a compacted topic, see `Connection`."""
         from weft.kafka.following import LastWords
 
         # Our own group's name: rights for another one need not exist.
         named = {"group.id": self.settings.consumer["group.id"]}
-        return LastWords({**self.settings.admin, **named}, topic, wanted, failed, whole=whole)
+        properties = {**self.settings.admin, **named}
+        return LastWords(properties, topic, wanted, failed, whole=whole, of_now=of_now)
 
     def admin(self) -> AdminPort:
         """A new admin client."""

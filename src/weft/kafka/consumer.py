@@ -155,6 +155,8 @@ class KafkaConsumer(_Asking):
         #: answers that came while another was waited for
         self._early: list[ports.CommitAnswer] = []
         self._listener: ports.RebalanceListener | None = None
+        #: the one topic that was subscribed to; None where there are more, or a pattern
+        self._only_topic: str | None = None
         self._assigned: set[ports.TopicPartition] = set()
         #: where each of them was begun; those that wait for `begin` are not in it
         self._begun: dict[ports.TopicPartition, int] = {}
@@ -175,6 +177,8 @@ class KafkaConsumer(_Asking):
         self._listener = listener
         self._joining = True
         patterns = [topic for topic in topics if topic.startswith("^")]
+        if not patterns and len(topics) == 1:
+            self._only_topic = topics[0]
         try:
             self._consumer.subscribe(
                 [self._pattern(topic) if topic in patterns else topic for topic in topics],
@@ -328,7 +332,7 @@ class KafkaConsumer(_Asking):
             for message in errors:
                 self._take_error(message, polled)
         if messages:
-            polled.batches = batches_of(messages)
+            polled.batches = batches_of(messages, self._only_topic)
 
     def _take_error(self, message: Message, polled: ports.Polled) -> None:
         error = message.error()
@@ -349,7 +353,7 @@ class KafkaConsumer(_Asking):
         polled.problems.append(ports.Problem(action, cause.name(), text))
 
     def _of_former(self, code: int) -> bool:
-        """It fences a membership that this run had before; the consumer takes its place anew."""
+        """It fences a membership that this run had before; the consumer replaces it."""
         return self._own_id and code == KafkaError.FENCED_INSTANCE_ID
 
     def _reason(self, error: KafkaError) -> str:

@@ -30,6 +30,8 @@ BEGIN_S = 3600.0
 BUFFER_KBYTES = 16 * 2**10
 #: kept at a time, those that were written last; a longer value is no word
 KEYS_MAX = 1_000
+#: the same of a whole topic, of what is for later as well; tombstones and what is of now: KEYS_MAX
+LASTING_MAX = 10_000
 VALUE_BYTES_MAX = 2**20
 BYTES_MAX = 64 * 2**20
 #: what to do about messages that their writer stamped
@@ -60,11 +62,12 @@ class LastWords:
         failed: Callable[[str], None],
         *,
         whole: bool = False,
+        of_now: Callable[[bytes], bool] | None = None,
     ) -> None:
         """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails.
 
         `whole`: from the beginning, not the last hour, only what the broker's clock stamped, and a
-        tombstone is an empty word.
+        tombstone is an empty word. `of_now`: keys that take no room from what lasts.
         """
         self._properties = {
             **properties,
@@ -75,12 +78,14 @@ class LastWords:
             "enable.partition.eof": whole,
         }
         self._topic, self._wanted, self._failed = topic, wanted, failed
-        self._whole = whole
+        self._whole, self._of_now = whole, of_now or (lambda _key: False)
         #: of a whole topic: where each partition is read next, and those whose end was not seen yet
         self._next: dict[int, int] = {}
         self._unread: set[int] | None = None
         #: in the order in which they came; a key that is replaced is missing for a moment
         self._last: dict[bytes, Word] = {}
+        #: those of them that go first, in the same order
+        self._passing: dict[bytes, None] = {}
         self._lock = threading.Lock()
         self._bytes = 0
         #: the broker's clock minus our monotonic clock; None while unknown
@@ -182,12 +187,21 @@ class LastWords:
             return
         self._last[key] = Word(bytes(value), at)
         self._bytes += len(value)
-        while len(self._last) > KEYS_MAX or self._bytes > BYTES_MAX:
-            self._drop(next(iter(self._last)))
-            self._failed(f"more than {KEYS_MAX:,} keys: those written first are left out")
+        if self._whole and (not value or self._of_now(key)):
+            self._passing[key] = None
+        self._make_room()
+
+    def _make_room(self) -> None:
+        passing, most = self._passing, LASTING_MAX if self._whole else KEYS_MAX
+        while len(passing) > KEYS_MAX or (passing and self._bytes > BYTES_MAX):
+            self._drop(next(iter(passing)))
+        while len(self._last) - len(passing) > most or self._bytes > BYTES_MAX:
+            self._drop(next(key for key in self._last if key not in passing))
+            self._failed(f"more than {most:,} keys: those written first are left out")
 
     def _drop(self, key: bytes) -> None:
         gone = self._last.pop(key, None)
+        self._passing.pop(key, None)
         self._bytes -= 0 if gone is None else len(gone.value)
 
 

@@ -15,14 +15,18 @@ from typing import Any, NamedTuple, Self
 from weft.codec import NONE, Remembered, Rider, UnreadableMap, decode
 from weft.errors import ConfigError
 from weft.kafka.connect import Connection
-from weft.kafka.log_reader import Place, fetch
+from weft.kafka.log_reader import Place, fetch_stored
 from weft.types import Record, TopicPartition
 
 ANSWER_S = 10.0
 #: offsets in an open transaction are waited for
 OFFSETS_S = 20.0
-#: what a rider leaves free where its next entry had no room: 9 bytes and what a text rounds off
+#: what a rider leaves free where its next entry, of up to 15 bytes, had no room; texts round off
 FULL_CHARS = 4096 - 16
+#: the same of a text without a rider: a map, and the mark of a redo with exactly_once (16 bytes),
+#: that leave no room for a first entry, of up to 29 bytes with its frame, and for the frame of the
+#: map itself, which takes 10 more if that is not compressed yet
+BARE_CHARS = 4096 - 52
 
 
 class Kept(NamedTuple):
@@ -94,8 +98,8 @@ class GroupRider:
         ]
 
     def records(self, places: AbstractSet[Place]) -> Iterator[Record[Any]]:
-        """The records at these places, those that are still in their topic."""
-        return fetch(self._reader, places)
+        """The records at these places, those that are still, or already, in their topic."""
+        return fetch_stored(self._admin, self._reader, places, ANSWER_S)
 
     def check(self, topic: str, partition: int) -> None:
         """ConfigError for a topic or a partition that does not exist."""
@@ -129,8 +133,11 @@ def _part(where: TopicPartition, frontier: int, text: str, log_end: int | None) 
         problem = f"its metadata is not an offset map: {reason}"
         return Part(*where, frontier, frontier - 1, frozenset(), problem=problem)
     problem = known.rider.problem
-    if not problem and known.rider.entries and len(text) >= FULL_CHARS:
-        last = known.rider.entries[-1].offset
+    entries = known.rider.entries
+    if not problem and entries and len(text) >= FULL_CHARS:
+        last = entries[-1].offset
         problem = f"its commit has no room for more: records after offset {last} may be missing"
+    elif not problem and not entries and len(text) >= BARE_CHARS:
+        problem = "its commit has no room beside the offset map: records may be missing"
     not_done = frozenset(known.not_done)
     return Part(*where, frontier, known.highest_seen, not_done, known.rider, problem)

@@ -168,7 +168,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "stop", "stop", "refused", "abort",
-        "this user lacks permission on the topic: grant READ to consume, WRITE to produce",
+        "this user lacks permission on the topic: grant READ to consume, WRITE to produce; both "
+        "include DESCRIBE, unless that is denied",
         "TOPIC_AUTHORIZATION_FAILED",
     ),
     Family(

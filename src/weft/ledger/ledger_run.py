@@ -3,6 +3,9 @@
 Two members may handle one record at once, while a partition moves. Both find no id, both write,
 and the second insert violates the primary key: its transaction is rolled back and the record
 counts as done, because it is.
+
+A record that `weft redo` has handled again is handled although its id is there. Its row is replaced
+in the transaction of its writes, so a crash leaves both as they were.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from weft.errors import ConfigError
 from weft.ledger import table
 from weft.ledger.engines import guarded, make_async_engine, make_engine, pool_size
 from weft.ledger.policy import SqlLedger
-from weft.types import Committed, Record
+from weft.types import Committed, Record, Redone
 
 _log = logging.getLogger("weft")
 
 PRUNE_EVERY_S = 60.0
+#: scope, id, and the offset where the id is one
+_Row = tuple[str, str, int | None]
 
 
 class OutputsRefused(Exception):
@@ -86,7 +91,7 @@ class LedgerRun:
 
     # -- ids ---------------------------------------------------------------------------------------
 
-    def _row(self, record: Record) -> tuple[str, str, int | None]:
+    def _row(self, record: Record) -> _Row:
         if self.ledger.id is not None:
             return self._group, _text(self.ledger.id(record)), None
         scope = self._scope(record.topic, record.partition)
@@ -102,7 +107,7 @@ class LedgerRun:
             known = self.topic_ids[topic] = self._topic_id(topic)
         return known
 
-    def _rows(self, records: Sequence[Record]) -> list[tuple[str, str, int | None]]:
+    def _rows(self, records: Sequence[Record]) -> list[_Row]:
         return [self._row(record) for record in records]
 
     # -- handling ----------------------------------------------------------------------------------
@@ -121,14 +126,17 @@ class LedgerRun:
             rows = self._rows(records)
             try:
                 with engine.begin() as connection:
-                    left = self._left(rows, connection.execute(table.known(_keys(rows))))
+                    found = connection.execute(table.known(_keys(rows)))
+                    left, replaced = self._left(records, rows, found)
                     if not left:
                         return
                     with guarded(connection) as tx:
                         _no_outputs(function(_only(argument, left), tx))
-                    connection.execute(*table.remember([rows[i] for i in left]))
+                    if replaced:
+                        connection.execute(table.forget(replaced))
+                    connection.execute(*table.remember(_unique(rows, left)))
             except IntegrityError as error:
-                self._clash(error, rows, len(records))
+                self._clash(error, records)
 
         return handle
 
@@ -143,37 +151,45 @@ class LedgerRun:
             try:
                 async with engine.begin() as connection:
                     found = await connection.execute(table.known(_keys(rows)))
-                    left = self._left(rows, found)
+                    left, replaced = self._left(records, rows, found)
                     if not left:
                         return
                     with guarded(connection) as tx:
                         _no_outputs(await function(_only(argument, left), tx))
-                    await connection.execute(*table.remember([rows[i] for i in left]))
+                    if replaced:
+                        await connection.execute(table.forget(replaced))
+                    await connection.execute(*table.remember(_unique(rows, left)))
             except IntegrityError as error:
-                self._clash(error, rows, len(records))
+                self._clash(error, records)
 
         return handle
 
-    def _left(self, rows: list[tuple[str, str, int | None]], found: Any) -> list[int]:
-        """Which of the records are not in the ledger yet; a batch's own duplicates count once."""
-        seen = {tuple(row) for row in found}
-        left = []
-        for index, (scope, one, _) in enumerate(rows):
-            if (scope, one) in seen:
-                self._count(1)
-            else:
-                seen.add((scope, one))
-                left.append(index)
-        return left
+    def _left(
+        self, records: Sequence[Record], rows: Sequence[_Row], found: Any
+    ) -> tuple[list[int], list[tuple[str, str]]]:
+        """Which of the records to handle, and ids of theirs that are in the ledger.
 
-    def _clash(
-        self, error: IntegrityError, rows: list[tuple[str, str, int | None]], count: int
-    ) -> None:
+        Those that are not there yet, a batch's own duplicates once, and all of `weft redo`.
+        """
+        stored = {tuple(row) for row in found}
+        seen, left, replaced = set(stored), [], []
+        for index, (record, (scope, one, _)) in enumerate(zip(records, rows, strict=True)):
+            redone = isinstance(record, Redone)
+            if (scope, one) in seen and not redone:
+                self._count(1)
+                continue
+            if (scope, one) in stored:
+                replaced.append((scope, one))
+            seen.add((scope, one))
+            left.append(index)
+        return left, replaced
+
+    def _clash(self, error: IntegrityError, records: Sequence[Record]) -> None:
         """Find out: was it our id, stored by another member meanwhile, or the handler's mistake."""
         if "weft_ledger" not in str(error.orig) and "weft_ledger" not in str(error.statement):
             raise error
-        if count > 1:
-            raise error  # the batch is tried again and then finds what is there
+        if len(records) > 1 or isinstance(records[0], Redone):
+            raise error  # the batch is tried again and then finds what is there; a redo has failed
         self._count(1)
 
     def _count(self, repeats: int) -> None:
@@ -228,8 +244,13 @@ def _only(argument: Any, left: list[int]) -> Any:
     return argument.only(left)
 
 
-def _keys(rows: list[tuple[str, str, int | None]]) -> list[tuple[str, str]]:
+def _keys(rows: Sequence[_Row]) -> list[tuple[str, str]]:
     return [(scope, one) for scope, one, _ in rows]
+
+
+def _unique(rows: Sequence[_Row], places: Sequence[int]) -> list[_Row]:
+    """Those at these places; one that a batch handles for two records, and again, is one row."""
+    return list({rows[place][:2]: rows[place] for place in places}.values())
 
 
 def _no_outputs(returned: Any) -> None:

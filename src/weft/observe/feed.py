@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from weft import guard
+from weft.account.snapshot import NOT_LISTED
 from weft.errors import ConfigError
 from weft.observe.overview import ORDERS, overview, page_of
 from weft.observe.why import why
@@ -21,6 +22,10 @@ HANDLERS_MAX = 20
 WATCHERS_MAX = 20
 PAGE_MAX = 200
 TEXT_MAX = 300
+
+
+#: the dead-letter topics of the handlers of these topics
+Letters = Callable[[Iterable[str]], list[str]]
 
 
 class Looks(Protocol):
@@ -44,6 +49,9 @@ def view_of(given: Mapping[str, str]) -> dict[str, Any]:
     view["order"] = given.get("order", "remaining")
     if view["order"] not in ORDERS:
         raise ConfigError(f"order is one of {', '.join(ORDERS)}")
+    view["list"] = given.get("list", "")
+    if view["list"] not in ("", *NOT_LISTED):
+        raise ConfigError(f"list is one of {', '.join(NOT_LISTED)}")
     for name in ("partition", "offset", "start", "count"):
         text = given.get(name)
         if text is not None and not (text.isascii() and text.isdecimal() and len(text) < 20):
@@ -64,12 +72,13 @@ class Feed:
         sums: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
         *,
         control: bool = False,
+        letters: Letters | None = None,
     ) -> None:
         """`sums` replaces `shots` while the page is not open: it may lack blockers.
 
-        `control`: the page has buttons for commands.
+        `control`: the page has buttons for commands, and for replays of these `letters`.
         """
-        self._control = control
+        self._control, self._letters = control, letters if control else None
         self._shots, self._looks, self._sums = shots, looks, sums or shots
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -99,6 +108,8 @@ class Feed:
         seen = overview(shots)
         states = ", ".join(sorted({str(shot["state"]) for shot in shots}))
         seen["sentences"] = [one.row() for one in why({**seen, "state": states})]
+        if self._letters is not None:
+            seen["letters"] = self._letters({row["topic"] for row in seen["partitions"]})
         with self._lock:
             self._overview = seen
             self._history.append(_sample(seen))
@@ -146,6 +157,9 @@ class Feed:
             count=view["count"] or 50,
         )
         shown = {**seen, "partitions": listed, "sample": sample, "now": round(time.time(), 3)}
+        for name in NOT_LISTED:  # up to 50 rows, of which most pages show none
+            if name != view["list"]:
+                del shown[name]
         if self._control:
             shown["control"] = True
         if view["key"]:

@@ -52,9 +52,11 @@ FIELDS: dict[str, str] = {
     "a parked record of their key",
     "partitions[].lag": "end of the log minus the frontier, as other tools report it",
     "partitions[].map_chars": "size of the offset map; near `map_limit`, records further out wait",
-    "partitions[].map_used": "how full the map is, 0 to 1, relative to 75 % of `map_limit`, beyond "
+    "partitions[].map_used": "size of the map, 0 to 1, relative to 75 % of `map_limit`, beyond "
     "which no record starts; 1 while records wait for room in it",
     "partitions[].past_map": "keys whose next record waits for room in the map",
+    "partitions[].not_remembered": "failing, parked and held records that the last commit had "
+    "no room for: after a restart their attempts start over",
     "partitions[].map_limit": "what the broker stores, in characters",
     "partitions[].paused": "paused by `app.pause()`, by a command, or because buffers are full",
     "partitions[].paused_by": "`user`, `command`, `buffers`",
@@ -107,6 +109,18 @@ FIELDS: dict[str, str] = {
     "blockers[].waiting_behind": "records queued behind it in its lane",
     "blockers[].done_beyond": "records beyond it that are done",
     "blockers[].story": "its failures with their times, at most 32",
+    "blockers[].until": "UNIX seconds at which its hold ends, or `Park` releases or exports it; "
+    "null: neither parked nor held, or until it is released",
+    "blockers[].by": "of a parked record how it was given up, as in `weft parked ls`; of a held "
+    "one who held it, by their own account; null: unknown",
+    "blockers[].reason": "of the command that holds it; null: unknown, as after a restart",
+    "blockers[].error_hash": "in place of `last_error` where only a commit remembers it",
+    "parked[]": "parked records, those that have been parked for longest first, at most 50; rows "
+    "as in `blockers[]`, without `done_beyond`, `at_frontier`, `timeout_s`, `executor`, `stack`, "
+    "`story`",
+    "parked_left_out": "how many more are parked",
+    "on_hold[]": "the same of records that are held by a command",
+    "on_hold_left_out": "how many more are held",
     "halts[]": "what blocks all records: `cause`, see below, and the `handler`, `topic` or "
     "`partition` concerned; everything if none is given",
     "holds": "those of `outputs`, `results`, `membership` in `halts`",

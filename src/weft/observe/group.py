@@ -84,7 +84,7 @@ class GroupSource:
             return found
         for shot, part in self._reported(topic, partition):
             member = shot["app"]["member"]
-            for row in shot["blockers"]:
+            for row in _records(shot):
                 if _at(row, topic, partition) and row["offset"] == offset:
                     return {**row, "member": member}
             place = "done" if offset < (part["frontier"] or 0) else "elsewhere"
@@ -100,9 +100,15 @@ class GroupSource:
         return self._own.find_key(key, topic) + [
             {**row, "member": shot["app"]["member"]}
             for shot in others
-            for row in shot["blockers"]
+            for row in _records(shot)
             if row["key"] == text and topic in (None, row["topic"])
         ]
+
+
+def _records(shot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those that a report names, each once."""
+    rows = [*shot["blockers"], *shot["parked"], *shot["on_hold"]]
+    return list({(r["topic"], r["partition"], r["offset"]): r for r in reversed(rows)}.values())
 
 
 def wanted_of(group: str) -> Any:

@@ -73,6 +73,17 @@ def lasts(order: Order) -> bool:
     return not (order.dry_run or _of_now(order)) and order.action in (*_ENDED_BY, *_ENDS, "set")
 
 
+def ends(order: Order) -> bool:
+    """It ends another one; nothing is in force by it."""
+    return order.action in _ENDS
+
+
+def of_now(key: bytes) -> bool:
+    """Whether what stands under this key is for no later member: the first to be forgotten."""
+    kind, _, what = kind_of(key) or ("", "", ())
+    return kind == ANSWER or (kind == COMMAND and what[:1] == ("once",))
+
+
 def _of_now(order: Order) -> bool:
     """It is about records, or about what members have now."""
     return bool(order.records) or order.where is not None
@@ -101,6 +112,8 @@ def unpacked(group: str, key: bytes, value: bytes) -> Order:
         raise ConfigError("a command by a topic has an id")
     if order.action == "stop":
         raise ConfigError("stop is not given by a topic: members that start would stop again")
+    if order.action == "skip" and not (order.records or order.dry_run):
+        raise ConfigError("a skip by a topic names records: two owners would skip two of a key")
     if command_key(group, order) != key:
         raise ConfigError("its key is of another command")
     return order

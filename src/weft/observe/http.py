@@ -12,7 +12,8 @@ import base64
 import binascii
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from weft.app_options import check_http
 from weft.errors import ConfigError
 from weft.observe.asking import Source, answer, commands, obeyed, question_of
-from weft.observe.feed import Feed
+from weft.observe.feed import Feed, Letters
 from weft.observe.metrics import exposed
 from weft.observe.page import page_routes
 from weft.observe.serving import Serving, listening, need_http
@@ -36,6 +37,10 @@ TOKEN_BYTES_MAX = 4096
 COMMAND_BYTES_MAX = 64 * 2**10
 ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 Send = Callable[[Any], Awaitable[None]]
+#: the answer to a JSON object; raises ConfigError, which is status 400
+Ask = Callable[[Any], dict[str, Any]]
+#: by path
+Asked = Mapping[str, Ask]
 
 
 def token_of(path: object) -> str:
@@ -97,8 +102,10 @@ def _hostname(host: str) -> str | None:
         return None
 
 
-def routes_of(source: Source, *, allow_control: bool = False) -> list[BaseRoute]:
-    """The routes: GET only, but POST /control."""
+def routes_of(
+    source: Source, *, allow_control: bool = False, asked: Asked | None = None
+) -> list[BaseRoute]:
+    """The routes: GET only, but POST /control and those of `asked`."""
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
@@ -125,13 +132,17 @@ def routes_of(source: Source, *, allow_control: bool = False) -> list[BaseRoute]
     def known(_: Request) -> Response:
         return JSONResponse(commands(source))
 
-    async def control(request: Request) -> Response:
-        status, answered = await _controlled(source, request, allow_control=allow_control)
-        return JSONResponse(answered, status)
+    def posted(path: str, ask: Ask) -> Route:
+        async def post(request: Request) -> Response:
+            status, answered = await _controlled(ask, request, allow_control=allow_control)
+            return JSONResponse(answered, status)
+
+        return Route(path, post, methods=["POST"])
 
     return [
         Route("/commands", known),
-        Route("/control", control, methods=["POST"]),
+        posted("/control", partial(obeyed, source)),
+        *(posted(path, ask) for path, ask in (asked or {}).items()),
         Route("/livez", probe(source.live)),
         Route("/readyz", probe(source.ready)),
         Route("/metrics", metrics),
@@ -141,9 +152,9 @@ def routes_of(source: Source, *, allow_control: bool = False) -> list[BaseRoute]
 
 
 async def _controlled(
-    source: Source, request: Request, *, allow_control: bool
+    ask: Ask, request: Request, *, allow_control: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Status and answer of a command.
+    """Status and answer of a command, or of what only the page asks.
 
     The guard has checked token and origin. That its type must be JSON keeps out the forms of other
     sites, which a browser sends with the user's password.
@@ -158,7 +169,7 @@ async def _controlled(
         if len(body) > COMMAND_BYTES_MAX:
             return 413, {"error": f"a command has at most {COMMAND_BYTES_MAX:,} bytes"}
     try:
-        return 200, await asyncio.to_thread(obeyed, source, json.loads(body))
+        return 200, await asyncio.to_thread(ask, json.loads(body))
     except ConfigError as error:
         return 400, {"error": str(error)}
     except (ValueError, RecursionError):
@@ -166,12 +177,17 @@ async def _controlled(
 
 
 def app_of(
-    source: Source, guard: Guard, more: Sequence[BaseRoute] = (), *, allow_control: bool = False
+    source: Source,
+    guard: Guard,
+    more: Sequence[BaseRoute] = (),
+    *,
+    allow_control: bool = False,
+    asked: Asked | None = None,
 ) -> Any:
     """The ASGI app with access control on every path."""
     from starlette.applications import Starlette
 
-    routes = routes_of(source, allow_control=allow_control)
+    routes = routes_of(source, allow_control=allow_control, asked=asked)
     return Guarded(Starlette(routes=[*routes, *more]), guard)
 
 
@@ -202,13 +218,23 @@ class Guarded:
 
 
 def serve(
-    source: Source, http: str, token_file: str | None, *, allow_control: bool = False
+    source: Source,
+    http: str,
+    token_file: str | None,
+    *,
+    allow_control: bool = False,
+    asked: Asked | None = None,
+    letters: Letters | None = None,
 ) -> Serving:
-    """Serve until it is closed. Raises ConfigError."""
+    """Serve until it is closed; `asked` answers what only the page asks. Raises ConfigError.
+
+    `letters`: the dead-letter topics that it can ask about.
+    """
     need_http("http")
     host, port = check_http(http, token_file)
     token = None if token_file is None else token_of(token_file)
     listener = listening("http", host, port)
-    feed = Feed(source.members, source, source.sums, control=allow_control)
-    app = app_of(source, Guard(host, token), page_routes(feed), allow_control=allow_control)
+    feed = Feed(source.members, source, source.sums, control=allow_control, letters=letters)
+    more = page_routes(feed)
+    app = app_of(source, Guard(host, token), more, allow_control=allow_control, asked=asked)
     return Serving(app, listener, feed.close)

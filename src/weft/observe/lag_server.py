@@ -1,17 +1,18 @@
-"""`weft lag --listen`: a group's true lag for Prometheus, and for KEDA's metrics-api scaler."""
+"""`--listen`: a group's lag for Prometheus and KEDA; the dead letters that are not back."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft import guard
 from weft.app_options import address
 from weft.errors import WeftError
-from weft.kafka.group_lag import GroupLag, PartitionLag
-from weft.observe.serving import listening, need_http, server_of
+from weft.kafka.group_lag import PartitionLag
+from weft.observe.serving import STOP_S, listening, need_http, server_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -42,39 +43,41 @@ GAUGES = (
     ("weft_group_held_records", "Records that the commit remembers as held", "held"),
 )
 UP = ("weft_group_up", "1 while the group could be measured lately")
+LETTERS_UP = ("weft_dead_letters_up", "1 while the dead-letter topic could be read lately")
+NOT_BACK = ("weft_dead_letters_not_back", "Dead letters not brought back, by type of error")
 PROBLEMS = ("weft_group_problem_partitions", "Partitions with a problem; weft lag names them")
 
 
-class LagBoard:
-    """The last measurement of a group, repeated every few seconds."""
+class Board(ABC):
+    """The last measurement of something, repeated every few seconds."""
 
-    def __init__(
-        self, measure: Callable[[], Sequence[PartitionLag]], group: str, every_s: float
-    ) -> None:
+    #: what is measured, as a label and in JSON
+    label = "group"
+    #: the metric that is 1 while it could be measured lately
+    up = UP
+
+    def __init__(self, measure: Callable[[], Any], name: str, every_s: float) -> None:
         self._measure = measure
-        self.group = group
+        self.name = name
         self._every_s = every_s
-        self._rows: Sequence[PartitionLag] = ()
         self._at: float | None = None
         self._problem = "not measured yet"
         self._over = threading.Event()
-        #: (topic, partition) -> its frontier that stands, and since when
-        self._stands: dict[tuple[str, int], tuple[int, float]] = {}
-        #: the same -> what is committed of it, and since when all of that has been so
-        self._still: dict[tuple[str, int], tuple[tuple[Any, ...], float]] = {}
-        #: when something of the group moved last
-        self._moved_at = float("-inf")
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Measure from now on."""
-        guard.thread("weft-lag", self._run).start()
+        self._thread = guard.thread(f"weft-{self.label}", self._run)
+        self._thread.start()
 
     def close(self) -> None:
-        """Measure no more."""
+        """Measure no more; what is being measured has a few seconds."""
         self._over.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        turns = guard.Turns("weft-lag")
+        turns = guard.Turns(f"weft-{self.label}")
         while not self._over.is_set():
             with turns.turn():
                 self.look()
@@ -83,14 +86,62 @@ class LagBoard:
     def look(self) -> None:
         """Measure once; what goes wrong is kept as the problem."""
         try:
-            rows = self._measure()
+            found = self._measure()
         except WeftError as error:
             self._problem = str(error)
             return
         now = time.monotonic()
+        self._take(found, now)
+        self._at, self._problem = now, ""
+
+    @abstractmethod
+    def _take(self, found: Any, now: float) -> None:
+        """Keep what was measured."""
+
+    def problem(self) -> str:
+        """Why there is no measurement; empty if there is one."""
+        if self._at is None or time.monotonic() - self._at > FRESH_S:
+            return self._problem or "the last measurement is too old"
+        return ""
+
+    @abstractmethod
+    def answers(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """Its paths beside /metrics."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """For prometheus-client: every gauge, with bounded labels."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        up = GaugeMetricFamily(*self.up, labels=[self.label])
+        up.add_metric([self.name], 0 if self.problem() else 1)
+        yield up
+        if not self.problem():
+            yield from self._gauges()
+
+    @abstractmethod
+    def _gauges(self) -> Iterator[GaugeMetricFamily]:
+        """Those of the last measurement."""
+
+
+class LagBoard(Board):
+    """The lag of a group."""
+
+    def __init__(
+        self, measure: Callable[[], Sequence[PartitionLag]], group: str, every_s: float
+    ) -> None:
+        super().__init__(measure, group, every_s)
+        self._rows: Sequence[PartitionLag] = ()
+        #: (topic, partition) -> its frontier that stands, and since when
+        self._stands: dict[tuple[str, int], tuple[int, float]] = {}
+        #: the same -> what is committed of it, and since when all of that has been so
+        self._still: dict[tuple[str, int], tuple[tuple[Any, ...], float]] = {}
+        #: when something of the group moved last
+        self._moved_at = float("-inf")
+
+    def _take(self, found: Sequence[PartitionLag], now: float) -> None:
         before, self._stands = self._stands, {}
         still, self._still = self._still, {}
-        for row in rows:
+        for row in found:
             state, known = (row.committed, row.done_beyond, row.holes), (row.topic, row.partition)
             last, since = still.get(known, (state, now))
             self._still[known] = (state, since if last == state else now)
@@ -100,26 +151,24 @@ class LagBoard:
                 frontier, since = before.get(where, (-1, now))
                 same = frontier == row.oldest_not_done
                 self._stands[where] = (row.oldest_not_done, since if same else now)
-        self._rows, self._at, self._problem = rows, now, ""
+        self._rows = found
 
-    def problem(self) -> str:
-        """Why there is no measurement; empty if there is one."""
-        if self._at is None or time.monotonic() - self._at > FRESH_S:
-            return self._problem or "the last measurement is too old"
-        return ""
+    def answers(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """What `weft lag --json` prints, and what a scaler reads."""
+        return {"/lag": self.lag, "/scale": self.scale}
 
     def lag(self) -> dict[str, Any]:
         """As `weft lag --json` prints it."""
         remaining = sum(row.remaining or 0 for row in self._rows)
         rows = [row.row() for row in self._rows]
-        return {"group": self.group, "remaining": remaining, "partitions": rows}
+        return {"group": self.name, "remaining": remaining, "partitions": rows}
 
     def scale(self) -> dict[str, Any]:
         """What more members could do: without what stands in front of records that are done."""
         now = time.monotonic()
         standing = sum(self._standing(row, now) for row in self._rows)
         remaining = sum(row.remaining or 0 for row in self._rows)
-        return {"group": self.group, "value": remaining - standing, "standing": standing}
+        return {"group": self.name, "value": remaining - standing, "standing": standing}
 
     def _standing(self, row: PartitionLag, now: float) -> int:
         """What cannot start, or stands in front of what is done, for a while already.
@@ -137,28 +186,47 @@ class LagBoard:
             return 0
         return row.remaining if row.full else min(row.remaining, row.holes)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """For prometheus-client: every gauge, with bounded labels."""
+    def _gauges(self) -> Iterator[GaugeMetricFamily]:
         from prometheus_client.core import GaugeMetricFamily
 
-        up = GaugeMetricFamily(*UP, labels=["group"])
-        up.add_metric([self.group], 0 if self.problem() else 1)
-        yield up
-        if self.problem():
-            return
         problems = GaugeMetricFamily(*PROBLEMS, labels=["group"])
-        problems.add_metric([self.group], sum(row.problem is not None for row in self._rows))
+        problems.add_metric([self.name], sum(row.problem is not None for row in self._rows))
         yield problems
         for name, text, field in GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=["group", "topic", "partition"])
             for row in self._rows:
                 if (value := getattr(row, field)) is not None:
-                    gauge.add_metric([self.group, row.topic, str(row.partition)], value)
+                    gauge.add_metric([self.name, row.topic, str(row.partition)], value)
             yield gauge
 
 
-def app_of(board: LagBoard) -> Any:
-    """The ASGI app: /lag, /scale, /metrics, all GET."""
+class LettersBoard(Board):
+    """The letters of a dead-letter topic that are not back."""
+
+    label, up = "topic", LETTERS_UP
+
+    def __init__(self, measure: Callable[[], dict[str, int]], topic: str, every_s: float) -> None:
+        super().__init__(measure, topic, every_s)
+        self._counts: dict[str, int] = {}
+
+    def _take(self, found: dict[str, int], now: float) -> None:
+        self._counts = found
+
+    def answers(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """The counts as JSON."""
+        return {"/letters": lambda: {"topic": self.name, "not_back": self._counts}}
+
+    def _gauges(self) -> Iterator[GaugeMetricFamily]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        gauge = GaugeMetricFamily(*NOT_BACK, labels=["topic", "type"])
+        for kind, count in self._counts.items():
+            gauge.add_metric([self.name, kind], count)
+        yield gauge
+
+
+def app_of(board: Board) -> Any:
+    """The ASGI app: the board's paths and /metrics, all GET."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
@@ -170,7 +238,7 @@ def app_of(board: LagBoard) -> Any:
     def state(what: Callable[[], dict[str, Any]]) -> Callable[[Request], Response]:
         def answer(_: Request) -> Response:
             if problem := board.problem():
-                return JSONResponse({"group": board.group, "error": problem}, 503)
+                return JSONResponse({board.label: board.name, "error": problem}, 503)
             return JSONResponse(what())
 
         return answer
@@ -178,23 +246,18 @@ def app_of(board: LagBoard) -> Any:
     def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(
-        routes=[
-            Route("/lag", state(board.lag)),
-            Route("/scale", state(board.scale)),
-            Route("/metrics", metrics),
-        ]
-    )
+    routes = [Route(path, state(what)) for path, what in board.answers().items()]
+    return Starlette(routes=[*routes, Route("/metrics", metrics)])
 
 
-def serve_lag(measured: GroupLag, listen: str, on_ready: Callable[[str], None]) -> None:
+def serve(board: Board, listen: str, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `on_ready` gets the address."""
     need_http("--listen")
     listener = listening("--listen", *address("--listen", listen))
-    board = LagBoard(measured.measure, measured.group, MEASURED_EVERY_S)
     board.start()
     host, port = listener.getsockname()[:2]
-    on_ready(f"/lag, /scale and /metrics of group {measured.group} on {host}:{port}")
+    paths = ", ".join(board.answers())
+    on_ready(f"{paths} and /metrics of {board.label} {board.name} on {host}:{port}")
     try:
         server_of(app_of(board)).run(sockets=[listener])
     finally:

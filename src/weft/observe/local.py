@@ -199,6 +199,15 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     return answered
 
 
+def _suspended(pid: str) -> str:
+    """That the process is suspended, and the command that resumes it; empty where it is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return f": its process is suspended; resume it with kill -CONT {pid}" if state == "T" else ""
+
+
 def _answer_of(path: Path, question: dict[str, Any]) -> Any:
     """Its answer, if it is JSON."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
@@ -210,7 +219,8 @@ def _answer_of(path: Path, question: dict[str, Any]) -> Any:
             with one.makefile("rb") as stream:
                 line = stream.readline(ANSWER_BYTES_MAX)
         except TimeoutError:
-            raise NotAnswering(f"{path.name}: no answer within {limit_s:.0f} s") from None
+            why = _suspended(path.stem.partition("-")[0])
+            raise NotAnswering(f"{path.name}: no answer within {limit_s:.0f} s{why}") from None
         except OSError as error:
             raise NotAnswering(f"{path.name}: no answer: {error.strerror}") from None
     try:

@@ -7,6 +7,7 @@ with each run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ OF_PARTITION = {
     ),
     "weft_map_characters": ("Size of the offset map", "map_chars"),
     "weft_map_used_ratio": (
-        "Used share of the room in the offset map in which records may start",
+        "Size of the offset map, as a share of the characters in which records start",
         "map_used",
     ),
     "weft_past_map_records": ("Keys whose next record waits for room in the map", "past_map"),
@@ -148,6 +149,14 @@ def _of_run(shot: Row, group: str) -> Iterator[Metric]:
     for cause in HALTS:
         halted.add_metric([group, cause.name], float(cause.name in causes))
     yield halted
+    if "members" in shot:
+        members = GaugeMetricFamily(
+            "weft_fleet_members", "Members of a fleet: up, away, ended", labels=["group", "state"]
+        )
+        states = Counter(one["state"] for one in shot["members"])
+        for name in ("up", "away", "ended"):
+            members.add_metric([group, name], states[name])
+        yield members
     for name, (text, field) in ENGINE.items():
         counter = CounterMetricFamily(name, text, labels=["group"])
         counter.add_metric([group], shot.get("counts", {}).get(field, 0))

@@ -18,6 +18,8 @@ RUN_ACTIONS: Final = ("pause", "resume", "set", "stop")
 #: of lanes and single records
 RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip", "redo")
 ACTIONS: Final = (*RUN_ACTIONS, *RECORD_ACTIONS)
+#: of the page alone: it changes nothing, and no member's engine is asked
+EXPORT: Final = "export"
 #: of one command
 RECORDS_MAX = 1_000
 KEY_CHARS_MAX = 16 * 2**10
@@ -90,16 +92,16 @@ class Answer(NamedTuple):
         return self._asdict()
 
 
-def order_of(given: object) -> Order:
-    """The command in this JSON object; raises ConfigError."""
+def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
+    """The command in this JSON object, one of these; raises ConfigError."""
     if not isinstance(given, Mapping):
         _refuse("a command is a JSON object")
     unknown = sorted(map(str, set(given) - set(Order.__slots__) - {"ask"}))
     if unknown:
         _refuse(f"a command has no field {unknown[0]!r:.60}")
     action = given.get("action")
-    if action not in ACTIONS:
-        _refuse(f"action {action!r:.60} is not known: one of {', '.join(ACTIONS)}")
+    if action not in actions:
+        _refuse(f"action {action!r:.60} is not known: one of {', '.join(actions)}")
     mode, dry_run = given.get("mode", "in_flight"), given.get("dry_run", False)
     if mode not in STOP_MODES:
         _refuse(f"mode {mode!r:.60} is not known: one of {', '.join(STOP_MODES)}")
@@ -114,6 +116,14 @@ def order_of(given: object) -> Order:
             _refuse(f"{action} takes a topic, and one of key, records, where")
         if action == "redo" and not records:
             _refuse("redo takes records, no key and no where")
+    elif action == EXPORT:
+        if (
+            topic is None
+            or handler is not None
+            or where is not None
+            or (key is not None and records)
+        ):
+            _refuse("export takes a topic, and key or records, or all that is parked or held")
     elif key is not None or records or where is not None:
         _refuse(f"{action} is of a topic or handler, not of single records")
     if topic is not None and handler is not None:
@@ -124,7 +134,7 @@ def order_of(given: object) -> Order:
     if bool(settings) != (action == "set"):
         _refuse("set takes settings, such as concurrency=50, and no other command does")
     return Order(
-        action,
+        str(action),
         checked_reason(given.get("reason")),
         _text(given, "id", 100) or "",
         topic,

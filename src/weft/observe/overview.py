@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from weft.account.snapshot import is_away, total
+from weft.account.blockers import LISTED_MAX
+from weft.account.snapshot import NOT_LISTED, is_away, total, with_left_out
 
 Row = Mapping[str, Any]
 
@@ -33,6 +34,7 @@ def overview(shots: Sequence[Row]) -> dict[str, Any]:
         "handlers": handlers(shots),
         "partitions": parts,
         "blockers": blockers(shots, parts),
+        **waiting(speaking, parts),
         "failures": failures(shots),
         "halts": [
             {**halt, "member": _app(shot, "member")}
@@ -55,6 +57,7 @@ def totals(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
         **{name: None if unknown else total(parts, name) for name in left},
         "unread": sum(bool(part.get("place")) for part in parts),
         **held(parts),
+        "on_hold": sum(part["places"].get("on_hold", 0) for part in parts if not part["silent"]),
         "remaining_is_bound": any(part["remaining_is_bound"] for part in parts),
         "oldest_age_s": max(ages, default=None),
         "rate_per_s": round(sum(_rate(shot) for shot in shots), 1),
@@ -143,22 +146,39 @@ def handlers(shots: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def blockers(shots: Sequence[Row], parts: Sequence[Row]) -> list[dict[str, Any]]:
-    """The worst records of all members, as reported by the partition's current owner."""
+    """The worst records of all members."""
+    return sorted(_of_owners(shots, parts, "blockers"), key=most_blocking)[:BLOCKERS_MAX]
+
+
+def waiting(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
+    """The parked and the held records of all members, and how many more there are."""
+    listed = {
+        name: sorted(_of_owners(shots, parts, name), key=longest_first)[:LISTED_MAX]
+        for name in NOT_LISTED
+    }
+    return with_left_out(listed, [part for part in parts if not part["silent"]])
+
+
+def _of_owners(shots: Sequence[Row], parts: Sequence[Row], name: str) -> list[dict[str, Any]]:
+    """Rows of records, as reported by the current owner of their partition."""
     holder = {(part["topic"], part["partition"]): part["member"] for part in parts}
-    rows = [
+    return [
         {**row, "member": member}
         for shot in shots
-        for row in shot.get("blockers", ())
+        for row in shot.get(name, ())
         if holder.get((row["topic"], row["partition"])) == (member := _app(shot, "member"))
     ]
-    rows.sort(key=most_blocking)
-    return rows[:BLOCKERS_MAX]
 
 
 def most_blocking(row: Row) -> tuple[Any, ...]:
     """The order is settled: what blocks most, then what has done so for longest, then by name."""
     blocked = row["waiting_behind"] + row["done_beyond"]
     return -blocked, row["since"] or 0, row["topic"], row["partition"], row["offset"]
+
+
+def longest_first(row: Row) -> tuple[Any, ...]:
+    """The order of parked and held records; those of which nothing is known come first."""
+    return row["since"] or 0, row["topic"], row["partition"], row["offset"]
 
 
 def failures(shots: Iterable[Row]) -> list[dict[str, Any]]:

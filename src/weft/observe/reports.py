@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from weft import guard
 from weft.account.account import HALTS
-from weft.account.blockers import BLOCKERS_MAX
+from weft.account.blockers import BLOCKERS_MAX, LISTED_MAX
 from weft.account.picture import CELLS, CELLS_MAX, MAPS_MAX
 from weft.account.shown import shown_text
 from weft.codec import zstd
@@ -231,6 +231,7 @@ _PARTITION = {
     "oldest_age_s": _SOME_NUMBER, "buffered": _COUNT, "in_flight": _COUNT, "retrying": _COUNT,
     "parked": _COUNT, "places": _COUNTS, "unfetched": _COUNT, "lag": _UNKNOWN, "map_chars": _COUNT,
     "map_limit": _COUNT, "map_used": Field(_number, _ABSENT), "past_map": _COUNT,
+    "not_remembered": _COUNT,
     "paused": _IS, "paused_by": Field(_list(_text, NAMES_MAX), []),
     "place": _SOME_TEXT, "place_for_s": _SOME_NUMBER, "place_reason": _SOME_TEXT,
 }  # fmt: skip
@@ -253,6 +254,12 @@ _BLOCKER = {
     "last_error": Field(_maybe(_row({"type": _TEXT, "message": _TEXT})), None),
     "story": Field(_list(_row({"at": _A_NUMBER, "what": _TEXT}), NAMES_MAX), []),
     "executor": _TEXT, "stack": Field(_list(_text, NAMES_MAX), []),
+    "until": _SOME_NUMBER, "by": _SOME_TEXT, "reason": _SOME_TEXT, "error_hash": _SOME_TEXT,
+}  # fmt: skip
+#: of a parked or held record; a list of these has no stories
+_WAITING = {
+    name: field for name, field in _BLOCKER.items()
+    if name not in ("done_beyond", "at_frontier", "timeout_s", "executor", "stack", "story")
 }  # fmt: skip
 _HALT = {
     "cause": Field(_word(cause.name for cause in HALTS), _REQUIRED),
@@ -299,6 +306,8 @@ SHAPE = {
     "partitions_left_out": Field(_whole, _ABSENT),
     "handlers": Field(_each(_row(_HANDLER), NAMES_MAX), {}),
     "blockers": Field(_list(_row(_BLOCKER), BLOCKERS_MAX), []),
+    "parked": Field(_list(_row(_WAITING), LISTED_MAX), []), "parked_left_out": _COUNT,
+    "on_hold": Field(_list(_row(_WAITING), LISTED_MAX), []), "on_hold_left_out": _COUNT,
     "maps": Field(_list(_row(_MAP), MAPS_MAX), []),
     "halts": Field(_list(_row(_HALT), PARTITIONS_MAX), []),
     "holds": Field(_list(_text, NAMES_MAX), []),

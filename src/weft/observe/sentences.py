@@ -173,7 +173,9 @@ def _parked(row: Row, member: str) -> tuple[str, str]:
 def _on_hold(row: Row, member: str) -> tuple[str, str]:
     due = row.get("due_in_s")
     when = "" if due is None else f" for {seconds(due)} more"
-    return f"is held by a command{when}", "release it to let its lane continue now"
+    who = f" of {row['by']}" if row.get("by") else ""
+    why = f" ({row['reason']})" if row.get("reason") else ""
+    return f"is held by a command{who}{when}{why}", "release it to let its lane continue now"
 
 
 #: what to do when the member of a partition is silent
@@ -202,8 +204,8 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
         "find the record at the frontier: weft why TOPIC:PARTITION",
     ),
     "fetching": lambda row, member: (
-        "is released, and is being read from the log again",
-        "it starts when it is here: see `broker` in weft status if it is not soon",
+        "is being read from the log again: it was released, or is exported with its key",
+        "it continues when it is here: weft why names the broker if that does not answer",
     ),
     "outage": lambda row, member: (
         "waits since what its handler calls for it is away",
@@ -211,7 +213,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
     ),
     "budget": lambda row, member: (
         "waits in the queue of its handler's budget",
-        "weft status names the budget, and what it waits for",
+        "expected under load; weft why names the budget, and what it waits for",
     ),
     "held": lambda row, member: (
         "waits for a call of an earlier assignment that still runs in its lane",
@@ -290,8 +292,13 @@ def partition_sentence(part: Row, blocker: Row | None, member: str = "") -> Sent
         f" {blocker['done_beyond']:,} records beyond it are done ({map_text(part)}), "
         f"{blocker['waiting_behind']:,} wait behind it."
     )
+    if part.get("not_remembered"):
+        text += (
+            f" The commit has no room for {part['not_remembered']:,} failing or parked records: "
+            "after a restart their attempts start over."
+        )
     if part.get("silent"):
-        text += " Its member is silent: killed or disconnected."
+        text += " Its member is silent: killed, suspended or disconnected."
         after = SILENT_NEXT
     return Sentence(text, after, blocker["place"], tuple(blocker.get("stack") or ()), RECORD)
 
@@ -441,7 +448,8 @@ def _limits(halt: Row) -> str:
 
 def _budget(halt: Row) -> tuple[str, str]:
     waiting, name = halt.get("waiting", 0), halt.get("budget")
-    text = f"{waiting:,} keys{_of(halt)} wait for budget {name} ({_limits(halt)})"
+    keys = "1 key{} waits" if waiting == 1 else f"{waiting:,} keys{{}} wait"
+    text = f"{keys.format(_of(halt))} for budget {name} ({_limits(halt)})"
     share, why = halt.get("share", 1.0), halt.get("why")
     if share < 1.0:
         text += f", of which this member has {100 * share:.0f} %"
@@ -450,15 +458,27 @@ def _budget(halt: Row) -> tuple[str, str]:
         text += f": the service asked to wait until {until}{_error(halt, 'error')}"
         return f"{text}.", "expected after a 429; lower per_s= if it happens often"
     if why == "in_flight":
-        text += f": {halt.get('calls', 0):,} calls are in flight"
+        calls = halt.get("calls", 0)
+        text += f": {calls:,} {'call is' if calls == 1 else 'calls are'} in flight"
         return f"{text}.", "they start as calls end; if none ends: weft why, or a timeout_s"
     if why == "share":
         return (
             f"{text}: how many partitions its topics have is not known yet.",
             "it is asked for again: are the topics and a broker there?",
         )
+    if why == "link":
+        text += f": the fleet's driver has not answered for {seconds(halt.get('for_s') or 0.0)}"
+        return (
+            f"{text}, so its lease has run out.",
+            "it starts when the driver answers; without one this member finishes and leaves",
+        )
+    if why == "lent":
+        return (
+            f"{text}: all that the fleet's driver lends to this member is used.",
+            "expected; it gets what others leave. To go faster, raise the numbers of the budget",
+        )
     due = halt.get("due_in_s")
-    text += "" if due is None else f": the next one starts in {seconds(due)}"
+    text += "" if due is None else f": the next one starts in {seconds(max(0.1, due))}"
     return f"{text}.", "expected; to go faster, raise per_s= of the budget"
 
 

@@ -152,7 +152,7 @@ class Serving:
         self._server.run(sockets=[self._listener])
 
     async def _main_loop(self) -> None:
-        """In place of uvicorn's, which looks ten times a second whether it is to end."""
+        """In place of uvicorn's, which looks ten times per second whether it is to end."""
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         while not await self._server.on_tick(0):  # 0: with the time of the Date header

@@ -83,12 +83,18 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     named = {one.record for one in halts}
     # The calls of a handler of which none ends are in one sentence already.
     counted = {halt.get("handler") for halt in shot.get("halts", ()) if _none_ends(shot, halt)}
+    # What waits in the queue of a budget, or is read to be exported, is in the sentence of that.
+    causes = {
+        (one["cause"], one.get("handler"), one.get("topic"), one.get("partition"))
+        for one in shot.get("halts", ())
+    }
     silent = {(p["topic"], p["partition"]) for p in shot.get("partitions", ()) if p.get("silent")}
     rows = [
         row
         for row in shot.get("blockers", ())
         if record_of(row) not in named
         and (row["topic"], row["partition"]) not in silent  # its calls ended with its member
+        and _queue_of(row) not in causes
         and (
             weighs(row)
             or (row["place"] == "running" and row["handler"] not in counted and _hangs(shot, row))
@@ -103,6 +109,13 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
         one, more = _of_blocker(shot, first, member), f"{least}{len(alike):,} more of this topic"
         found.append(one._replace(text=f"{one.text} The same applies to {more}.") if alike else one)
     return found
+
+
+def _queue_of(row: Row) -> tuple[Any, ...]:
+    """The cause whose sentence counts a record that is there."""
+    if row["place"] == "fetching":
+        return "valve", None, row["topic"], row["partition"]
+    return row["place"], row.get("handler"), None, None
 
 
 def _kind(shot: Row, row: Row) -> tuple[Any, ...]:
@@ -147,8 +160,9 @@ def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Senten
     """The sentence of a silent member with partitions that no other member owns."""
     left = total(rows, "remaining")
     text = (
-        f"Member {member} has not reported for {seconds(silent_s)}: killed or disconnected. No "
-        f"other member owns its partitions ({len(rows):,}); {shown(left)} records remained there."
+        f"Member {member} has not reported for {seconds(silent_s)}: killed, suspended or "
+        f"disconnected. No other member owns its partitions ({len(rows):,}); {shown(left)} records "
+        "remained there."
     )
     return Sentence(text, SILENT_NEXT, "silent", rank=MEMBER)
 
@@ -163,7 +177,10 @@ def _unfollowed(shot: Row) -> list[Sentence]:
         f"{seconds(control['unread_s'])}: {control['reason'].rstrip('.')}. What is in force by it "
         "stays until it expires; new commands do not arrive."
     )
-    after = "restore the topic and READ and WRITE on it; by the local socket commands still work"
+    after = (
+        "restore the topic, and READ, WRITE and DESCRIBE on it; by the local socket commands still "
+        "work"
+    )
     return [Sentence(text, after, "control", rank=INTENT)]
 
 

@@ -128,6 +128,8 @@ class Door:
         self.round_at = float("inf")
         #: it was suspended, and the group membership is not confirmed yet
         self.in_doubt = False
+        #: has the polling thread go round soon; any thread
+        self.wake: Callable[[], None] = lambda: None
         #: called when something earlier than `wakes_at` came up
         self.on_earlier: Callable[[], None] = lambda: None
         #: the first error raised inside; from then on the door stays closed

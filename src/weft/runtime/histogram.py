@@ -53,16 +53,18 @@ def summed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> An
 
 
 SAMPLES = 1024
-#: between two looks, of which there are ten a second: it is a sample anyway, and ten thousand a
+#: between two looks, of which there are ten per second: it is a sample anyway, and ten thousand a
 #: second show as much as all of them
 FRESH_MAX = 1024
+#: the same of ages and waits, which cost more to find out
+AGES_MAX = 256
 
 
 class Latency:
     """The latest sampled durations of one handler's calls, in seconds."""
 
-    def __init__(self, bounds: tuple[float, ...] = CALL_S) -> None:
-        self._fresh: deque[float] = deque(maxlen=FRESH_MAX)
+    def __init__(self, bounds: tuple[float, ...] = CALL_S, fresh_max: int = FRESH_MAX) -> None:
+        self._fresh: deque[float] = deque(maxlen=fresh_max)
         #: append a duration here; appending to a bounded deque is atomic
         self.add = self._fresh.append
         self._samples: deque[float] = deque(maxlen=SAMPLES)
@@ -72,7 +74,7 @@ class Latency:
     @property
     def enough(self) -> bool:
         """There are as many as are counted at the next look."""
-        return len(self._fresh) >= FRESH_MAX
+        return len(self._fresh) == self._fresh.maxlen
 
     def fold(self) -> int:
         """Count what came since the last time; any thread but never the calling one's way.

@@ -9,13 +9,13 @@ from typing import Any
 
 from weft.account.shown import shown_lines
 
-_SAID: list[bool] = []
+_REPORTED: list[bool] = []
 
 
 def say_how_to_see_more() -> None:
     """Without logging set up, Python shows only warnings: print a hint, once per process."""
-    if not logging.getLogger("weft").hasHandlers() and not _SAID:
-        _SAID.append(True)
+    if not logging.getLogger("weft").hasHandlers() and not _REPORTED:
+        _REPORTED.append(True)
         sys.stderr.write(
             'weft: running; only warnings are shown. logging.basicConfig(level="INFO") shows more, '
             "as does weft run MODULE:app\n"

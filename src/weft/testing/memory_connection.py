@@ -158,6 +158,7 @@ class MemoryConnection(Connection):
         _failed: Callable[[str], None],
         *,
         whole: bool = False,
+        of_now: Callable[[bytes], bool] | None = None,
     ) -> MemoryWords:
         """The last word under each key of a topic."""
         return MemoryWords(self._kafka, topic, wanted, whole=whole)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -30,6 +29,7 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
 )
+from tests.support.waiting import wait_for
 
 import weft
 from weft.kafka import clib
@@ -45,15 +45,6 @@ NOT_NOW = (
     KafkaError._TIMED_OUT,
 )
 _numbers = itertools.count()
-
-
-def wait_for(what: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """What `what` returned when it was first true; fails after the limit."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.01)  # between two looks
-    return found
 
 
 class Kafka:

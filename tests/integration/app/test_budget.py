@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
+from tests.support.waiting import wait_for
 
 from weft.cli.main import run as command
 from weft.observe.why import why
@@ -44,10 +45,17 @@ class Group:
 
     def allow(self, *operations: AclOperation) -> None:
         """Everyone may do only this with the control topic."""
+        self._rule(AclPermissionType.ALLOW, operations)
+
+    def deny(self, *operations: AclOperation) -> None:
+        """No one may do this with it."""
+        self._rule(AclPermissionType.DENY, operations)
+
+    def _rule(self, permission: AclPermissionType, operations: Sequence[AclOperation]) -> None:
         rules = [
             AclBinding(
                 ResourceType.TOPIC, self.topic, ResourcePatternType.LITERAL, "User:*", "*",
-                operation, AclPermissionType.ALLOW,
+                operation, permission,
             )
             for operation in operations
         ]  # fmt: skip
@@ -73,11 +81,12 @@ class Group:
 
     def unread(self) -> str:
         """What `weft why` has of the control topic, once it has noticed."""
-        return str(wait_for(self._unread, 120))
+        return str(wait_for(lambda: unread_of(self.app), 120))
 
-    def _unread(self) -> str:
-        sentences = why(self.app.snapshot())
-        return next((one.text for one in sentences if one.about == "control"), "")
+
+def unread_of(app: Any) -> str:
+    """The same of any member; empty while there is nothing."""
+    return next((one.text for one in why(app.snapshot()) if one.about == "control"), "")
 
 
 @pytest.fixture
@@ -119,3 +128,28 @@ def test_a_topic_that_is_not_there_is_one_line(group, capsys):
     """With how it is made."""
     line = group.refused(capsys, "pause", topic="no.such.topic")
     assert "control topic no.such.topic does not exist" in line
+
+
+def test_without_the_right_to_describe_the_topic_it_is_one_line(group, capsys):
+    """The member that runs handles on, one that starts, too, and who commands gets one line."""
+    group.allow(AclOperation.READ, AclOperation.WRITE)
+    group.deny(AclOperation.DESCRIBE)
+    harmless = ("set", "concurrency=2")
+    wait_for(lambda: group.asked(capsys, *harmless)[0] != 0, 120)
+    line = group.refused(capsys, *harmless)
+    assert f"cannot describe {group.topic}" in line
+    assert "include DESCRIBE, unless that is denied" in line
+    assert "authorization" in group.unread().lower()
+    group.run.stop("now")
+    group.run.wait(60)
+    later = group.kafka.app(group=group.name, control=group.topic)
+    later.consume(group.source)(lambda record: group.done.append(record.value))
+    run = group.kafka.start(later)
+    try:
+        said = str(wait_for(lambda: unread_of(later), 120))
+        assert "authorization" in said.lower()
+        group.kafka.fill(group.source, [b"1"])
+        wait_for(lambda: group.done == [b"1"])
+    finally:
+        run.stop("now")
+        run.wait(60)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.integration.app.conftest import WAIT_S, wait_for
+from tests.integration.app.conftest import WAIT_S
+from tests.support.waiting import wait_for
 
 from weft.cli import control_group
 from weft.cli.main import run as command

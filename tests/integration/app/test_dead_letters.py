@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 from confluent_kafka import Producer
-from tests.integration.app.conftest import wait_for
 from tests.support.exactness import read_committed
+from tests.support.waiting import wait_for
 
 import weft
 from weft.testing.memory_cluster import batch_bytes
@@ -27,7 +27,7 @@ def dead_letter_app(kafka, source, policy, group=None, delivery="at_least_once")
 
 
 def test_the_letter_is_the_original_with_the_headers_of_kip_1191(kafka):
-    """Key, value, headers and timestamp stay; six headers tell where it came from and why."""
+    """Key, value, headers and timestamp stay; seven headers tell where it came from and why."""
     source, group = kafka.topic(), kafka.name("g")
     letters = kafka.topic(name=f"{source}.dlq")
     kafka.fill(source, [b"first"])
@@ -47,6 +47,7 @@ def test_the_letter_is_the_original_with_the_headers_of_kip_1191(kafka):
         ("__dlq.errors.partition", b"0"),
         ("__dlq.errors.offset", b"1"),
         ("__dlq.errors.group", group.encode()),
+        ("__dlq.errors.handler", b"handler"),
         ("__dlq.errors.delivery.count", b"2"),
         ("__dlq.errors.message", "ValueError: brøken".encode()),
     ]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from confluent_kafka import Producer
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 # A member hears of a rebalance with its next heartbeat: often, so that the tests are quick.
 QUICK = {"heartbeat.interval.ms": 200}

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 from weft.observe.orders import Order

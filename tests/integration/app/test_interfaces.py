@@ -10,7 +10,7 @@ import time
 from collections import Counter
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

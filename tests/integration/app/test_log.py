@@ -10,7 +10,7 @@ import sys
 import textwrap
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from confluent_kafka import Producer
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -18,7 +18,7 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]  # it has no types
 import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -6,8 +6,8 @@ import json
 import threading
 
 import pytest
-from tests.integration.app.conftest import wait_for
 from tests.support.command import weft as cli
+from tests.support.waiting import wait_for
 
 from weft.cli.sources import Where
 from weft.cli.top import Asking

@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.integration.app.conftest import wait_for
 from tests.support.command import weft as cli
+from tests.support.waiting import wait_for
 
 import weft
 

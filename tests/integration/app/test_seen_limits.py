@@ -14,7 +14,8 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.integration.app.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
+from tests.support.waiting import wait_for
 
 import weft
 from weft.account.account import HALTS, PLACES
@@ -461,8 +462,8 @@ ROWS = (
         "fix the error"),
     Row(parked, "parked", r"is parked for [\d.]+ s, given up after one attempt: "
         r"ValueError: no such customer", "fix the cause and release it"),
-    Row(fetching, "fetching", r"is released, and is being read from the log again",
-        "it starts when it is here"),
+    Row(fetching, "fetching", r"is being read from the log again: it was released",
+        "it continues when it is here"),
     Row(unfetched, "unfetched", r"is not done in the restored offset map, and not fetched again",
         "with the next fetches"),
     Row(not_read, "not_read", r"is in the log but not fetched yet: the consumer is at", "`buffers`"),
@@ -481,10 +482,10 @@ ROWS = (
         "restore what it calls"),
     Row(outage_of_a_value, "outage", r"record 2 waits since what its handler calls for it is away",
         "restore that"),
-    Row(budget, "budget", r"2 keys of wait_here wait for budget openai \(1 in flight\): 1 calls are "
+    Row(budget, "budget", r"2 keys of wait_here wait for budget openai \(1 in flight\): 1 call is "
         r"in flight", "they start as calls end"),
     Row(in_a_budget, "budget", r"record 2 waits in the queue of its handler's budget",
-        "weft status names the budget"),
+        "weft why names the budget"),
     Row(brake, "brake", r"The brake holds handler for [\d.]+ s: 2 of its last 2 records used up their "
         r"attempts, the latest one with ValueError: no such customer", "weft resume --handler handler"),
     Row(slots, "slots", r"All concurrency slots of wait_here are taken", "normal"),

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
 from tests.support.exactness import read_committed
+from tests.support.waiting import wait_for
 
 import weft
 

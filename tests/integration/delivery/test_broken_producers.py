@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
 from tests.support.exactness import read_committed
+from tests.support.waiting import wait_for
 
 import weft
 from weft.kafka import clib

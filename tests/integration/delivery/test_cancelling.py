@@ -11,8 +11,9 @@ import time
 from collections import Counter
 
 import pytest
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
 from tests.integration.delivery.test_batches import keyed
+from tests.support.waiting import wait_for
 
 import weft
 

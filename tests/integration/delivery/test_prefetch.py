@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
 
 import pytest
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
 from tests.integration.delivery.test_batches import InOrder, keyed
+from tests.support.waiting import wait_for
 
 import weft
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AclOperation
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
 from tests.integration.conftest import Guarded
 from tests.support.exactness import read_committed
 from tests.support.matrix.faults import deny, permit, set_quota
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.integration.app.conftest import Kafka, wait_for
+from tests.integration.app.conftest import Kafka
+from tests.support.waiting import wait_for
 
 import weft
 

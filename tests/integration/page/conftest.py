@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from tests.integration.app.conftest import _kafka, kafka, wait_for
+from tests.integration.app.conftest import _kafka, kafka
+from tests.support.waiting import wait_for
 
 from weft.observe.feed import Feed
 from weft.observe.page import page_routes
 from weft.observe.serving import Serving, listening
 
-__all__ = ["_kafka", "kafka", "wait_for"]
+__all__ = ["_kafka", "kafka"]
 
 OUT = Path(__file__).parents[3] / "test-out" / "page"
 WAIT_S = 30.0

@@ -9,8 +9,8 @@ import urllib.request
 
 import psutil
 import pytest
-from tests.integration.page.conftest import wait_for
 from tests.integration.spark.fleet_kit import START_S, kill, running
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(480)]
 

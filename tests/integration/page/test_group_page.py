@@ -11,7 +11,7 @@ import sys
 import urllib.request
 
 import pytest
-from tests.integration.page.conftest import wait_for
+from tests.support.waiting import wait_for
 
 #: the same with shorter waits: reports each half second, silent after three
 MEMBER = """

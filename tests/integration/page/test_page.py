@@ -11,7 +11,7 @@ import threading
 import urllib.request
 
 import pytest
-from tests.integration.page.conftest import wait_for
+from tests.support.waiting import wait_for
 
 import weft
 from weft.observe.feed import Feed, view_of

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from tests.integration.conftest import SETTINGS
 from tests.support.chaos import Chaos, say
 from tests.support.verdict import Excuse
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker
@@ -55,10 +56,7 @@ class Three:
             every = [one for name in topics for one in known[name].partitions.values()]
             return sum(len(one.isrs) < 3 for one in every)
 
-        deadline = time.monotonic() + WAIT_S
-        while lagging():
-            assert time.monotonic() < deadline, "the replicas are not in sync"
-            time.sleep(0.1)  # between two looks
+        wait_for(lambda: not lagging(), WAIT_S, "the replicas are in sync")
 
     def elect(self, topic: str) -> None:
         """Leaders go back to the first replicas, and no broker goes away: nothing tells clients."""
@@ -167,10 +165,7 @@ def test_a_partition_that_the_client_stops_fetching_is_fetched_again(cluster: Lo
     def until_read(count: int) -> None:
         producer.produce("unfetched", b"x", partition=0)
         assert producer.flush(60) == 0
-        deadline = time.monotonic() + WAIT_S
-        while len(read) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)  # between two looks
+        wait_for(lambda: len(read) >= count, WAIT_S)
 
     run = app.start()
     try:

@@ -8,10 +8,11 @@ from weft.account.account import SLICE_PARTITIONS, SLICE_RECORDS, copies, slices
 from weft.account.blockers import blockers
 from weft.account.finding import find, find_key
 from weft.account.shown import KEY_CHARS_MAX, TEXT_CHARS_MAX, shown_key, shown_text
-from weft.account.snapshot import snapshot
+from weft.account.snapshot import NOT_LISTED, snapshot
 from weft.core.events import Failed, Returned
 from weft.core.spec import HandlerSpec, Limits
 from weft.core.work import Tags
+from weft.observe.why import why
 from weft.policies import Batch, Hold, Retry
 from weft.types import ErrorInfo, Record
 
@@ -29,7 +30,12 @@ def shot_of(desk, epoch_s=1000.0):
         {n: v for n, v in halt.items() if halt["cause"] != "slots" or n not in OF_CALLS}
         for halt in shot["halts"]
     ]
-    assert snapshot(counted, epoch_s, worst=False) == {**shot, "blockers": [], "halts": halts}
+    nothing = {"blockers": [], "parked": [], "on_hold": []}
+    left_out = {
+        f"{name}_left_out": len(shot[name]) + shot[f"{name}_left_out"] for name in NOT_LISTED
+    }
+    sums = {**shot, **nothing, **left_out, "halts": halts}
+    assert snapshot(counted, epoch_s, worst=False) == sums
     return shot
 
 
@@ -433,3 +439,22 @@ def test_an_outage_is_a_cause_and_of_one_value_a_place(make_desk):
     assert [part["places"]["outage"] for part in shot["partitions"]] == [0, 3]
     assert shot["blockers"][0]["place"] == "ready"
     assert shot["blockers"][1]["place"] == "outage"
+
+
+def test_what_the_commit_has_no_room_to_remember_is_reported(make_desk):
+    """Of the partition: how many start over after a restart; `weft why` says so as long as it is."""
+    retry = Retry(attempts=3, delay_s=9, jitter=0)
+    desk = make_desk(HandlerSpec("h", "unordered", retry=retry), limits=Limits(map_chars=64))
+    (partition,) = desk.assign(0, unix_s=1e9)
+    desk.poll(partition, *range(20), key=None)
+    desk.do("calls_ended", [], [Failed(work, ERROR) for work in desk.started()])
+    desk.pass_time(1.0)
+    left_out = partition.memory.shed
+    shot = shot_of(desk)
+    assert 0 < left_out < 20
+    assert shot["partitions"][0]["not_remembered"] == left_out
+    (sentence, *_) = why(shot, "t")
+    assert f"no room for {left_out} failing or parked records: after a restart" in sentence.text
+    desk.pass_time(10.0)
+    desk.do("calls_ended", desk.started())
+    assert shot_of(desk)["partitions"][0]["not_remembered"] == 0

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.cli import control_group
@@ -86,11 +87,9 @@ def test_a_member_that_does_not_follow_the_topic_is_an_exit_1(group, monkeypatch
 
     def until_answered():
         """The time that is left for the others, without waiting for it."""
-        deadline = time.monotonic() + LIMIT_S
-        while not any(b'"answer"' in one.key for one in group.kafka.records("control")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)  # between two looks
-        return True
+        return wait_for(
+            lambda: any(b'"answer"' in one.key for one in group.kafka.records("control"))
+        )
 
     monkeypatch.setattr(control_group, "_within", lambda _limit_s, what: what() or until_answered())
     code, rows, _ = group.asked("pause")
@@ -117,3 +116,43 @@ def test_a_topic_requires_a_group_and_no_url(capsys, more):
     """One line."""
     assert command(["pause", *BECAUSE, "--control", "control", *more]) == 2
     assert "--control requires --group and excludes --url" in capsys.readouterr().err
+
+
+def test_the_log_of_the_topic_is_read_when_no_member_runs(group, capsys, monkeypatch):
+    """Commands with their answers, and what is in force; a topic that is not there is one line."""
+    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
+    name = group.start()
+    assert group.asked("pause", "--topic", "a", "--for", "10m")[0] == 0
+    assert group.asked("resume", "--topic", "a", "--dry-run")[0] == 0
+    assert group.asked("pause", "--topic", "nope")[0] == 1
+    group.runs[0].stop("now")
+    group.runs[0].wait(LIMIT_S)
+    at = ("--group", "g", "--bootstrap-servers", group.kafka.bootstrap)
+    assert command(["control", "log", "--control", "control", *at, "--json"]) == 0
+    paused, resumed, refused = json.loads(capsys.readouterr().out)
+    assert (paused["action"], paused["topic"], paused["until"] > time.time()) == (
+        "pause",
+        "a",
+        True,
+    )
+    assert [(one["member"], one["outcome"]) for one in paused["answers"]] == [(name, "done")]
+    assert (resumed["dry_run"], resumed["until"], refused["until"]) == (True, None, None)
+    assert command(["control", "log", "--control", "control", *at]) == 0
+    out = capsys.readouterr().out
+    assert "in force: pause topic a until" in out
+    assert "resume topic a (dry" in out
+    assert command(["control", "log", "--control", "none", *at]) == 2
+    assert "control topic none does not exist" in capsys.readouterr().err
+    assert command(["control", "log", "--control", "control"]) == 2
+    assert "--control requires --group" in capsys.readouterr().err
+
+
+def test_a_follower_that_does_not_answer_is_an_exit_1(group, monkeypatch, capsys):
+    """It beats and does not obey: its name and the time are in one line."""
+    monkeypatch.setattr(group_control.GroupControl, "_take", lambda *_: None)
+    name = group.start()
+    monkeypatch.setattr(control_group, "_within", lambda _limit_s, what: what() or True)
+    at = ("--control", "control", "--group", "g", "--bootstrap-servers", group.kafka.bootstrap)
+    assert command(["pause", *BECAUSE, *at]) == 1
+    out = capsys.readouterr().out
+    assert out == f"{name}: no answer: it follows control and has not answered in 10 s\n"

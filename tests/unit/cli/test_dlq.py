@@ -114,6 +114,9 @@ def test_stats_counts_by_anything(dlq):
     by_key = dlq("stats", DLQ, "--by", "key", "--json").json
     assert {row["key"]: row["letters"] for row in by_key} == {"k0": 2, "k1": 1, "k3": 1}
     assert "4 not brought back" in dlq("stats", DLQ).out
+    (row,) = dlq("stats", DLQ, "--by", "handler", "--json", "--where", 'handler == "check"').json
+    assert (row["handler"], row["letters"]) == ("check", 4)
+    assert dlq("stats", DLQ, "--json", "--where", 'handler == "other"').json == []
 
 
 def test_a_replay_only_looks_unless_told_yes(kafka, dlq):
@@ -210,6 +213,9 @@ def test_map_repairs_and_shows_what_it_does(kafka, dlq, tmp_path, monkeypatch):
         (("replay", DLQ, "--limit", "0"), "--limit"),
         (("replay", DLQ, "--stale", "maybe"), "--stale"),
         (("stats", DLQ, "--by", "colour"), "--by"),
+        (("stats", DLQ, "--by", "day", "--listen", "127.0.0.1:0"), "--listen counts by type"),
+        (("stats", DLQ, "--listen", "9109"), "write HOST:PORT"),
+        (("stats", "nowhere", "--listen", "127.0.0.1:0"), "topic nowhere does not exist"),
     ],
 )
 def test_bad_input_is_one_line(kafka, dlq, words, reason):

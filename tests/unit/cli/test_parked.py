@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from weft.cli.main import run as command
+from weft.cli.parked import _counted
 from weft.codec import Remembered, encode_fitting, with_rider
-from weft.codec.rider import MAGIC, error_hash
+from weft.codec.rider import MAGIC, Rider, error_hash
 from weft.codec.wire import from_text
+from weft.kafka.group_rider import Part
 from weft.testing import MemoryKafka
 
 TOPIC, GROUP = "orders", "billing"
@@ -83,6 +85,16 @@ def test_ls_lists_what_is_parked_or_held(parked):
     assert "k1" in table
     assert "2030-03-17T17:47:40Z" in table
     assert "1 parked, 1 held in group billing; 1 more failed and will be tried again" in table
+
+
+def test_what_is_being_given_up_is_not_counted_as_tried_again():
+    """Its attempts are used up, and its letter is on the way."""
+    known = [Remembered(1, 2), Remembered(2, 5, exhausted_by="attempts")]
+    part = Part(TOPIC, 0, 0, 9, frozenset({1, 2}), Rider(tuple(known)))
+    assert _counted([], [part], "g") == (
+        "0 parked, 0 held in group g; 1 more failed and will be tried again; "
+        "1 more are being given up"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tests.unit.cli.test_control import BECAUSE, Member, called, members
 from tests.unit.cli.test_parked import GROUP, TOPIC, kafka
 from tests.unit.observe.test_local import own_folder
 
+from weft.codec import Remembered, encode_fitting, with_rider
 from weft.observe.orders import RECORDS_MAX, Answer
 
 __all__ = ["kafka", "members", "own_folder"]  # fixtures
@@ -94,6 +95,70 @@ def test_parked_records_are_released(kafka, members, capsys):
     code, _, err = called(capsys, "parked", "skip", *at)
     assert (code, "it cannot be undone" in err) == (2, True)
     assert len(one.orders) == before
+
+
+def test_what_a_commit_has_no_room_for_is_asked_of_the_members(kafka, members, capsys):
+    """By a condition, after those that it names; a condition that no member knows is an exit 1."""
+    text, _ = encode_fitting(0, 3_999, range(0, 4_000, 2))
+    entries = [Remembered(one, 5, parked=True, error=7) for one in range(0, 4_000, 2)]
+    kafka.create_topic("many")
+    for number in range(4_000):
+        kafka.produce("many", b"v", b"k%d" % number, partition=0)
+    kafka.commit(GROUP, "many", 0, 0, with_rider(0, text, entries)[0])
+    (one,) = members(Owner("m1", 0))
+    at = ("many", "--group", GROUP, "--bootstrap-servers", kafka.bootstrap, *BECAUSE)
+    assert called(capsys, "parked", "release", *at)[::2] == (0, "")
+    named, rest = one.orders
+    assert (len(named.records) > 100, named.where) == (True, None)
+    assert rest.where == '(state == "parked" or state == "held")'
+    one.orders.clear()
+    assert called(capsys, "parked", "release", "--dry-run", "--where", "offset < 9", *at)[0] == 0
+    assert [order.where for order in one.orders] == [f"{rest.where} and (offset < 9)"]
+    where = ("--where", 'error.hash == "00000007"')
+    code, _, err = called(capsys, "parked", "release", *where, *at)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "weft: many[0]: its commit has no room for more" in err
+    assert f"weft parked ls many --group {GROUP} lists the rest" in err
+    assert called(capsys, "parked", "skip", *at)[0] == 1
+
+
+class Keyed(Owner):
+    """Of the key that is meant its first record is 0:3; of another one it runs."""
+
+    def control(self, order: Any) -> list[Answer]:
+        if not order.dry_run:
+            return super().control(order)
+        self.orders.append(order)
+        rows = [
+            {"topic": order.topic, "partition": 0, "offset": at, "outcome": outcome, "detail": "d"}
+            for at, outcome in ((3, "skipped"), (4, "refused"))
+        ]
+        return [Answer(self.name, "refused", "as asked", None, rows)]
+
+
+def test_the_first_record_of_a_key_is_skipped_by_its_offset(members, capsys):
+    """So two owners do not skip two; what is refused is one line and an exit 1."""
+    (one,) = members(Keyed("m1", 0))
+    words = ("key", "skip", "--topic", TOPIC, "--where", "attempts > 3", *BECAUSE)
+    code, _, err = called(capsys, *words)
+    assert [(o.dry_run, o.where, list(o.records)) for o in one.orders] == [
+        (True, "attempts > 3", []), (False, None, [(0, 3)]),
+    ]  # fmt: skip
+    assert (code, err) == (1, f"weft: {TOPIC}:0:4 refused: d\n")
+
+
+@pytest.mark.parametrize(("words", "count"), [((), 0), (("a:0:5",), 1), (("a:0:5", "b:0:1"), 2)])
+def test_json_is_one_document(kafka, members, capsys, words, count):
+    """Also of several commands, and of none."""
+    members(Owner("m1", 0))
+    given = ("record", "retry", *words)
+    if not words:
+        at = ("--group", GROUP, "--bootstrap-servers", kafka.bootstrap)
+        given = ("parked", "release", "--where", 'key == "none"', *at)
+    code, out, _ = called(capsys, *given, "--json", *BECAUSE)
+    found = json.loads(out)
+    assert (code, len(found["answers"]), found["dry_run"]) == (0, count, False)
+    assert len({one["id"] for one in found["answers"]}) == count
 
 
 @pytest.mark.parametrize("count", [RECORDS_MAX - 1, RECORDS_MAX, RECORDS_MAX + 1])

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import weft
-from weft.cli.seen import LINES_MAX, _status_shown, _why_shown
+from weft.cli.seen import LINES_MAX, _json, _repeat, _status_shown, _why_shown
 from weft.testing import run
 
 LONG = "eu-west-1.logistics.positions.vehicles.enriched.v2"
@@ -126,3 +126,12 @@ def test_why_begins_with_the_worst_run():
     assert [line.strip() for line in stream.getvalue().splitlines()[:4]] == [
         "m2", hung["text"], "Next: …", "shop.py:12 check: client.get()",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answers", "code"), [("ee", 1), ("es", 0), ("ss", 0), ("", 0)])
+def test_no_run_that_answers_is_exit_code_1(capsys, answers, code):
+    """One that hangs beside one that was killed is no success; one that answers is."""
+    given = {"e": {"error": "no answer within 5 s"}, "s": {"state": "running"}}
+    found = [(f"m{number}", given[one]) for number, one in enumerate(answers)]
+    assert _repeat(watch=False, ask=lambda: found, show=_json) == code
+    assert capsys.readouterr().out.count("no answer") == answers.count("e")

@@ -120,6 +120,41 @@ def test_failures_and_help_stand_below(shot):
     assert "is parked" in " ".join(text.split())
 
 
+def waiting(shot, count):
+    """So many parked records, and one that is held; one more of each is not listed."""
+    row = {**shot["parked"][0], "until": shot["at"] + 600.0}
+    held = {**row, "place": "on_hold", "by": "ana@laptop", "reason": "being repaired", "key": None}
+    parked = [{**row, "offset": n, "key": f"cust-{n}"} for n in range(count)]
+    (part,) = shot["partitions"]
+    places = {**part["places"], "parked": count + 1, "on_hold": 1}
+    parts = [{**part, "places": places, "parked": count + 1}]
+    return {**shot, "partitions": parts, "parked": parked, "on_hold": [held]}
+
+
+def test_parked_records_are_a_key_away(shot):
+    """Their error, and what to do about the one under the cursor; the same key shows partitions."""
+    _, text = piloted(lambda: [waiting(shot, 30)], ["r", "down", "down"], every_s=3600.0)
+    rows = text.split("\n")
+    assert "parked: 30 of 31, longest first" in rows[0]
+    assert re.search(r" orders\[0\] 0 +cust-0 +ValueError +1 +[\d.]+ s +600 s", text)
+    assert "record 2 (key cust-2) is parked" in text
+    assert "weft record retry orders:0:2" in " ".join(text.split())
+    assert {len(row) for row in rows} == {80}
+    for keys in (["r", "r"], ["r", "escape"], ["d", "r", "escape"]):
+        _, text = piloted(lambda: [waiting(shot, 30)], keys, every_s=3600.0)
+        assert "partitions 1-1 of 1" in text
+
+
+def test_held_records_are_a_key_away(shot):
+    """By whom, until when and why; where nothing is held, that is all there is."""
+    _, text = piloted(lambda: [waiting(shot, 1)], ["d"])
+    assert re.search(r" orders\[0\] 0 +\(no key\) +ana@laptop", text)
+    assert "is held by a command of ana@laptop" in text
+    assert "(being repaired)" in " ".join(text.split())
+    _, text = piloted(lambda: [shot], ["d"])
+    assert "No record is held." in text
+
+
 def test_the_next_step_stands_under_the_worst_record(shot):
     """What to do is on the screen, not a command away."""
     _, text = piloted(lambda: [shot], [])

@@ -91,6 +91,24 @@ def test_every_dialect_is_understood(headers, name, group, attempts, replays):
     assert letter.field("header.tenant") == "acme"
 
 
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        (WEFT, None),
+        ((*WEFT, ("__dlq.errors.handler", b"charge")), "charge"),
+        (CONNECT, "org.apache.kafka.connect.json.JsonConverter"),
+        (SPRING, None),
+    ],
+    ids=["weft, earlier", "weft", "connect", "spring"],
+)
+def test_a_letter_names_its_handler(headers, name):
+    """Weft's header, which earlier versions did not write: without it nothing else changes."""
+    letter = letter_of(dead(*headers))
+    assert (letter.handler, letter.field("handler")) == (name, name)
+    assert (letter.source, letter.error_type) == (SOURCE, "Timeout")
+    assert letter.own_headers == (("tenant", b"acme"),)
+
+
 def test_springs_older_names_are_understood():
     """A retry topic's own names, without dlt."""
     older = tuple((name.replace("kafka_dlt-", "kafka_"), value) for name, value in SPRING)

@@ -1,10 +1,11 @@
-"""Messages of a foreign client, whose header names cannot be read."""
+"""Messages become records, also those of a foreign client with unreadable header names."""
 
 from __future__ import annotations
 
 import logging
 
 import pytest
+from confluent_kafka import Message
 
 from weft.kafka import batches
 
@@ -23,6 +24,19 @@ class Foreign:
 
     def offset(self) -> int:
         return 7
+
+
+def test_records_share_the_text_of_a_topic_that_is_known() -> None:
+    """A buffer of them keeps one text; they are the same records otherwise."""
+    messages = [
+        Message(topic="t-some", partition=number % 2, offset=number, key=b"k", value=b"v")
+        for number in range(9)
+    ]
+    topic = str(b"t-some", "utf-8")
+    (even, odd) = found = batches.batches_of(messages, topic)
+    assert found == batches.batches_of(messages)
+    assert all(record.topic is topic for record in (*even.records, *odd.records))
+    assert [record.offset for record in odd.records] == [1, 3, 5, 7]
 
 
 def test_many_unreadable_headers_are_reported_of_once(

@@ -108,6 +108,25 @@ def test_the_number_of_keys_is_limited(words, monkeypatch, more, kept):
 
 
 @pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
+@pytest.mark.parametrize("kind", ["lasts", "now", "tombstone"])
+def test_what_is_of_now_takes_no_room_from_what_lasts(whole, monkeypatch, more, kept, kind):
+    """Each has a limit; only what lasts is missed when it is over."""
+    monkeypatch.setattr(following, "KEYS_MAX", 10)
+    monkeypatch.setattr(following, "LASTING_MAX", 20)
+    whole._of_now = lambda key: key.startswith(b"now")
+    counts = {"lasts": 20, "now": 0, "tombstone": 0}
+    counts[kind] = more + (20 if kind == "lasts" else 10)
+    for name, count in counts.items():
+        for number in range(count):
+            value = None if name == "tombstone" else b"x"
+            whole._take(stamped(b"%s%d" % (name.encode(), number), value, number))
+    last = whole.last()
+    assert (kind.encode() + b"0" in last) is kept
+    assert bool(whole.failed) is (kind == "lasts" and not kept)
+    assert sum(key.startswith(b"lasts") for key in last) == min(20, counts["lasts"])
+
+
+@pytest.mark.parametrize(("more", "kept"), [(-1, True), (0, True), (1, False)])
 def test_bytes_are_limited(words, monkeypatch, more, kept):
     """Of one value, and of all together."""
     monkeypatch.setattr(following, "VALUE_BYTES_MAX", 10)

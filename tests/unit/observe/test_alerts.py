@@ -21,11 +21,12 @@ import yaml  # type: ignore[import-untyped]  # it has no types of its own
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.promql import firing
+from tests.support.waiting import wait_for
 
 import weft
 from weft.errors import FatalError
 from weft.kafka.group_lag import PartitionLag
-from weft.observe.lag_server import LagBoard
+from weft.observe.lag_server import LagBoard, LettersBoard
 from weft.observe.metrics import exposed
 from weft.runtime.member import member as members
 from weft.testing import MemoryKafka, VirtualClock
@@ -60,11 +61,11 @@ class Scene:
     def start(self, app):
         self._runs.append(app.start())
         self._scraped.append(lambda: exposed(app.snapshot))
-        self.until(lambda: app.snapshot()["partitions"])
+        wait_for(lambda: app.snapshot()["partitions"])
         return self._runs[-1]
 
-    def board(self, measure):
-        board = LagBoard(measure, "g", 5.0)
+    def board(self, measure, kind=LagBoard, name="g"):
+        board = kind(measure, name, 5.0)
         registry = CollectorRegistry()
         registry.register(board)
 
@@ -77,12 +78,6 @@ class Scene:
     def put(self, count, value=b"x", key=None, **more):
         for number in range(count):
             self.kafka.produce("t", value, key=key or b"%d" % number, **more)
-
-    def until(self, seen):
-        deadline = time.monotonic() + 60
-        while not seen():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)  # between two looks
 
     def scrape(self):
         for told in self._scraped:
@@ -140,7 +135,7 @@ def test_nothing_fires_while_all_is_well(scene):
     def work():
         scene.put(5)
         put[0] += 5
-        scene.until(done(app, put[0]))
+        wait_for(done(app, put[0]))
 
     scene.minutes(25, work)
     assert scene.fired() == set()
@@ -158,7 +153,7 @@ def test_all_calls_hang(scene):
     app.consume("t", concurrency=4)(named(lambda record: scene.over.wait(60)))
     scene.start(app)
     scene.put(10)
-    scene.until(lambda: app.snapshot()["handlers"]["handler"]["in_flight"] == 4)
+    wait_for(lambda: app.snapshot()["handlers"]["handler"]["in_flight"] == 4)
     scene.minutes(12)
     assert scene.fired() == {"WeftCallsHang", "WeftCommitStands"}
 
@@ -179,7 +174,7 @@ def test_one_record_hangs(scene):
     def work():
         scene.put(5)
         put[0] += 5
-        scene.until(done(app, put[0]))
+        wait_for(done(app, put[0]))
 
     scene.minutes(12, work)
     assert scene.fired() == {"WeftCommitStands"}
@@ -200,7 +195,7 @@ def test_the_offset_map_is_full(scene):
         scene.put(1, b"hang", b"h%d" % number)
         scene.put(1)
     scene.start(app)
-    scene.until(lambda: app.snapshot()["partitions"][0]["places"]["past_map"])
+    wait_for(lambda: app.snapshot()["partitions"][0]["places"]["past_map"])
     scene.minutes(4)
     assert scene.fired() - {"WeftCallsHang"} == {"WeftOffsetMapNearlyFull"}
 
@@ -211,7 +206,7 @@ def test_a_partition_is_not_read(scene):
     app.consume("t")(named(lambda record: None))
     scene.kafka.fail_next("find", times=100_000)
     scene.start(app)
-    scene.until(lambda: app.snapshot()["partitions"][0]["place"] == "start_unknown")
+    wait_for(lambda: app.snapshot()["partitions"][0]["place"] == "start_unknown")
     scene.minutes(4)
     assert scene.fired() == {"WeftPartitionNotRead"}
 
@@ -226,7 +221,7 @@ def test_records_are_parked(scene):
 
     scene.start(app)
     scene.put(1)
-    scene.until(lambda: app.snapshot()["handlers"]["handler"]["parked"])
+    wait_for(lambda: app.snapshot()["handlers"]["handler"]["parked"])
     scene.minutes(3)
     assert scene.fired() == {"WeftParked"}
 
@@ -245,7 +240,7 @@ def test_attempts_fail(scene):
     def work():
         scene.put(30)
         put[0] += 15
-        scene.until(done(app, put[0]))
+        wait_for(done(app, put[0]))
 
     scene.minutes(15, work)
     assert scene.fired() == {"WeftFailing"}
@@ -266,9 +261,9 @@ def test_a_group_falls_behind(scene):
         scene.put(5, timestamp_ms=int((time.time() - 3600) * 1000))
         gate.release()
         put[0] += 1
-        scene.until(done(app, put[0]))
+        wait_for(done(app, put[0]))
         held = [*range(5)]
-        scene.until(lambda: app.snapshot()["partitions"][0]["buffered"] >= len(held) - 1)
+        wait_for(lambda: app.snapshot()["partitions"][0]["buffered"] >= len(held) - 1)
 
     scene.minutes(35, work)
     assert scene.fired() == {"WeftFallsBehind"}
@@ -281,7 +276,7 @@ def test_nothing_starts(scene):
     results = app.results()
     scene.start(app)
     scene.put(3_000)
-    scene.until(lambda: any(h["cause"] == "results" for h in app.snapshot()["halts"]))
+    wait_for(lambda: any(h["cause"] == "results" for h in app.snapshot()["halts"]))
     scene.minutes(4)
     assert scene.fired() == {"WeftHalted"}
     results.close()
@@ -298,12 +293,12 @@ def test_a_call_is_overdue(scene):
 
     scene.start(app)
     scene.put(1, b"hang", b"k")
-    scene.until(lambda: app.snapshot()["handlers"]["handler"]["overdue"])
+    wait_for(lambda: app.snapshot()["handlers"]["handler"]["overdue"])
 
     def work():
         scene.put(5)
         put[0] += 5
-        scene.until(done(app, put[0]))
+        wait_for(done(app, put[0]))
 
     scene.minutes(7, work)
     assert scene.fired() >= {"WeftCallsOverdue"}
@@ -322,7 +317,7 @@ def test_dead_letters_and_those_of_a_new_type(scene):
     def letter(value=b"old"):
         scene.put(1, value)
         put[0] += 1
-        scene.until(lambda: app.snapshot()["handlers"]["handler"]["dead_lettered"] == put[0])
+        wait_for(lambda: app.snapshot()["handlers"]["handler"]["dead_lettered"] == put[0])
 
     scene.minutes(2)
     scene.minutes(3, letter)
@@ -351,13 +346,13 @@ def test_the_polling_thread_did_not_poll(scene, monkeypatch):
     scene.minutes(2)
     assert scene.fired() == set()
     stopped_s[0] += 61
-    scene.until(lambda: app.snapshot()["poll_gap_max_s"] > 60)
+    wait_for(lambda: app.snapshot()["poll_gap_max_s"] > 60)
     scene.minutes(1)
     assert scene.fired() == {"WeftPollGap"}
     member = scene._runs[-1]._member
     for _ in range(8):
         stopped_s[0] += 50  # these gaps are shorter than the alert's
-        scene.until(lambda: Clock.monotonic() - member._polled_at < 40)
+        wait_for(lambda: Clock.monotonic() - member._polled_at < 40)
         scene.minutes(1)
     assert scene.fired() == set()
 
@@ -406,6 +401,36 @@ def test_the_lag_cannot_be_measured(scene):
     scene.start(app)
     scene.minutes(7)
     assert scene.fired() == {"WeftLagNotMeasured"}
+
+
+def test_dead_letters_are_not_brought_back(scene):
+    """For an hour; `weft dlq stats --listen` measures it, and it clears once they are back."""
+    counts = {"other": 0, "Timeout": 3}
+    scene.board(lambda: counts, LettersBoard, "t.dlq")
+    app = scene.app()
+    app.consume("t")(named(lambda record: None))
+    scene.start(app)
+    scene.minutes(60)
+    assert scene.fired() == set()
+    scene.minutes(2)
+    assert scene.fired() == {"WeftDeadLettersNotBack"}
+    counts["Timeout"] = 0
+    scene.minutes(1)
+    assert scene.fired() == set()
+
+
+def test_dead_letters_cannot_be_counted(scene):
+    """The brokers do not answer `weft dlq stats --listen`."""
+
+    def measure():
+        raise FatalError("no broker answers")
+
+    scene.board(measure, LettersBoard, "t.dlq")
+    app = scene.app()
+    app.consume("t")(named(lambda record: None))
+    scene.start(app)
+    scene.minutes(7)
+    assert scene.fired() == {"WeftDeadLettersNotCounted"}
 
 
 def test_every_alert_is_fired_by_a_scene():

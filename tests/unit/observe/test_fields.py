@@ -20,6 +20,9 @@ def names_of(shot) -> set[str]:
             found.add(f"{name}[]")
             if name != "halts":
                 found |= {f"{name}[].{field}" for row in value for field in row}
+        elif name in ("parked", "on_hold"):  # their rows are as those of blockers
+            found.add(f"{name}[]")
+            found |= {f"blockers[].{field}" for row in value for field in row}
         elif name == "handlers":
             found.add("handlers{}")
             found |= {f"handlers{{}}.{field}" for row in value.values() for field in row}

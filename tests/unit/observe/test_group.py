@@ -8,6 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from weft.account.blockers import LISTED_MAX
 from weft.cli.seen import _status_shown, _why_shown
 from weft.cli.sources import _reported
 from weft.kafka.ports import Word
@@ -202,6 +203,43 @@ def test_why_speaks_of_the_whole_group():
     assert "is in a partition of member m2" in elsewhere["text"]
 
 
+def waits(number, since, place="parked"):
+    """A row of a parked or held record."""
+    where = {"topic": "orders", "partition": number, "offset": 9, "handler": "check", "key": "x"}
+    return {**where, "place": place, "since": since, "waiting_behind": 0, "attempts": 5}
+
+
+def parking(member, number, since, count):
+    """A member with so many parked records, of which it lists one."""
+    places = {"parked": count, "on_hold": 0}
+    return shot(member, parked=[waits(number, since)], partitions=[part(number, places=places)])
+
+
+@pytest.mark.parametrize("count", [LISTED_MAX - 1, LISTED_MAX, LISTED_MAX + 1])
+def test_so_many_parked_records_of_a_group_are_listed(count):
+    """Those parked for longest, of all members; how many more there are is counted."""
+    seen = overview([parking(f"m{n}", n, 100.0 - n, 2) for n in range(count)])
+    listed = [row["partition"] for row in seen["parked"]]
+    assert listed == list(range(count))[::-1][:LISTED_MAX]
+    assert seen["parked_left_out"] == 2 * count - min(count, LISTED_MAX)
+    assert seen["totals"]["on_hold"] == 0
+
+
+def test_a_silent_member_lists_nothing():
+    """Its records may be elsewhere by now."""
+    seen = overview([parking("m1", 0, 1.0, 2) | {"silent_s": 30.0}, parking("m2", 1, 1.0, 1)])
+    assert [row["member"] for row in seen["parked"]] == ["m2"]
+    assert seen["parked_left_out"] == 0
+
+
+def test_a_parked_record_of_another_member_is_found():
+    """Though it is not among those that block most."""
+    group = source(parking("m2", 3, 1.0, 2))
+    found = group.find("orders", 3, 9)
+    assert (found["place"], found["member"]) == ("parked", "m2")
+    assert [row["offset"] for row in group.find_key(b"x", None)] == [9]
+
+
 def test_the_order_of_blockers_is_settled():
     """What blocks most, then the oldest, then by name: whichever member reported it, and when."""
     blocks_more = blocker(3, waiting_behind=9, since=5.0)
@@ -255,7 +293,7 @@ def test_status_shows_of_a_silent_member_what_no_other_reports():
         return stream.getvalue()
 
     assert told(alive, dead).splitlines()[-1].rstrip() == (
-        "g  m2  SILENT: killed or disconnected; last report 40 s ago; others own its partitions"
+        "g  m2  SILENT: killed, suspended or disconnected; last report 40 s ago; others own its partitions"
     )
     alone = told(dead)
     assert "with 15 remaining in 1 partitions that no other member reports" in alone
@@ -308,7 +346,7 @@ def test_what_to_do_about_a_silent_members_partition():
     dead["silent_s"] = 60.0
     told = _reported(dead, {"ask": "why", "where": "orders:1", "key": None})
     (one,) = told["sentences"]
-    assert one["text"].endswith("Its member is silent: killed or disconnected.")
+    assert one["text"].endswith("Its member is silent: killed, suspended or disconnected.")
     assert one["next"].startswith("restart that member, or wait")
 
 

@@ -78,6 +78,7 @@ def test_what_ends_a_command_has_its_key(one, other, same):
         (packed(PAUSE).replace(b"60.0", b"1e9"), "for_s"),
         (packed(order(topic="u")), "its key is of another command"),
         (packed(order("stop")), "stop is not given by a topic"),
+        (packed(order("skip", topic="t", key="k")), "a skip by a topic names records"),
     ],
 )
 def test_what_is_no_command_is_refused_in_one_line(value, reason):

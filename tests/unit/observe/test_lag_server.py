@@ -13,7 +13,7 @@ from weft.app_options import address, is_loopback
 from weft.errors import ConfigError, FatalError
 from weft.kafka.group_lag import PartitionLag
 from weft.observe import lag_server, serving
-from weft.observe.lag_server import LagBoard, app_of
+from weft.observe.lag_server import LagBoard, LettersBoard, app_of
 from weft.observe.serving import Serving, listening
 
 ROW = PartitionLag("t", 0, 458, 100, 347, 11, 100, 12.5, 80, None, holes=11)
@@ -60,6 +60,22 @@ def test_lag_as_json_and_as_metrics(serve):
     assert 'weft_group_up{group="g"} 1.0' in text
     for name, _, _ in lag_server.GAUGES:
         assert f"# TYPE {name} gauge" in text
+
+
+def test_letters_as_json_and_as_metrics(serve):
+    """A type is as hostile as its writer: it is one label's value, and nothing more."""
+    board = LettersBoard(lambda: {"other": 0, 'T"\n\\': 3}, "orders.dlq", 5.0)
+    port = serve(board)
+    assert get(port, "/letters") == (503, '{"topic":"orders.dlq","error":"not measured yet"}')
+    assert 'weft_dead_letters_up{topic="orders.dlq"} 0.0' in get(port, "/metrics")[1]
+    board.look()
+    assert json.loads(get(port, "/letters")[1]) == {
+        "topic": "orders.dlq", "not_back": {"other": 0, 'T"\n\\': 3},
+    }  # fmt: skip
+    _, text = get(port, "/metrics")
+    escaped = r'weft_dead_letters_not_back{topic="orders.dlq",type="T\"\n\\"} 3.0'
+    assert escaped in text
+    assert 'weft_dead_letters_up{topic="orders.dlq"} 1.0' in text
 
 
 def test_only_get(serve):

@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
 from weft.account.account import HALTS, PLACES
-from weft.observe.lag_server import GAUGES, PROBLEMS, UP
+from weft.observe.lag_server import GAUGES, LETTERS_UP, NOT_BACK, PROBLEMS, UP
 from weft.observe.metrics import OUTCOMES, STATES, names
 
 OPS = Path(__file__).parents[3] / "ops"
@@ -21,8 +21,8 @@ ALERTS = OPS / "prometheus" / "weft-alerts.yml"
 METRIC = re.compile(r"\bweft_\w+")
 
 
-#: of `weft lag --listen`
-OF_LAG = {UP[0], PROBLEMS[0], *(name for name, _, _ in GAUGES)}
+#: of `weft lag --listen` and `weft dlq stats --listen`
+OF_LAG = {UP[0], PROBLEMS[0], LETTERS_UP[0], NOT_BACK[0], *(name for name, _, _ in GAUGES)}
 
 
 def rules():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 from tests.unit.core.conftest import make_desk  # noqa: F401  # a fixture of the tests below
 
 import weft
@@ -63,14 +64,14 @@ class Stage:
     def until(self, about: str) -> dict[str, Any]:
         """The first sentence, once it is about this."""
         assert self.run is not None
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            told = answer(RunSource(self.run), Question())["sentences"]
-            stack = told[0]["stack"]
-            if told[0]["about"] == about and (about != "hangs" or len(stack) > 1):
-                return dict(told[0])
-            self.gate.wait(0.02)  # a look at a time
-        raise AssertionError(told)
+        source = RunSource(self.run)
+
+        def said() -> dict[str, Any] | None:
+            (first, *_) = answer(source, Question())["sentences"]
+            found = first["about"] == about and (about != "hangs" or len(first["stack"]) > 1)
+            return dict(first) if found else None
+
+        return dict(wait_for(said))
 
     def members(self) -> list[dict[str, Any]]:
         """What the members report now."""

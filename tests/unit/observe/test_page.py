@@ -60,6 +60,17 @@ def test_views_have_limits(given, said):
     assert view_of({"count": "200", "topic": "t" * 300, "offset": "1" * 19})["count"] == 200
 
 
+def test_a_list_is_sent_to_those_who_look_at_it():
+    """And to no other page; a list that does not exist is refused."""
+    feed = Feed(list, None)
+    feed.close()
+    for asked, other in (("parked", "on_hold"), ("on_hold", "parked")):
+        sent = feed.event(view_of({"list": asked}))
+        assert (sent[asked], other in sent) == ([], False)
+    with pytest.raises(ConfigError, match="list is one of parked, on_hold"):
+        view_of({"list": "held"})
+
+
 def test_while_no_one_watches_only_sums_are_asked_for():
     """Blockers walk over every record; they are looked up when somebody comes, before it is told."""
     asked = []

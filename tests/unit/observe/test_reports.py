@@ -10,6 +10,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.waiting import wait_for
 
 import weft
 from weft.cli.sources import Where
@@ -55,23 +56,26 @@ def report(told, **more):
 
 
 def whole():
-    """The report of a real run: something runs, something has failed, with its offset map."""
+    """The report of a real run: something runs, something is parked, with its offset map."""
     app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
     shots = []
 
-    @app.consume("t", concurrency=2, retry=weft.Retry(attempts=2, delay_s=0.01))
+    @app.consume("t", concurrency=1, retry=weft.Retry(attempts=1))
     def handler(record):
         shots.append(vars(app)["_run"].snapshot(mapped=True))
         raise ValueError(record.offset)
 
-    run(app, [(b"a", b"1"), (b"a", b"2"), (b"b", b"3")])
-    return max(shots, key=lambda shot: len(shot["failures"]) + len(shot["blockers"]))
+    run(app, [(b"a", b"1"), (b"a", b"2"), *[(b"k%d" % n, b"3") for n in range(9)]])
+    return max(
+        shots, key=lambda shot: sum(len(shot[n]) for n in ("failures", "blockers", "parked"))
+    )
 
 
 def test_a_report_has_every_field_of_a_snapshot():
     """A field that a snapshot gains is added to SHAPE, or the other members do not see it."""
     sent = json.loads(json.dumps(whole()))
     assert sent["blockers"]
+    assert sent["parked"]
     assert sent["failures"]
     assert unpacked(packed(sent))[0] == sent
 
@@ -302,15 +306,9 @@ def test_a_member_reports_changes_and_takes_its_word_back(monkeypatch):
         "weft.reports", lambda: state[0], lambda: shot(state=state[0]), lambda: producer, print
     )
 
-    def wait_for(count):
-        deadline = time.monotonic() + 20
-        while len(producer.sent) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)  # between two looks
-
-    wait_for(1)
+    wait_for(lambda: len(producer.sent) == 1)
     state[0] = "running"
-    wait_for(2)
+    wait_for(lambda: len(producer.sent) == 2)
     reporter.close()
     told = [None if m.value is None else unpacked(m.value)[0] for m in producer.sent]
     assert [one and one["state"] for one in told] == ["starting", "running", None]

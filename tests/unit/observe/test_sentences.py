@@ -71,7 +71,7 @@ IN = {
     "gathering": ({}, "in a batch that is filling"),
     "behind": ({"behind": record(offset=7)}, "queued behind record 7, which runs for 312 s"),
     "past_map": ({}, "beyond the reach of the offset map"),
-    "fetching": ({}, "is released, and is being read from the log again"),
+    "fetching": ({}, "is being read from the log again: it was released, or is exported"),
     "held": ({}, "a call of an earlier assignment"),
     "marking": ({}, "waits for 312 s for its started-mark"),
     "not_begun": (
@@ -376,6 +376,10 @@ BUDGET = {"cause": "budget", "handler": "check", "budget": "openai", "waiting": 
          "(20 in flight): 20 calls are in flight."),
         ({"why": "share", "per_s": 0.5},
          "(0.5 per second): how many partitions its topics have is not known yet."),
+        ({"why": "lent", "per_s": 50.0},
+         "(50 per second): all that the fleet's driver lends to this member is used."),
+        ({"why": "link", "per_s": 9.0, "for_s": 3.2},
+         "(9 per second): the fleet's driver has not answered for 3.2 s, so its lease has run out."),
     ],
 )  # fmt: skip
 def test_what_a_budget_waits_for_is_named(halt, text):
@@ -383,3 +387,23 @@ def test_what_a_budget_waits_for_is_named(halt, text):
     told = halt_sentence({**BUDGET, **halt})
     assert told.text == f"3 keys of check wait for budget openai {text}"
     assert told.next
+    one = halt_sentence({**BUDGET, **halt, "waiting": 1})
+    assert one.text == f"1 key of check waits for budget openai {text}"
+
+
+def test_a_budget_is_the_cause_not_the_records_in_its_queue():
+    """They are in its sentence, and no line of their own is above it."""
+    halt = {**BUDGET, "why": "rate", "per_s": 10.0, "in_flight": None, "due_in_s": 0.04}
+    row = record("budget")
+    (told,) = why(shot(row, halts=[halt]))
+    assert (told.about, "starts in 0.1 s" in told.text) == ("budget", True)
+    assert [one.about for one in why(shot(row))] == ["budget"]  # until the budget is known
+
+
+def test_what_is_read_to_be_exported_is_in_the_sentence_of_the_valve():
+    """Of another partition it has a line of its own."""
+    halt = {"cause": "valve", "topic": "orders", "partition": 3, "waiting": 1, "behind": 2}
+    rows = [record("fetching"), record("fetching", partition=4)]
+    told = why(shot(*rows, halts=[halt]))
+    assert [one.about for one in told] == ["fetching", "valve"]
+    assert "orders[4]: record 10,412" in told[0].text

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -104,6 +108,23 @@ def test_a_socket_where_no_one_answers(capsys, monkeypatch):
     with stranger(local.folder() / "7-0.sock", None):
         code, line = said(capsys, "status")
     assert (code, line) == (1, "weft: 7-0.sock: no answer within 0 s\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows it")
+def test_a_suspended_process_is_named(capsys, monkeypatch):
+    """The driver of a fleet answers for all members: what is wrong, and the command that ends it."""
+    monkeypatch.setattr(local, "ANSWER_S", 0.2)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        with stranger(local.folder() / f"{child.pid}-0.sock", None):
+            code, line = said(capsys, "why")
+    finally:
+        child.kill()
+        child.wait()
+    told = f"its process is suspended; resume it with kill -CONT {child.pid}\n"
+    assert (code, line) == (1, f"weft: {child.pid}-0.sock: no answer within 0 s: {told}")
 
 
 def test_a_runtime_folder_that_is_not_there(capsys, monkeypatch):

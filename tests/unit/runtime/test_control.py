@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.core.spec import HandlerSpec
@@ -18,14 +19,6 @@ from weft.runtime.run.control import Control, _calls_most
 from weft.testing import MemoryKafka
 
 LIMIT_S = 60.0
-
-
-def until(what: Any) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two looks
 
 
 @pytest.fixture
@@ -56,7 +49,7 @@ class Started:
         self.run: Any = app.start()
         self.control: Control = self.run.control
         self.control._time = lambda: self.now_s
-        until(lambda: len(app.snapshot()["partitions"]) == 2)
+        wait_for(lambda: len(app.snapshot()["partitions"]) == 2)
 
     def obey(self, action: str, **given: Any) -> Any:
         """The answer of the member."""
@@ -78,14 +71,14 @@ def test_a_pause_holds_until_it_expires(kafka, started):
     assert (answer.outcome, answer.until) == ("done", 1_060.0)
     kafka.produce("a", b"1")
     kafka.produce("b", b"1")
-    until(lambda: started.done == ["b"])
+    wait_for(lambda: started.done == ["b"])
     (halt,) = [one for one in started.app.snapshot()["halts"] if one["cause"] == "command"]
     assert (halt["topic"], halt["until"], halt["reason"]) == ("a", 1_060.0, "a test")
     started.now_s = 1_059.9
     started.control.look()
     assert started.control.state()["in_force"]
     started.now_s = 1_060.0
-    until(lambda: started.done == ["b", "a"])  # the run looks by itself
+    wait_for(lambda: started.done == ["b", "a"])  # the run looks by itself
     assert started.control.state()["in_force"] == []
 
 
@@ -119,7 +112,7 @@ def test_settings_are_of_one_handler_or_of_all(started):
     started.obey("set", handler="two", settings={"concurrency": 8}, for_s=10.0)
     assert rows() == {"one": 3, "two": 8}
     started.now_s += 10.0
-    until(lambda: rows() == {"one": 3, "two": 3})
+    wait_for(lambda: rows() == {"one": 3, "two": 3})
     started.obey("set", settings={"concurrency": None})
     assert rows() == {"one": 4, "two": 8}
 
@@ -143,14 +136,14 @@ def test_more_calls_than_declared_can_be_set(kafka, kind):
     run: Any = app.start()
     for number in range(4):
         kafka.produce("a", b"%d" % number)
-    until(lambda: len(begun) == 1)
+    wait_for(lambda: len(begun) == 1)
     answer = run.control.obey(Order("set", "r", "i", settings={"concurrency": 3}))
     assert answer.outcome == "done"
-    until(lambda: len(begun) == 3)
+    wait_for(lambda: len(begun) == 3)
     (row,) = app.snapshot()["handlers"].values()
     assert row["in_flight"] == 3
     go_on.set()
-    until(lambda: len(begun) == 4)
+    wait_for(lambda: len(begun) == 4)
     run.stop("now")
     run.wait(LIMIT_S)
 
@@ -171,7 +164,7 @@ def test_a_time_out_that_is_set_ends_attempts(kafka, kind):
     app.consume("a", **options)(waits if kind == "async" else stays)
     results = app.results()
     run: Any = app.start()
-    until(lambda: app.snapshot()["partitions"])
+    wait_for(lambda: app.snapshot()["partitions"])
     answer = run.control.obey(Order("set", "r", "i", settings={"timeout_s": limit_s}))
     assert (answer.outcome, "timeout_s=0.05" in answer.detail) == ("done", True)
     kafka.produce("a", b"1")
@@ -220,8 +213,22 @@ def test_a_dry_run_changes_nothing(kafka, started):
     )  # fmt: skip
     assert started.obey("stop", dry_run=True).outcome == "would"
     kafka.produce("a", b"1")
-    until(lambda: started.done == ["a"])
+    wait_for(lambda: started.done == ["a"])
     assert [row["outcome"] for row in started.control.state()["log"]] == ["would", "would"]
+
+
+def test_a_dry_run_names_the_first_records(kafka, started):
+    """Five of what is not done, with their keys, in words and as rows."""
+    started.obey("pause")
+    for number in range(7):
+        kafka.produce("a", b"1", b"k%d" % number)
+    wait_for(lambda: sum(row["buffered"] for row in started.app.snapshot()["partitions"]) == 7)
+    given = [("pause", {"topic": "a"}), ("stop", {}), ("set", {"settings": {"concurrency": 2}})]
+    for action, more in (*given, ("resume", {})):
+        answer = started.obey(action, dry_run=True, **more)
+        assert "7 records here; first: a:0:0 queued, key k0; a:0:1 queued, key k1" in answer.detail
+        assert [row["offset"] for row in answer.rows] == [0, 1, 2, 3, 4]
+    assert started.obey("pause", topic="b", dry_run=True).rows == []
 
 
 def test_stop_stops(started):

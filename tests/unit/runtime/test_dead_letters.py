@@ -21,7 +21,7 @@ TOO_LARGE = ErrorInfo("MSG_SIZE_TOO_LARGE", "too large")
 
 def letter_of(record: Record, letters: Letters | None = None):
     """Its dead letter, after one attempt."""
-    handler = SimpleNamespace(spec=SimpleNamespace(on_exhausted=DeadLetter("t.dlq")))
+    handler = SimpleNamespace(spec=SimpleNamespace(name="h", on_exhausted=DeadLetter("t.dlq")))
     work = Work(record, SimpleNamespace(handler=handler), 1)
     return (letters or Letters("g")).of(work, "t.dlq", ERROR)
 
@@ -38,7 +38,7 @@ def test_a_replayed_letter_has_one_set_of_headers():
     for count in (1, 2):
         letter = letter_of(replayed(letter, 10 + count))
         names = [name for name, _ in letter.headers]
-        assert len(names) == len(set(names)) == 8
+        assert len(names) == len(set(names)) == 9
         told = dict(letter.headers)
         assert (told["h"], told["__dlq.errors.offset"]) == (b"1", b"%d" % (10 + count))
         assert told["__dlq.errors.replay.count"] == b"%d" % count
@@ -75,7 +75,7 @@ def test_a_partition_that_is_missing_is_asked_for_once():
 
 def shown(policy: DeadLetter, record: Record) -> Any:
     """The letter of a record under this policy."""
-    handler = SimpleNamespace(spec=SimpleNamespace(on_exhausted=policy))
+    handler = SimpleNamespace(spec=SimpleNamespace(name="h", on_exhausted=policy))
     partition: Any = SimpleNamespace(handler=handler)
     return Letters("g").of(Work(record, partition, 1), "t.dlq", ERROR)
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.errors import ConfigError
@@ -19,15 +20,6 @@ from weft.testing import MemoryKafka
 
 LIMIT_S = 60.0
 TOPIC = "control"
-
-
-def until(what: Any) -> Any:
-    """Wait until it is so."""
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two looks
-    return found
 
 
 def order(action: str, number: int = 1, **given: Any) -> Order:
@@ -95,12 +87,12 @@ def test_a_member_obeys_and_answers(group):
     """A pause by the topic is as one by the socket, and a resume ends it."""
     run = group.start()
     group.write(order("pause", topic="a"))
-    (answer,) = until(lambda: group.answers("id1"))
+    (answer,) = wait_for(lambda: group.answers("id1"))
     assert answer["outcome"] == "done"
     assert answer["member"] == run.snapshot()["app"]["member"]
     assert in_force(run) == [("pause", "a")]
     group.write(order("resume", 2, topic="a"))
-    until(lambda: group.answers("id2"))
+    wait_for(lambda: group.answers("id2"))
     assert in_force(run) == []
 
 
@@ -129,19 +121,19 @@ def test_a_tombstone_ends_a_pause(group):
     """As a resume does."""
     run = group.start()
     key = group.write(order("pause", topic="a"))
-    until(lambda: in_force(run))
+    wait_for(lambda: in_force(run))
     group.kafka.produce(TOPIC, None, key=key)
-    until(lambda: not in_force(run))
+    wait_for(lambda: not in_force(run))
 
 
 def test_a_key_that_is_left_out_ends_nothing(group, monkeypatch):
     """The reader keeps a limited number of them."""
     run = group.start()
     group.write(order("pause", topic="a"))
-    until(lambda: in_force(run))
+    wait_for(lambda: in_force(run))
     followed = run._outside._followed
     monkeypatch.setattr(followed._words, "last", dict)
-    until(lambda: not followed._seen)
+    wait_for(lambda: not followed._seen)
     assert in_force(run) == [("pause", "a")]
 
 
@@ -152,7 +144,7 @@ def test_what_is_no_command_is_counted_and_passed_over(group, caplog):
     group.kafka.produce(TOPIC, b"{", key=key)
     group.kafka.produce(TOPIC, b"{}", key=key_of("command", "g", "x"))
     group.write(order("pause", 2, topic="a"))
-    until(lambda: in_force(run) == [("pause", "a")])
+    wait_for(lambda: in_force(run) == [("pause", "a")])
     assert run.snapshot()["control"]["refused"] == 2
     assert caplog.text.count("command record refused") == 2
 
@@ -161,19 +153,19 @@ def test_a_topic_that_cannot_be_read_is_said(group, monkeypatch):
     """What is in force holds; why names the topic and the reason; then it is read again."""
     run = group.start()
     group.write(order("pause", topic="a"))
-    until(lambda: in_force(run))
+    wait_for(lambda: in_force(run))
     assert "control" not in {one.about for one in why(run.snapshot())}
     followed = run._outside._followed
     monkeypatch.setattr(group_control, "BEAT_S", 0.01)
     monkeypatch.setattr(followed, "_send", lambda key, value: followed._failed("no rights"))
-    until(lambda: followed._waits_since is not None)
+    wait_for(lambda: followed._waits_since is not None)
     monkeypatch.setattr(followed, "_waits_since", time.monotonic() - SILENT_S)
     (told,) = [one for one in why(run.snapshot()) if one.about == "control"]
     assert f"control topic {TOPIC} for" in told.text
     assert "no rights" in told.text
     assert in_force(run) == [("pause", "a")]
     monkeypatch.undo()
-    until(lambda: run.snapshot()["control"]["unread_s"] == 0.0)
+    wait_for(lambda: run.snapshot()["control"]["unread_s"] == 0.0)
 
 
 class Admin:

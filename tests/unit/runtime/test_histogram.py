@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from weft.core.spec import HandlerSpec
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.histogram import CALL_S, FRESH_MAX, Histogram, Latency
+from weft.runtime.histogram import AGES_MAX, CALL_S, FRESH_MAX, Histogram, Latency
 from weft.types import Record
 
 RECORD = Record("t", 0, 0, 1, b"k", b"v", ())
@@ -45,3 +45,4 @@ def test_of_many_calls_so_many_are_sampled_as_a_look_counts() -> None:
     assert sum(plan.latency.buckets()["counts"]) == FRESH_MAX
     plan.timed(0.5, work)
     assert sum(plan.latency.buckets()["counts"]) == FRESH_MAX + 1
+    assert sum(plan.ages.buckets()["counts"]) == AGES_MAX

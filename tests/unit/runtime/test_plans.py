@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from weft.options import HandlerOptions
-from weft.runtime.run.handler_plans import ahead_of
+from weft.policies import Budget, Commit
+from weft.runtime.run.handler_plans import plan_of
 
 
-@pytest.mark.parametrize(("delivery", "ahead"), [("at_least_once", 64), ("at_most_once", 0)])
-def test_at_most_once_grants_nothing_ahead(delivery, ahead):
-    """A granted record is marked: after a kill of the parent at most one a slot may be missing."""
-    options = HandlerOptions(print, ("t",), executor="processes", concurrency=2, delivery=delivery)
-    assert ahead_of(options) == ahead
+@pytest.mark.parametrize(
+    ("options", "ahead"),
+    [
+        ({}, 64),
+        ({"delivery": "exactly_once"}, 64),
+        ({"delivery": "at_most_once"}, 0),
+        ({"commit": Commit(each=True)}, 0),
+        ({"timeout_s": 1.0}, 0),
+        ({"budget": Budget("b", in_flight=1)}, 0),
+    ],
+)
+def test_nothing_is_granted_ahead_where_a_grant_counts(options: dict[str, Any], ahead: int) -> None:
+    """After a kill at most one record a slot is missing or repeated; time counts from the grant."""
+    handler = HandlerOptions(print, ("t",), executor="processes", concurrency=2, **options)
+    assert plan_of(handler, "h").spec.ahead == ahead

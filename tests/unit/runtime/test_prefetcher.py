@@ -16,10 +16,10 @@ from weft.core.work import Work
 from weft.runtime.calls import prefetch
 from weft.runtime.calls.prefetch import Prefetcher
 from weft.runtime.door import Door
-from weft.runtime.handling import HandlerPlan
+from weft.runtime.handling import Executor, HandlerPlan
 
 
-class Inner:
+class Inner(Executor):
     """The executor behind: what it was asked for."""
 
     def __init__(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.runtime.test_control import LIMIT_S, until
+from tests.support.waiting import wait_for
+from tests.unit.runtime.test_control import LIMIT_S
 
 import weft
 from weft.observe.orders import Order
@@ -31,7 +31,7 @@ class Started:
 
         self.app = app
         self.run: Any = app.start()
-        until(lambda: app.snapshot()["partitions"])
+        wait_for(lambda: app.snapshot()["partitions"])
 
     def parked(self) -> int:
         """How many are parked."""
@@ -51,7 +51,7 @@ def started():
         made = Started(kafka)
         for value, key in (("b0", b"a"), ("b1", b"c"), ("2", b"a"), ("3", b"c")):
             kafka.produce("t", value.encode(), key)
-        until(lambda: made.parked() == 2)
+        wait_for(lambda: made.parked() == 2)
         yield made
         made.run.stop("now")
         made.run.wait(LIMIT_S)
@@ -64,7 +64,7 @@ def test_a_skip_is_answered_when_it_is_committed(started):
     committed = started.kafka.committed("g", "t")
     assert committed is not None
     assert committed.frontier >= 1
-    until(lambda: started.done == ["2"])
+    wait_for(lambda: started.done == ["2"])
     assert started.obey("skip", 0).outcome == "unchanged"
 
 
@@ -74,7 +74,7 @@ def test_released_records_are_handled_in_key_order(started):
     answer = started.obey("release", 0, 1)
     assert answer.outcome == "done"
     assert "released 2" in answer.detail
-    until(lambda: len(started.done) == 4)
+    wait_for(lambda: len(started.done) == 4)
     assert [one for one in started.done if one in ("b0", "2")] == ["b0", "2"]
 
 
@@ -84,19 +84,21 @@ def test_a_key_is_held_and_released(started):
     assert answer.until is not None
     started.kafka.produce("t", b"5", b"new")
     started.kafka.produce("t", b"6", b"other")
-    until(lambda: "6" in started.done)
+    wait_for(lambda: "6" in started.done)
     assert "5" not in started.done
     assert started.obey("release", key="new").outcome == "done"
-    until(lambda: "5" in started.done)
+    wait_for(lambda: "5" in started.done)
 
 
 def test_a_dry_run_names_records_and_keys(started):
     """And changes nothing."""
     answer = started.obey("release", 0, dry_run=True)
     assert answer.outcome == "would"
-    assert "t:0:0 would: parked, key a" in answer.detail
+    assert "release: released 1: t:0:0 released: parked, key a" in answer.detail
     answer = started.obey("skip", key="c", dry_run=True)
-    assert "would 2" in answer.detail
+    assert "t:0:1 skipped: parked, key c; 2 records of it here" in answer.detail
+    answer = started.obey("hold", key="none", dry_run=True)
+    assert (answer.outcome, "0 records of it here" in answer.detail) == ("would", True)
     assert started.parked() == 2
 
 
@@ -105,30 +107,31 @@ def test_a_condition_selects_keys(started):
     started.mended = True
     where = 'error.message =~ "b0" and state == "parked" and attempts == 2'
     answer = started.obey("release", where=where, dry_run=True)
-    assert (answer.outcome, "t:0:0 would: parked, key a" in answer.detail) == ("would", True)
+    assert (answer.outcome, "t:0:0 released: parked, key a" in answer.detail) == ("would", True)
+    assert "; 1 records of 1 keys match here" in answer.detail
     answer = started.obey("release", where=where)
     assert (answer.outcome, "released 1" in answer.detail) == ("done", True)
-    until(lambda: started.done == ["b0", "2"])
+    wait_for(lambda: started.done == ["b0", "2"])
     assert started.parked() == 1
     assert started.obey("hold", where='key == "none"').outcome == "not here"
     assert started.obey("hold", where="offset == 1", for_s=600.0).outcome == "done"
     assert started.obey("release", where='state == "parked"').outcome == "done"
-    until(lambda: started.done == ["b0", "2", "b1", "3"])
+    wait_for(lambda: started.done == ["b0", "2", "b1", "3"])
 
 
 def test_a_condition_asks_for_headers(started):
     """Those of a parked record are read from its topic: they are not in memory."""
     started.kafka.produce("t", b"b9", b"h", headers=(("tenant", b"acme"),))
-    until(lambda: started.parked() == 3)
+    wait_for(lambda: started.parked() == 3)
     started.mended = True
     assert started.obey("retry", where='header.tenant == "acme"').outcome == "done"
-    until(lambda: started.done == ["b9"])
+    wait_for(lambda: started.done == ["b9"])
 
 
 def test_a_key_that_is_no_text_is_named_by_its_bytes(started):
     r"""As \xNN, in a condition and in what a dry run shows: the same as in `weft parked`."""
     started.kafka.produce("t", b"b9", b"\xffk")
-    until(lambda: started.parked() == 3)
+    wait_for(lambda: started.parked() == 3)
     answer = started.obey("retry", where=r'key == "\xffk"', dry_run=True)
     assert (answer.outcome, r"key \xffk" in answer.detail) == ("would", True)
 
@@ -143,11 +146,30 @@ def test_a_condition_selects_no_more_than_a_command_takes(started, monkeypatch, 
         assert "2 keys match here, and a command takes 1: narrow --where" in answer.detail
 
 
-def test_a_key_cannot_be_skipped_as_a_whole(started):
-    """The refusal names its first record."""
-    answer = started.obey("skip", key="a")
-    assert answer.outcome == "refused"
-    assert "t:0:0 refused" in answer.detail
+@pytest.mark.parametrize("where", [None, 'key == "a"'])
+def test_of_a_key_the_first_record_is_skipped(started, where):
+    """It is named, and committed; the next one is handled. Nothing is left then."""
+    given = {"key": "a"} if where is None else {"where": where}
+    answer = started.obey("skip", **given)
+    assert (answer.outcome, "t:0:0 skipped" in answer.detail) == ("done", True)
+    assert started.kafka.committed("g", "t").frontier >= 1
+    wait_for(lambda: started.done == ["2"])
+    wait_for(lambda: started.obey("skip", **given).outcome == "not here")
+    assert started.obey("skip", key="none").outcome == "not here"
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_what_waits_is_released_in_pieces(started, monkeypatch, most):
+    """By one command, however many: two keys; of so many the answer has the rows."""
+    monkeypatch.setattr("weft.runtime.run.record_control.RECORDS_MAX", most)
+    monkeypatch.setattr("weft.runtime.run.record_control.OBEY_MAX", most)
+    started.kafka.produce("t", b"b9", b"h", headers=(("tenant", b"acme"),))
+    wait_for(lambda: started.parked() == 3)
+    started.mended = True
+    answer = started.obey("release", where='state == "parked" or header.tenant == "acme"')
+    assert (answer.outcome, "released 3" in answer.detail) == ("done", True)
+    assert len(answer.rows) == most
+    wait_for(lambda: len(started.done) == 5)
 
 
 def test_what_is_not_there_is_reported(started):
@@ -164,8 +186,8 @@ def test_what_is_done_is_handled_again(started):
     """From the log, and answered with its outcome; nothing is committed of it."""
     started.mended = True
     started.obey("release", 0, 1)
-    until(lambda: len(started.done) == 4)
-    until(lambda: started.kafka.committed("g", "t").frontier == 4)
+    wait_for(lambda: len(started.done) == 4)
+    wait_for(lambda: started.kafka.committed("g", "t").frontier == 4)
     answer = started.obey("redo", 0, 3)
     assert (answer.outcome, "redone 2" in answer.detail) == ("done", True)
     assert sorted(started.done) == ["2", "3", "3", "b0", "b0", "b1"]
@@ -195,7 +217,7 @@ def test_a_batch_handler_handles_again_what_is_done(ack):
         run: Any = app.start()
         for number in range(3):
             kafka.produce("t", b"%d" % number, b"k")
-        until(lambda: (held := kafka.committed("g", "t")) is not None and held.frontier == 3)
+        wait_for(lambda: (held := kafka.committed("g", "t")) is not None and held.frontier == 3)
         order = Order("redo", "a test", "id", "t", records=((0, 0), (0, 2)))
         answer = run.control.obey(order)
         assert (answer.outcome, "redone 2" in answer.detail) == ("done", True)
@@ -204,18 +226,40 @@ def test_a_batch_handler_handles_again_what_is_done(ack):
         run.wait(LIMIT_S)
 
 
+@pytest.mark.parametrize("batch", [None, weft.Batch(2, linger_s=0.01)], ids=["single", "batch"])
+def test_with_exactly_once_what_it_returns_is_produced_in_a_transaction(batch):
+    """Once, before the answer; the committed offset is what it was."""
+    with MemoryKafka() as kafka:
+        kafka.create_topic("t")
+        kafka.create_topic("out")
+        options = {"delivery": "exactly_once", "output": "out", "batch": batch}
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+
+        @app.consume("t", **options)
+        def check(argument: Any) -> Any:
+            records = [argument] if batch is None else argument
+            return [weft.Produce(record.value) for record in records]
+
+        run: Any = app.start()
+        for number in range(3):
+            kafka.produce("t", b"%d" % number, b"k")
+        wait_for(lambda: (held := kafka.committed("g", "t")) is not None and held.frontier == 3)
+        answer = run.control.obey(Order("redo", "a test", "id", "t", records=((0, 0), (0, 2))))
+        assert (answer.outcome, "redone 2" in answer.detail) == ("done", True)
+        assert sorted(one.value for one in kafka.records("out")) == [b"0", b"0", b"1", b"2", b"2"]
+        assert kafka.committed("g", "t").frontier == 3
+        run.stop("now")
+        run.wait(LIMIT_S)
+
+
 def test_what_cannot_be_handled_again_is_one_line(started):
-    """Not done, deleted from its topic, or known to a ledger."""
+    """Not done, or deleted from its topic."""
     assert "it is not done: weft record retry" in started.obey("redo", 0).detail
     started.mended = True
     started.obey("release", 0, 1)
-    until(lambda: len(started.done) == 4)
+    wait_for(lambda: len(started.done) == 4)
     started.kafka.delete_before("t", 0, 1)
     assert "it is not in its topic (any more)" in started.obey("redo", 0).detail
-    control = started.run.control
-    control._routes = SimpleNamespace(options_of=lambda _: SimpleNamespace(ledger=1, name="check"))
-    answer = started.obey("redo", 1)
-    assert (answer.outcome, "check has a ledger" in answer.detail) == ("refused", True)
 
 
 def test_many_rows_are_one_line():

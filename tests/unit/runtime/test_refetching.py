@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.kafka.ports import KafkaUnavailable
@@ -56,7 +56,7 @@ class Poisoned:
     def wait_until_parked(self) -> None:
         """One record of each key is, and all others are behind it."""
         everything = (KEYS, KEYS * (BEHIND - 1))
-        until(lambda: (self.part()["parked"], self.part()["unfetched"]) == everything)
+        wait_for(lambda: (self.part()["parked"], self.part()["unfetched"]) == everything)
 
     def release(self) -> None:
         """The first record of each key, all in one command."""
@@ -68,14 +68,6 @@ class Poisoned:
         """Stop the run."""
         self.run.stop()
         self.run.wait(WAIT_S)
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two looks
 
 
 def fill(kafka: MemoryKafka) -> dict[bytes, list[int]]:
@@ -94,12 +86,12 @@ def test_parked_lanes_are_read_again_when_released(kafka: MemoryKafka) -> None:
     poisoned = Poisoned(kafka)
     poisoned.wait_until_parked()
     kafka.produce("t", b"v", key=b"good")
-    until(lambda: poisoned.handled[b"good"])
-    until(lambda: poisoned.part()["in_flight"] == 0)
+    wait_for(lambda: poisoned.handled[b"good"])
+    wait_for(lambda: poisoned.part()["in_flight"] == 0)
     part = poisoned.part()
     assert (part["buffered"], part["frontier"]) == (KEYS, 0)
     poisoned.release()
-    until(lambda: poisoned.part()["frontier"] == KEYS * BEHIND + 1)
+    wait_for(lambda: poisoned.part()["frontier"] == KEYS * BEHIND + 1)
     poisoned.end()
     for key, offsets in there.items():
         assert poisoned.handled[key] == [(offset, b"v" * RECORD_BYTES) for offset in offsets]
@@ -122,7 +114,7 @@ def test_what_cannot_be_read_now_is_read_later(
         poisoned = Poisoned(kafka)
         poisoned.wait_until_parked()
         poisoned.release()
-        until(lambda: poisoned.part()["frontier"] == KEYS * BEHIND)
+        wait_for(lambda: poisoned.part()["frontier"] == KEYS * BEHIND)
         poisoned.end()
     assert "cannot be read again now" in caplog.text
     assert {key: [at for at, _ in seen] for key, seen in poisoned.handled.items()} == there
@@ -136,7 +128,7 @@ def test_what_retention_took_is_counted(kafka: MemoryKafka) -> None:
     gone = KEYS * 2
     kafka.delete_before("t", 0, gone)
     poisoned.release()
-    until(lambda: poisoned.part()["frontier"] == KEYS * BEHIND)
+    wait_for(lambda: poisoned.part()["frontier"] == KEYS * BEHIND)
     counts = poisoned.app.snapshot()["counts"]
     poisoned.end()
     assert counts["parked_records_gone"] == gone

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_for
 
 import weft
 from weft.core import states
@@ -187,10 +187,9 @@ def test_a_partition_whose_start_is_not_known_is_in_every_view(
 
 def until(app: weft.App, holds: Any) -> dict[str, Any]:
     """The first snapshot whose one partition is so."""
-    deadline = time.monotonic() + 10
-    while True:
+
+    def found() -> dict[str, Any] | None:
         shot = app.snapshot()
-        if shot["partitions"] and holds(shot["partitions"][0]):
-            return shot
-        assert time.monotonic() < deadline, shot
-        time.sleep(0.005)  # between two looks
+        return shot if shot["partitions"] and holds(shot["partitions"][0]) else None
+
+    return dict(wait_for(found, what=app.snapshot))

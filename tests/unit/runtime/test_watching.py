@@ -457,9 +457,9 @@ class TestBroker:
         """It may have reached nobody; one that was stored is a sign, and ends an outage."""
         telling = Telling(lambda: 100.0)
         telling.broker_lost_at = 50.0
-        telling.heard(Polled(commits=[CommitAnswer(1, "t", 0, "retry", "no broker")]))
+        telling.received(Polled(commits=[CommitAnswer(1, "t", 0, "retry", "no broker")]))
         assert telling.broker_lost_at == 50.0
-        telling.heard(Polled(commits=[CommitAnswer(2, "t", 0, "stored", "")]))
+        telling.received(Polled(commits=[CommitAnswer(2, "t", 0, "stored", "")]))
         assert (telling.broker_lost_at, telling.broker_back_at) == (None, 100.0)
 
 

@@ -2,7 +2,8 @@
 
 import { clock, duration, follow, h, morph, point } from "./drawing.js";
 import { open } from "./control.js";
-import { PAGE, group, partition, partitionLink, recordLink, records } from "./views.js";
+import { openReplay } from "./replay.js";
+import { LISTS, PAGE, group, partition, partitionLink, recordLink, records, waiting } from "./views.js";
 
 const HISTORY_MAX = 600;
 const QUIET_S = 5; // without news for so long, say so
@@ -22,6 +23,7 @@ function whereOf(hash) {
   if (kind === "record" && names.length === 3) {
     return { kind, topic: names[0], partition: Number(names[1]), offset: Number(names[2]) };
   }
+  if (Object.hasOwn(LISTS, kind) && !names.length) return { kind, list: LISTS[kind].list };
   return kind === "key" && names.length === 1 ? { kind, key: names[0] } : { kind: "group" };
 }
 
@@ -33,7 +35,7 @@ function query() {
     asked.set("start", view.start);
     asked.set("count", PAGE);
   }
-  for (const name of ["topic", "partition", "offset", "key"]) {
+  for (const name of ["topic", "partition", "offset", "key", "list"]) {
     if (where[name] !== undefined) asked.set(name, where[name]);
   }
   return asked;
@@ -88,6 +90,7 @@ function live() {
 function show() {
   if (!look) return;
   const shown = where.kind === "group" ? group(look, history, view)
+    : where.list ? waiting(look, where.kind)
     : where.kind === "partition" ? partition(look, where) : records(look, where);
   const fresh = h("main", { id: "main", tabindex: "-1", class: $("main").getAttribute("class") }, shown);
   morph($("main"), fresh);
@@ -137,6 +140,8 @@ const KEYS = {
   j: () => step(1),
   k: () => step(-1),
   g: () => { location.hash = "#/"; },
+  r: () => { location.hash = "#/parked"; },
+  d: () => { location.hash = "#/held"; },
   t: () => theme(true),
   n: () => $("next") && $("next").click(),
   p: () => $("previous") && $("previous").click(),
@@ -164,6 +169,7 @@ document.addEventListener("click", (event) => {
   else if (target.id === "theme") theme(true);
   else if (target.id === "help") $("keys").showModal();
   else if (target.closest("button.copy")) copy(target.closest("button.copy"));
+  else if (target.closest("button.replay")) openReplay(target.closest("button.replay").dataset.topic);
   else if (target.closest("button.act")) open(target.closest("button.act"));
   else if (!target.closest("a, summary, button") && !String(getSelection())) {
     const row = target.closest("tr[data-href]");

@@ -1,6 +1,6 @@
 // What is shown: the group, a partition, a record. Each is made anew from what came, then merged in.
 
-import { acts, recordActs } from "./control.js";
+import { acts, exportAll, recordActs, releaseAlike } from "./control.js";
 import { chart, clock, count, duration, h, ms, none, rate, spark, table } from "./drawing.js";
 
 export const PAGE = 50;
@@ -33,7 +33,7 @@ const key = (row) => (row.key === null || row.key === undefined
   ? h("span", { class: "quiet" }, "none") : h("span", { class: "key" }, row.key));
 const errorText = (error) => (error.message ? `${error.type}: ${error.message}` : error.type);
 const attempts = (row) => (row.attempts_max ? `${row.attempts} of ${row.attempts_max}` : count(row.attempts));
-const tone = (row) => (row.place === "parked" ? "bad" : row.place === "retrying" ? "warn" : "");
+const tone = (row) => (row.place === "parked" ? "bad" : ["retrying", "on_hold"].includes(row.place) ? "warn" : "");
 
 // How bad it is, by the rank of a sentence: a word and a colour.
 const RANKS = [
@@ -74,7 +74,7 @@ function command(text) {
 // What to type: a command of the advice, else the one that tells more of this record.
 function cure(one) {
   if (one.command) return one.command;
-  const given = /`([^`]+)`|(weft (?:why|status|lag) [\w.:-]+[\w])/.exec(one.next || "");
+  const given = /`([^`\s]+ [^`]+)`|(weft (?:why|status|lag) [\w.:-]+[\w])/.exec(one.next || "");
   const where = spoken(one);
   if (given && !(given[2] || "").includes("TOPIC")) {
     const typed = given[1] || given[2];
@@ -130,6 +130,7 @@ export function group(look, history, view) {
   const away = look.sentences.some((one) => one.about === "broker" || one.about === "refused");
   const letters = look.handlers.reduce((sum, one) => sum + one.dead_lettered, 0);
   return [
+    tabs(look, "group"),
     look.sentences.length ? said(look.sentences) : null,
     tiles(["now", [
       ["remaining", away ? none : about + count(sums.remaining), "", "What is really left: end − frontier − done beyond; unknown while no broker answers"],
@@ -147,6 +148,7 @@ export function group(look, history, view) {
     h("div", { class: "pair" }, left(history), speed(history)),
     holdUps(look.blockers),
     handlers(look, history),
+    deadLetters(look),
     h("div", { class: "pair" }, failures(look.failures), members(look.members)),
     partitions(look.partitions, view),
   ];
@@ -192,7 +194,7 @@ function others(row) {
 }
 
 function holdUps(all) {
-  const rows = all.filter((r) => r.waiting_behind || r.done_beyond || r.place === "parked" || r.place === "retrying");
+  const rows = all.filter((r) => r.waiting_behind || r.done_beyond || tone(r));
   if (!rows.length) return null;
   return card("Records that block most", table([
     ["record", (r) => `${named(r)} ${count(r.offset)}`, "name"],
@@ -283,6 +285,72 @@ function partitions(listed, view) {
       ["map", (r) => h("span", { class: r.past_map ? "bad" : "", title: mapTitle(r) }, percent(r)), "n wide"],
       ["member", (r) => h("span", { class: r.silent ? "bad" : "" }, r.member), "name wide"],
     ], listed.rows, partitionLink, partitionLink) : nothing("No partition here."));
+}
+
+// -- parked and held records ------------------------------------------------------------------------
+
+export const LISTS = {
+  parked: { list: "parked", title: "Parked", empty: "No record is parked." },
+  held: { list: "on_hold", title: "Held", empty: "No record is held. What is held of a key is here once a record of it waits." },
+};
+const GIVEN_UP = {
+  attempts: "attempts used up", rejected: "rejected", undecodable: "cannot be decoded", command: "command",
+  hold: "hold= lasted too long", policy: "policy", other: "dead letter refused",
+};
+
+function tabs(look, kind) {
+  const all = [["group", "Group", ""], ...Object.entries(LISTS).map(([name, { list, title }]) => [name, title, look.totals[list]])];
+  return h("nav", { class: "tabs", "aria-label": "Views" }, all.map(([name, title, number]) =>
+    h("a", { href: name === "group" ? "#/" : `#/${name}`, "aria-current": name === kind && "page" }, title,
+      number === "" ? null : h("span", { class: !number ? "quiet" : name === "parked" ? "bad" : "warn" }, ` ${count(number)}`))));
+}
+
+// Without buttons the command to type: values go through this page only where commands are allowed.
+const exported = (look, where) => [h("p", { class: "small quiet" }, "To export with values:"),
+  command(`weft parked export ${where}--group ${look.group} --bootstrap-servers HOST:PORT > parked.jsonl`)];
+
+// The dead-letter topics of the handlers, where commands are allowed.
+function deadLetters(look) {
+  if (!look.letters || !look.letters.length) return null;
+  return card("Dead letters", h("ul", { class: "letters" }, look.letters.map((topic) => h("li", null, topic,
+    h("button", { type: "button", class: "replay", "data-topic": topic, "aria-label": `Replay ${topic}` }, "Replay")))));
+}
+
+// How long until then; the time itself under the pointer.
+const until = (look, row) => (row.until
+  ? h("span", { title: clock(row.until) }, `in ${duration(Math.max(0, row.until - look.now))}`) : none);
+const cause = (row) => (row.last_error ? row.last_error.type : row.error_hash ? `error ${row.error_hash}` : none);
+
+export function waiting(look, kind) {
+  const { list, title, empty } = LISTS[kind], rows = look[list] || [], more = look[`${list}_left_out`];
+  const letters = kind === "parked" ? deadLetters(look) : null;
+  if (!rows.length) return [tabs(look, kind), card(title, nothing(more ? "They are listed in a moment." : empty)), letters];
+  const own = kind === "parked" ? [
+    ["error", cause, "name"],
+    ["failed", attempts, "n"],
+    ["given up by", (r) => GIVEN_UP[r.by] || r.by || none, "nowrap"],
+    ["for", (r) => duration(r.for_s), "n"],
+    ["until", (r) => until(look, r), "n"],
+  ] : [
+    ["until", (r) => until(look, r), "n"],
+    ["by", (r) => r.by || none, "name"],
+    ["for", (r) => duration(r.for_s), "n"],
+    ["failed", attempts, "n"],
+    ["error", cause, "name"],
+  ];
+  const number = more ? `the ${count(rows.length)} that are so for longest, of ${count(rows.length + more)}` : count(rows.length);
+  return [tabs(look, kind), card([`${title} `, h("span", { class: "count" }, number)],
+    kind === "parked" ? releaseAlike(look, rows) : null,
+    table([
+      ["record", (r) => `${named(r)} ${count(r.offset)}`, "name"],
+      ["key", key, "name"],
+      ...own,
+      ["wait behind", (r) => count(r.waiting_behind), "n"],
+      ...(look.members.length > 1 ? [["member", (r) => r.member, "name"]] : []),
+    ], rows, recordLink, recordLink, (r) => [
+      h("p", null, kind === "parked" ? (r.last_error || {}).message : r.reason || "The reason is not known: it was held before this member had its partition."),
+      recordActs(look, r)]),
+    look.control ? exportAll(look, rows) : exported(look, "")), letters];
 }
 
 // -- a partition ------------------------------------------------------------------------------------
@@ -414,7 +482,9 @@ function record(look, row) {
     ["handler", `${row.handler}${row.executor ? ` (${row.executor})` : ""}`, row.handler],
     ["for", duration(row.for_s), row.for_s],
     ["failed attempts", attempts(row), "attempts" in row],
-    ["next attempt in", duration(row.due_in_s), row.due_in_s],
+    [row.place === "on_hold" ? "held for another" : "next attempt in", duration(row.due_in_s), row.due_in_s],
+    ["held by", row.by || none, row.place === "on_hold"],
+    ["reason", row.reason, row.reason],
     ["wait behind it", count(row.waiting_behind), "waiting_behind" in row],
     ["fetched up to", count(row.position), "position" in row],
     ["end of the log", count(row.end), "end" in row],
@@ -423,6 +493,7 @@ function record(look, row) {
   return h("div", { class: "pair", "data-key": recordLink(row) },
     card("Record", h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
       recordActs(look, row),
+      !look.control && ["parked", "on_hold"].includes(row.place) ? exported(look, `${row.topic}:${row.partition}:${row.offset} `) : null,
       row.last_error && h("pre", { tabindex: "0" }, errorText(row.last_error)),
       row.stack && row.stack.length ? [h("p", { class: "small quiet" }, "Where its call is, the innermost line last"),
         h("pre", { tabindex: "0" }, row.stack.join("\n"))] : null),

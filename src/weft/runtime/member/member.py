@@ -37,6 +37,7 @@ _log = logging.getLogger("weft")
 
 #: a poll waits for so long; longer once so many in a row brought nothing. What comes wakes it.
 POLL_S, POLL_IDLE_S, QUIET_POLLS = 0.1, 0.3, 20
+ROUND_S = 0.005  # and not longer while completions wait for it (`Executor.keeps_pace`)
 TICK_S = 0.001  # what stays due, as a batch of a partition that is going, is not looked at sooner
 IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
 SOFT_WAIT_S = 0.5  # and in all, before partitions are paused; far below max.poll.interval.ms
@@ -91,6 +92,7 @@ class Member:
         )  # fmt: skip
         #: any thread
         self.door = self.seat.door = Door(self.engine, self._performer.perform, self.now)
+        self.door.wake = self.seat.wake
         self.door.on_earlier = self._wake_for_deadline
         self.door.on_broken = self._broke
         self.door.on_died = self.died
@@ -236,6 +238,9 @@ class Member:
         now = self.now()
         hurry = self.seat.waiting or self.committer.waiting
         timeout_s = 0.0 if hurry else min(self._longest_s(), max(0.0, self.door.wakes_at - now))
+        if sum(executor.keeps_pace() for executor in self.executors):  # each is asked
+            timeout_s = min(timeout_s, ROUND_S)
+            self.door.turn()
         if self._rejoining.waiting:
             self._rejoining.step()
             self.lease.renew()
@@ -364,7 +369,7 @@ class Member:
             self.door.call(lambda engine, now: engine.reached(now, ends))
         if polled.commits:
             self.committer.take(polled.commits)
-        self.telling.heard(polled)
+        self.telling.received(polled)
         for problem in polled.problems:
             if problem.action == "recreate":
                 self._rejoining.begin(problem)
@@ -376,7 +381,7 @@ class Member:
             else:
                 event(_log, "warning", "kafka", code=problem.code, reason=problem.reason)
         if polled.out_of_range:
-            self._out_of_range.heard(polled.out_of_range)
+            self._out_of_range.received(polled.out_of_range)
 
     def look_at_topic_ids(self) -> None:
         """Whether a consumed topic was recreated; on the watching thread, may wait."""

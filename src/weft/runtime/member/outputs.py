@@ -54,12 +54,12 @@ CUT_KEY = f"{OURS}key.size"
 REPLAYS = f"{OURS}replay.count"
 REPLAYS_MAX = 10**9
 #: of an earlier letter: these are replaced; what it had to give up stays marked
-_FIELDS = "topic partition offset group delivery.count message replay.count replay.letter"
+_FIELDS = "topic partition offset group handler delivery.count message replay.count replay.letter"
 REPLACED = frozenset(OURS + name for name in _FIELDS.split())
 
 
 def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMessage:
-    """The original record, with headers named as in KIP-1191 (Kafka 4.4's broker-side ones)."""
+    """The original record, with headers named as KIP-1191's; it has none for the handler."""
     record: Record = work.record
     theirs, replays = _before(record.headers) if record.headers else ((), 0)
     policy = work.given_up_by
@@ -71,6 +71,7 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
         ("__dlq.errors.partition", str(record.partition).encode()),
         ("__dlq.errors.offset", str(record.offset).encode()),
         ("__dlq.errors.group", group.encode()),
+        ("__dlq.errors.handler", work.partition.handler.spec.name.encode(errors="replace")),
         ("__dlq.errors.delivery.count", str(work.attempts).encode()),
         (
             "__dlq.errors.message",

@@ -73,6 +73,7 @@ class Performer:
             fx.Answered: self._answered,
             fx.Note: self._note,
             fx.Troubled: telling.trouble,
+            fx.ReportLease: lambda one: config.on_lease(),
             fx.Drained: self._drained,
             fx.Fatal: lambda one: seat.fail(one.reason, one.error),
         }

@@ -103,7 +103,7 @@ class Telling:
         self._given_up: dict[Hashable, Alike] = {}
         self.troubles = Troubles()
 
-    def heard(self, polled: Polled) -> None:
+    def received(self, polled: Polled) -> None:
         """Update broker contact from a poll: records and stored commits come from a live broker.
 
         A failed commit proves nothing: librdkafka reports failures for unreachable brokers.

@@ -214,9 +214,9 @@ class Transactor:
         stuck = [] if named else _stuck(works, counts, end.deliveries, content or UNANSWERED)
         if content is not None and len(stuck) == len(sent):
             stuck = []  # all of them fell with the one that it was for
-        self._tell(sequence, end, sent, refused, stuck, content)
+        self._report(sequence, end, sent, refused, stuck, content)
 
-    def _tell(
+    def _report(
         self,
         sequence: int,
         end: TransactionEnd,

@@ -215,7 +215,7 @@ class OutOfRange:
         """Those that are known to be out of range."""
         return {*self._later, *self._ending}
 
-    def heard(self, where: Sequence[TopicPartition]) -> None:
+    def received(self, where: Sequence[TopicPartition]) -> None:
         """The consumer has stopped fetching these."""
         held = self._seat.partitions
         self._look({one: held[one] for one in where if one in held})
@@ -246,9 +246,9 @@ class OutOfRange:
             found = self._seat.consumer.find(list(wanted), FIND_S)
         except KafkaUnavailable:
             found = {}
-        self._seat.on_poll_thread(partial(self._go_on, wanted, found))
+        self._seat.on_poll_thread(partial(self._proceed, wanted, found))
 
-    def _go_on(
+    def _proceed(
         self, wanted: Mapping[TopicPartition, Partition], found: Mapping[TopicPartition, Found]
     ) -> None:
         now = self._seat.now()

@@ -11,9 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weft.core.events import Pause, Steering, Tuning
+from weft.account.finding import first_of
+from weft.core.events import Pause, Steering, Target, Tuning
 from weft.core.states import InternalError
 from weft.errors import ConfigError
 from weft.observe.orders import RECORD_ACTIONS, SETTINGS, Answer, Order, what
@@ -21,13 +23,14 @@ from weft.observe.sentences import clock
 from weft.options import CONCURRENCY_MAX, THREADS_MAX
 from weft.runtime.logs import event
 from weft.runtime.run.record_control import (
+    NAMED_MAX,
     fetched,
-    looked_at,
     meant_by,
     obeyed_by,
     summary,
     targets_of,
-    would,
+    would_be,
+    would_rows,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from weft.types import Record, StopMode
 
 _log = logging.getLogger("weft")
+
+#: outcome, detail, until, rows: see `Answer`
+_Done = tuple[str, str, float | None, Sequence[Mapping[str, Any]]]
 
 LOG_MAX = 200
 #: of one member; each is a command of a person
@@ -63,6 +69,17 @@ class Controlled(Protocol):
 
     def snapshot(self, *, worst: bool = True) -> dict[str, Any]:
         """See `App.snapshot`."""
+
+
+def logged(order: Order, answer: Answer) -> None:
+    """Log a command and its answer; not a dry run."""
+    if not order.dry_run:
+        event(
+            _log, "warning" if answer.outcome == "refused" else "info",
+            f"command {order.action}", about=what(order), outcome=answer.outcome,
+            detail=answer.detail, reason=order.reason, claimed_by=order.claimed_by or "?",
+            id=order.id,
+        )  # fmt: skip
 
 
 class Control:
@@ -92,17 +109,15 @@ class Control:
                     answer = Answer(member, *self._obeyed(order, shot))
         except ConfigError as error:
             answer = Answer(member, "refused", str(error))
-        with self._lock:
-            logged = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
-            self._log.append({"at": round(self._time(), 3), **logged})
-        if not order.dry_run:
-            event(
-                _log, "warning" if answer.outcome == "refused" else "info",
-                f"command {order.action}", about=what(order), outcome=answer.outcome,
-                detail=answer.detail, reason=order.reason, claimed_by=order.claimed_by or "?",
-                id=order.id,
-            )  # fmt: skip
+        self.note(order, answer)
         return answer
+
+    def note(self, order: Order, answer: Answer) -> None:
+        """Keep a command and its answer for who asks, and log it."""
+        with self._lock:
+            row = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
+            self._log.append({"at": round(self._time(), 3), **row})
+        logged(order, answer)
 
     def _of_records(self, order: Order, name: str) -> Answer:
         self._checked(order)
@@ -111,16 +126,26 @@ class Control:
             raise ConfigError("it is starting: ask again")
         until = self._time() + order.for_s
         try:
-            meant = {} if order.where is None else meant_by(member, order, self._reader)
-            if order.dry_run:
-                there = order.where is None
-                rows = looked_at(member, order, self._time()) if there else would(meant)
-                return summary(name, order, rows, None)
+            meant = None if order.where is None else meant_by(member, order, self._reader)
             found: Mapping[tuple[int, int], Record] = {}
             if order.action == "redo":
                 found = fetched(member, order, self._time(), self._reader)
-            targets = meant or targets_of(order)
-            rows = obeyed_by(member, order, targets, until, self._time(), found)
+            targets = targets_of(order) if meant is None else list(meant)
+            obeyed = partial(obeyed_by, member, order, unix_s=self._time(), found=found)
+            firsts = order.action == "skip" and not order.records
+            rows: list[dict[str, Any]] = []
+            if order.dry_run or firsts:
+                rows = obeyed(targets, until, dry=True)
+            if order.dry_run:
+                rows, count = would_be(member, order, rows, meant, self._time())
+                return summary(name, order, rows, None, count)
+            if firsts:  # of each key its first record: again, it is the same one
+                first = [one for one in rows if one["outcome"] == "skipped"]
+                targets = [
+                    Target(one["topic"], None, one["partition"], one["offset"]) for one in first
+                ]
+                rows = [one for one in rows if one["outcome"] != "skipped"]
+            rows += obeyed(targets, until)
         except InternalError:
             raise ConfigError("the engine has failed: this run is ending") from None
         return summary(name, order, rows, until if order.action == "hold" else None)
@@ -143,22 +168,26 @@ class Control:
             force = [{**one.order.row(), "until": round(one.until, 3)} for one in self._force]
             return {"in_force": force, "log": list(self._log)}
 
-    def _obeyed(self, order: Order, shot: Mapping[str, Any]) -> tuple[str, str, float | None]:
+    def _obeyed(self, order: Order, shot: Mapping[str, Any]) -> _Done:
         rows: Sequence[Mapping[str, Any]] = shot["partitions"]
         handler = self._checked(order)
         if self._run.member is None:
             raise ConfigError("it is starting: ask again")
-        if order.action == "stop":
-            return self._stop(order)
+        if order.action == "stop" and not order.dry_run:
+            self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
+            return "done", f"stopping, mode {order.mode}", None, ()
         meant = [row for row in rows if self._is_meant(order, handler, row)]
         here = f"{len(meant):,} of its partitions, {_sum(meant):,} records here"
         if order.action == "resume":
-            return self._resume(order, here, _waiting(order, shot["halts"]))
+            return self._resume(order, handler, here, _waiting(order, shot["halts"]))
         until = self._time() + order.for_s
-        if order.action == "set":
-            here = ", ".join(f"{name}={_shown(value)}" for name, value in order.settings.items())
+        settings = ", ".join(f"{name}={_shown(value)}" for name, value in order.settings.items())
+        if order.dry_run and order.action == "stop":
+            return self._would(order, handler, f"stop, mode {order.mode}: {here}", None)
         if order.dry_run:
-            return "would", f"{order.action} {what(order)}: {here}", until
+            words = [f"{order.action} {what(order)}", settings, here]
+            return self._would(order, handler, ": ".join(filter(None, words)), until)
+        here = settings or here
         alike = [one for one in self._force if _same(one.order, order)]
         if len(self._force) >= IN_FORCE_MAX and not alike:
             raise ConfigError(f"{IN_FORCE_MAX:,} commands are in force: end some of them first")
@@ -166,17 +195,28 @@ class Control:
         self._force.append(_Force(order, until))
         self._check_sent()
         verb = "set" if order.action == "set" else "paused"
-        return "done", f"{verb} {what(order)} until {clock(until)}: {here}", until
+        return "done", f"{verb} {what(order)} until {clock(until)}: {here}", until, ()
+
+    def _would(self, order: Order, handler: int | None, words: str, until: float | None) -> _Done:
+        """What a dry run answers: with the first records that it is about."""
+        assert self._run.member is not None
+        topic = order.topic
+        try:
+            first = self._run.member.door.call(
+                lambda engine, now: first_of(engine, topic, handler, NAMED_MAX)
+            )
+        except InternalError:
+            raise ConfigError("the engine has failed: this run is ending") from None
+        rows = would_rows(first)
+        named = "; ".join(
+            f"{one['topic']}:{one['partition']}:{one['offset']} {one['detail']}" for one in rows
+        )
+        return "would", f"{words}; first: {named}" if named else words, until, rows
 
     def _checked(self, order: Order) -> int | None:
         """The number of the handler; ConfigError for what this app has not."""
         if order.topic is not None:
-            options = self._routes.options_of(order.topic)
-            if order.action == "redo" and options.ledger is not None:
-                raise ConfigError(
-                    f"handler {options.name} has a ledger, which would know the record as handled: "
-                    "delete its row there, and replay the record"
-                )
+            self._routes.options_of(order.topic)
         number = None
         if order.handler is not None:
             if order.handler not in self._names:
@@ -199,13 +239,9 @@ class Control:
         name = None if handler is None else self._names[handler]
         return order.topic in (None, row["topic"]) and name in (None, row.get("handler", name))
 
-    def _stop(self, order: Order) -> tuple[str, str, None]:
-        if order.dry_run:
-            return "would", f"stop, mode {order.mode}", None
-        self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
-        return "done", f"stopping, mode {order.mode}", None
-
-    def _resume(self, order: Order, here: str, waiting: Sequence[str]) -> tuple[str, str, None]:
+    def _resume(
+        self, order: Order, handler: int | None, here: str, waiting: Sequence[str]
+    ) -> _Done:
         """End pauses; `waiting`: handlers whose records wait for a probe, which they end, too."""
         paused = [one for one in self._force if one.order.action == "pause"]
         whole = order.topic is None and order.handler is None
@@ -214,14 +250,14 @@ class Control:
         left = [one for one in paused if one not in ended]
         if not ended and not waiting:
             more = f"; in force: {', '.join(what(one.order) for one in left)}" if left else ""
-            return "unchanged", f"no command paused {what(order)}{more}", None
+            return "unchanged", f"no command paused {what(order)}{more}", None, ()
         if order.dry_run:
-            return "would", f"resume {what(order)}: {here}", None
+            return self._would(order, handler, f"resume {what(order)}: {here}", None)
         self._force = [one for one in self._force if one not in ended]
         self._check_sent()
         self._let_go(waiting)
         more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
-        return "done", f"resumed {what(order)}: {here}{more}", None
+        return "done", f"resumed {what(order)}: {here}{more}", None, ()
 
     def _let_go(self, handlers: Sequence[str]) -> None:
         numbers, member = list(map(self._names.index, handlers)), self._run.member

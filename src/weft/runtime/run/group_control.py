@@ -31,6 +31,7 @@ from weft.observe.group_orders import (
     kind_of,
     lasts,
     left_s,
+    of_now,
     tombstoned,
     unpacked,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft")
 
 LOOK_S = 0.2
-#: a start waits so long for what is in force; then it goes on without
+#: a start waits so long for what is in force; then it continues without
 READY_S = 10.0
 #: refused records that are named in the log, each once
 NAMED_MAX = 20
@@ -76,7 +77,9 @@ class GroupControl:
         self._failures = Sparse()
         self._over, self._ready = threading.Event(), threading.Event()
         self._producer = clients.producer(lambda: None, self._failed)
-        self._words = clients.last_words(topic, self._is_ours, self._failed, whole=True)
+        self._words = clients.last_words(
+            topic, self._is_ours, self._failed, whole=True, of_now=of_now
+        )
         self._thread = guard.thread("weft-control", self._run)
         self._thread.start()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.app_options import AppOptions
-from weft.core.spec import ALL_STARTS_PER_S, AT_MOST_ONCE, HandlerSpec
+from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 from weft.decoding import decoding_of, is_async
 from weft.kafka.connect import AdminPort
 from weft.kafka.secrets import redacted
@@ -57,23 +57,26 @@ def plans_of(
 
 def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
     """The options of one handler, under the name that logs and snapshots call it by."""
+    spec = HandlerSpec(
+        name=name,
+        ordering=handler.ordering,
+        concurrency=handler.concurrency,
+        retry=handler.retry,
+        on_exhausted=handler.on_exhausted,
+        hold=handler.hold,
+        brake=handler.brake,
+        budget=handler.budget,
+        timeout_s=handler.timeout_s,
+        delivery=handler.delivery,
+        commit_each=handler.commit.each,
+        batch=handler.batch,
+        rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
+    )
+    if handler.kind == "processes" and spec.may_run_ahead:  # a worker never waits for its next
+        each = PROCESS_AHEAD if spec.batch is None else 1
+        spec = replace(spec, ahead=spec.concurrency * each)
     return HandlerPlan(
-        spec=HandlerSpec(
-            name=name,
-            ordering=handler.ordering,
-            concurrency=handler.concurrency,
-            ahead=ahead_of(handler),
-            retry=handler.retry,
-            on_exhausted=handler.on_exhausted,
-            hold=handler.hold,
-            brake=handler.brake,
-            budget=handler.budget,
-            timeout_s=handler.timeout_s,
-            delivery=handler.delivery,
-            commit_each=handler.commit.each,
-            batch=handler.batch,
-            rate_limit_per_s=handler.rate_limit_per_s or ALL_STARTS_PER_S,
-        ),
+        spec=spec,
         function=handler.function,
         decoding=decoding_of(handler.key, handler.value),
         output=handler.output,
@@ -89,19 +92,6 @@ def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
         interval_s=min(handler.commit.interval_s for handler in handlers),
         max_records=min(counts, default=None),
     )
-
-
-def ahead_of(handler: HandlerOptions) -> int:
-    """Calls granted beyond the concurrency, so that a worker process never waits for its next.
-
-    None with a time-out: it counts from the grant, so a granted record must be running. None with
-    at_most_once: a granted record is marked, and after a kill at most one a slot may be missing.
-    None with a budget: a granted record is in flight, and the time that it starts counts.
-    """
-    once = handler.delivery == AT_MOST_ONCE or handler.budget is not None
-    if handler.kind != "processes" or handler.timeout_s is not None or once:
-        return 0
-    return handler.concurrency * (1 if handler.batch is not None else PROCESS_AHEAD)
 
 
 def log_start(
@@ -191,7 +181,7 @@ def open_ledgers(
 
 
 def topic_ids(admin: AdminPort) -> Callable[[str], str]:
-    """Topic -> its id, which tells a topic from one of the same name made after it."""
+    """Topic -> its id, which differs from that of a topic recreated under the same name."""
 
     def topic_id(topic: str) -> str:
         return str(admin.describe([topic], ANSWER_S)[topic].topic_id)

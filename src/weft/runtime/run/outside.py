@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,12 +13,13 @@ from weft.account.finding import find, find_key
 from weft.app_options import AppOptions
 from weft.core.states import InternalError
 from weft.errors import ConfigError
-from weft.kafka.connect import Connection, WordsPort
+from weft.kafka.connect import Connection, WordsPort, connect
 from weft.observe.asking import Source
 from weft.observe.group import GroupSource, wanted_of
 from weft.observe.local import LocalServer
 from weft.observe.orders import Answer, Order
 from weft.observe.reports import Reporter
+from weft.policies import DeadLetter, Park
 from weft.runtime.door import since_boot
 from weft.runtime.logs import event
 from weft.runtime.run.group_control import GroupControl
@@ -26,7 +27,10 @@ from weft.runtime.run.run_snapshot import add_calls, picture_of
 from weft.sparse import Sparse
 
 if TYPE_CHECKING:
+    from weft.observe.exports import Note
+    from weft.observe.replays import Replays
     from weft.observe.serving import Serving
+    from weft.routing import Routes
     from weft.runtime.member.member import Member
     from weft.runtime.run.control import Control
     from weft.runtime.run.watching import Watching
@@ -167,13 +171,18 @@ class Outside:
         self,
         options: AppOptions,
         source: Source,
+        routes: Routes,
+        note: Note,
     ) -> None:
-        self._options = options
+        """`note` is called with what the page alone may ask, and its answer."""
+        self._options, self._routes = options, routes
         self._source = source
+        self._note = note
         #: a member of a fleet: its driver shows all of them
         self.muted = False
         self._local: LocalServer | None = None
         self._http: Serving | None = None
+        self._replays: Replays | None = None
         self._reporter: Reporter | None = None
         self._words: WordsPort | None = None
         self._followed: GroupControl | None = None
@@ -227,14 +236,59 @@ class Outside:
             from weft.observe.http import serve
 
             self._http = serve(
-                source, options.http, options.http_token_file, allow_control=options.allow_control
-            )
+                source, options.http, options.http_token_file,
+                allow_control=options.allow_control, asked=self._asked(), letters=self._letters,
+            )  # fmt: skip
             event(_log, "info", "serving http", address=self._http.address)
         if os.environ.get(SOCKET_VARIABLE) == "1":
             try:
                 self._local = LocalServer(source)
             except (ConfigError, OSError) as error:  # it is optional: a run continues without it
                 event(_log, "warning", "no socket for weft status", reason=str(error))
+
+    def _asked(self) -> dict[str, Any]:
+        """What only the page asks: separate clients answer it, not the engine."""
+        from weft.observe.exports import Exports
+        from weft.observe.replays import Replays
+
+        options = self._options
+
+        def connected(group: str) -> Connection:
+            return connect(
+                {"log_level": 2, **options.kafka},  # what goes wrong is in the exceptions
+                options.producer,
+                group=group,
+                buffer_records=10_000,
+                buffer_bytes=16 * 2**20,
+                delivery="at_least_once",
+            )
+
+        def member() -> str:
+            return str(self._source.measures()["app"]["member"])
+
+        exports = Exports(connected, options.group, member, self._routes.handler_of, self._note)
+        self._replays = Replays(connected, self._letters, self._reads, member, self._note)
+        return {"/export": exports.answered, "/replay": self._replays.answered}
+
+    def _letters(self, topics: Iterable[str] | None = None) -> list[str]:
+        """The dead-letter topics of the handlers of these topics, beside those that are named."""
+        if topics is None:
+            shots = self._source.sums()
+            topics = {part["topic"] for shot in shots for part in shot["partitions"]}
+        found = set()
+        for topic in {*topics, *self._routes.literal}:
+            if self._reads(topic):
+                policy = self._routes.options_of(topic).on_exhausted
+                if isinstance(policy, DeadLetter | Park):
+                    found.add(policy.topic_for(topic))
+        return sorted(found - {""})
+
+    def _reads(self, topic: str) -> bool:
+        try:
+            self._routes.handler_of(topic)
+        except ConfigError:
+            return False
+        return True
 
     def _refused(self, reason: str) -> None:
         self._refusals += 1
@@ -246,7 +300,10 @@ class Outside:
 
     def close(self) -> None:
         """Serve no more."""
-        for served in (self._reporter, self._words, self._followed, self._local, self._http):
+        for served in (
+            self._reporter, self._words, self._followed, self._local, self._http, self._replays,
+        ):  # fmt: skip
             if served is not None:
                 served.close()
         self._reporter = self._words = self._followed = self._local = self._http = None
+        self._replays = None

@@ -28,7 +28,7 @@ ANSWER_S = 15.0
 #: the first request at a start gets so long, each later one twice as much, up to ANSWER_S
 FIRST_ASK_S = 5.0
 PAUSE_S = 0.5
-TELL_EVERY_S = 60.0
+REPORT_EVERY_S = 60.0
 #: of a dead-letter topic that Weft makes: every letter is kept for 30 days
 DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 #: the default address of `weft topics create`
@@ -48,7 +48,7 @@ def admin_of(connection: Connection, options: AppOptions, stopped: Callable[[], 
             waited_s = time.monotonic() - began
             if stopped() or (patience is not None and waited_s >= patience):
                 raise FatalError(f"{error}, in {waited_s:.0f} s") from error
-            _tell(connection, error, waited_s, patience)
+            _report(connection, error, waited_s, patience)
         time.sleep(PAUSE_S)
 
 
@@ -93,7 +93,7 @@ def check_cluster(
         return topics
 
     patience, began = options.start_timeout_s, time.monotonic()
-    ask_s, tell_at = FIRST_ASK_S, FIRST_ASK_S
+    ask_s, report_at = FIRST_ASK_S, FIRST_ASK_S
     while True:
         waited_s = time.monotonic() - began
         left_s = ANSWER_S if patience is None else max(0.1, patience - waited_s)
@@ -103,9 +103,9 @@ def check_cluster(
             waited_s = time.monotonic() - began
             if stopped() or (patience is not None and waited_s >= patience - 0.1):
                 raise unanswered(connection, error, waited_s) from error
-            if waited_s >= tell_at:
-                tell_at = waited_s + TELL_EVERY_S
-                _tell(connection, error, waited_s, patience)
+            if waited_s >= report_at:
+                report_at = waited_s + REPORT_EVERY_S
+                _report(connection, error, waited_s, patience)
         # A request that is refused at once is not repeated at once; a slow broker gets more time.
         time.sleep(min(PAUSE_S, left_s))
         ask_s = min(2 * ask_s, ANSWER_S)
@@ -123,7 +123,7 @@ def _make_control(admin: AdminPort, topic: str, ask_s: float) -> None:
         ) from None
 
 
-def _tell(
+def _report(
     connection: Connection, error: Exception, waited_s: float, patience: float | None
 ) -> None:
     event(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.account.finding import Undone, find, find_key, undone_of
+from weft.account.finding import Undone, count_key, find, find_key, undone_of, works_of
 from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Command, Target
@@ -32,6 +32,8 @@ ANSWER_S = 10.0
 NAMED_MAX = 5
 #: looked at in one visit of the engine
 LOOK_MAX = 50
+#: the same, where no details are asked for; so many commands it obeys in one
+OBEY_MAX = 1_000
 BAD = ("refused", "failed", "lost", "no answer")
 NOT_HERE = "not here"
 #: of `weft.account.finding`
@@ -67,16 +69,20 @@ def meant_by(
     """The lanes of the records here that its condition means, and these records.
 
     Where a record has no key, or its lane is no key's, it is a target itself. ConfigError for too
-    many, or if the log has to be read for their headers and cannot be.
+    many (what waits is released whole), or if the log has to be read for headers and cannot be.
     """
-    topic = str(order.topic)
+    topic, many = str(order.topic), order.action in ("release", "retry")
     condition = parse(order.where or "", HERE_FIELDS)
-    meant: Collection[int] = range(len(states.RECORD_NAMES))
-    if order.action in ("release", "retry"):
-        meant = (states.RETRYING, states.PARKED)
-    undone = member.door.call(lambda engine, now: undone_of(engine, topic, meant))
+    meant = (states.RETRYING, states.PARKED) if many else range(states.DONE)
+    works = member.door.call(lambda engine, now: works_of(engine, topic))
+    undone: list[Undone] = []
+    for start in range(0, len(works), OBEY_MAX):
+        some = works[start : start + OBEY_MAX]
+        undone += member.door.call(
+            lambda engine, now, some=some: undone_of(some, meant)  # type: ignore[misc]  # bound here
+        )
     if HEADER in condition.text:
-        undone = _with_headers(undone, reader)
+        undone = _with_headers(undone, reader, RECORDS_MAX if not many else len(undone))
     found: dict[Target, list[Undone]] = {}
     for one in undone:
         if condition.matches(partial(_field, one)):
@@ -85,25 +91,32 @@ def meant_by(
             if one.by_key and record.key is not None:
                 target = Target(topic, record.key)
             found.setdefault(target, []).append(one)
-    if len(found) > RECORDS_MAX:
+    if len(found) > RECORDS_MAX and not many:
         raise ConfigError(
             f"{len(found):,} keys match here, and a command takes {RECORDS_MAX:,}: narrow --where"
         )
     return found
 
 
-def _with_headers(undone: Sequence[Undone], reader: Callable[[], LogReader]) -> list[Undone]:
+def _with_headers(
+    undone: Sequence[Undone], reader: Callable[[], LogReader], most: int
+) -> list[Undone]:
     """The same; what is parked gets its headers from the log."""
     places = {place_of(one) for one in undone if one.bare}
-    if len(places) > RECORDS_MAX:
+    if len(places) > most:
         raise ConfigError(
-            f"the headers of {len(places):,} parked records are not in memory, and a command reads "
-            f"{RECORDS_MAX:,}: weft parked release --where reads them all"
+            f"the headers of {len(places):,} parked or held records are not in memory, and this "
+            f"command reads {most:,}: weft parked skip --where reads them all"
         )
     if not places:
         return list(undone)
-    whole = {(one.topic, one.partition, one.offset): one for one in _read(reader, places)}
-    return [one._replace(record=whole.get(place_of(one), one.record)) for one in undone]
+    headers = {(one.topic, one.partition, one.offset): one.headers for one in _read(reader, places)}
+    return [
+        one._replace(record=one.record._replace(headers=headers.get(place_of(one), ())))
+        if one.bare
+        else one
+        for one in undone
+    ]
 
 
 def place_of(one: Undone) -> tuple[str, int, int]:
@@ -113,10 +126,10 @@ def place_of(one: Undone) -> tuple[str, int, int]:
 
 def _read(
     reader: Callable[[], LogReader], places: AbstractSet[tuple[str, int, int]]
-) -> list[Record]:
+) -> Iterator[Record]:
     with closing(reader()) as log:
         try:
-            return list(fetch(log, places))
+            yield from fetch(log, places)
         except KafkaUnavailable as error:
             raise ConfigError(f"the log cannot be read: {error}") from None
 
@@ -135,19 +148,6 @@ def _field(one: Undone, name: str) -> Value:
     return values[name]
 
 
-def would(found: Mapping[Target, Sequence[Undone]]) -> list[Row]:
-    """What a dry run answers: the first of the records of each lane."""
-    return [
-        {
-            "topic": some[0].record.topic, "partition": some[0].record.partition,
-            "offset": some[0].record.offset, "outcome": "would",
-            "detail": f"{some[0].state}, key {_field(some[0], 'key')}"
-            + (f", and {len(some) - 1:,} more of it" if len(some) > 1 else ""),
-        }
-        for some in found.values()
-    ]  # fmt: skip
-
-
 def obeyed_by(
     member: Member,
     order: Order,
@@ -155,6 +155,8 @@ def obeyed_by(
     until: float,
     unix_s: float,
     found: Mapping[tuple[int, int], Record],
+    *,
+    dry: bool = False,
 ) -> list[Row]:
     """What the engine answers for each target; InternalError when it has failed.
 
@@ -169,6 +171,8 @@ def obeyed_by(
             until,
             order.reason,
             found.get((target.partition or 0, target.offset or 0)),
+            order.claimed_by,
+            dry,
         )
         for number, target in enumerate(targets)
     ]
@@ -184,7 +188,11 @@ def obeyed_by(
 
     member.seat.answered.append(received)
     try:
-        member.door.call(lambda engine, now: engine.obey(now, commands, unix_s))
+        for start in range(0, len(commands), OBEY_MAX):
+            some = commands[start : start + OBEY_MAX]
+            member.door.call(
+                lambda engine, now, some=some: engine.obey(now, some, unix_s)  # type: ignore[misc]  # bound here
+            )
         with changed:
             changed.wait_for(lambda: not left, ANSWER_S)
             late = list(left.values())
@@ -198,11 +206,63 @@ def _late(command: Command) -> Row:
     target = command.target
     what = f"its commit is not stored after {ANSWER_S:.0f} s"
     if command.action == "redo":
-        what = f"it is not over after {ANSWER_S:.0f} s, and goes on: the app's log has the answer"
+        what = f"it is not over after {ANSWER_S:.0f} s, and continues: the app's log has the answer"
     return {
         "topic": target.topic, "partition": target.partition, "offset": target.offset,
         "outcome": "no answer", "detail": what,
     }  # fmt: skip
+
+
+def would_rows(first: Sequence[Undone]) -> list[Row]:
+    """Records of which a dry run of a pause, a setting or a stop names the place and the key."""
+    return [
+        {
+            "topic": one.record.topic, "partition": one.record.partition,
+            "offset": one.record.offset, "outcome": "would",
+            "detail": f"{one.state}, key {_field(one, 'key')}",
+        }
+        for one in first
+    ]  # fmt: skip
+
+
+def would_be(
+    member: Member,
+    order: Order,
+    rows: Sequence[Row],
+    meant: Mapping[Target, Sequence[Undone]] | None,
+    unix_s: float,
+) -> tuple[list[Row], str]:
+    """The answers of a dry run with where the records are and their keys; how many in all."""
+    topic = str(order.topic)
+    here = {
+        (u.record.partition, u.record.offset): u for some in (meant or {}).values() for u in some
+    }
+    shown = list(rows[:RECORDS_MAX])
+    for start in range(0, len(shown), LOOK_MAX):
+        places = [
+            (number, one["partition"], one["offset"])
+            for number, one in enumerate(shown[start : start + LOOK_MAX], start)
+            if one["offset"] not in (None, -1) and one["outcome"] != NOT_HERE
+        ]
+        found = member.door.call(
+            lambda engine, now, places=places: [  # type: ignore[misc]  # bound here
+                (number, find(engine, now, unix_s - now, topic, *place))
+                for number, *place in places
+            ]
+        )
+        for number, one in found:
+            row, known = shown[number], here.get((one["partition"], one["offset"]))
+            key = one.get("key") if known is None else _field(known, "key")
+            where = one["place"] if row["detail"] == order.reason else row["detail"]
+            shown[number] = {**row, "detail": f"{where}, key {key}" if key else where}
+    count = ""
+    if order.key is not None:
+        key_bytes = order.key.encode(errors="surrogateescape")
+        records = member.door.call(lambda engine, now: count_key(engine, key_bytes, topic))
+        count = f"{records:,} records of it here"
+    elif meant is not None:
+        count = f"{len(here):,} records of {len(meant):,} keys match here"
+    return [*shown, *rows[RECORDS_MAX:]], count
 
 
 def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
@@ -230,10 +290,13 @@ def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
     ]  # fmt: skip
 
 
-def summary(member: str, order: Order, rows: Sequence[Row], until: float | None) -> Answer:
-    """The member's answer, in one line and by records."""
+def summary(
+    member: str, order: Order, rows: Sequence[Row], until: float | None, count: str = ""
+) -> Answer:
+    """The member's answer, in one line and by records: at most RECORDS_MAX, what is bad first."""
+    counts = Counter(str(one["outcome"]) for one in rows if one["outcome"] != NOT_HERE)
+    rows = sorted(rows, key=lambda one: one["outcome"] not in BAD)
     here = [one for one in rows if one["outcome"] != NOT_HERE]
-    counts = Counter(str(one["outcome"]) for one in here)
     if not here and order.where is not None:
         return Answer(member, NOT_HERE, f"no record here matches: {what(order)}")
     if not here:
@@ -241,16 +304,19 @@ def summary(member: str, order: Order, rows: Sequence[Row], until: float | None)
     outcome = "done"
     if any(counts[bad] for bad in BAD):
         outcome = "refused"
-    elif order.dry_run:
-        outcome = "would"
     elif set(counts) == {"unchanged"}:
         outcome = "unchanged"
+    elif order.dry_run:
+        outcome = "would"
     words = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    first = sorted(here, key=lambda one: one["outcome"] not in BAD)[:NAMED_MAX]
-    named = "; ".join(f"{_place(one)} {one['outcome']}: {one['detail']}" for one in first)
+    named = "; ".join(
+        f"{_place(one)} {one['outcome']}: {one['detail']}" for one in here[:NAMED_MAX]
+    )
     more = f"; and {len(here) - NAMED_MAX:,} more" if len(here) > NAMED_MAX else ""
     verb = f"{order.action}: " if order.dry_run else ""
-    return Answer(member, outcome, f"{verb}{words}: {named}{more}", until, list(rows))
+    end = f"; {count}" if count else ""
+    detail = f"{verb}{words}: {named}{more}{end}"
+    return Answer(member, outcome, detail, until, list(rows[:RECORDS_MAX]))
 
 
 def _place(row: Row) -> str:

@@ -68,7 +68,7 @@ class ResultStream:
             self.on_level(True)
 
     def end(self) -> None:
-        """The app has ended: the reader gets what is left and then the end."""
+        """The app has ended: the reader gets the rest and then the end."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -245,7 +245,7 @@ class Results:
         )
 
     def end(self) -> None:
-        """The run has ended: readers get what is left, and then the end."""
+        """The run has ended: readers get the rest, and then the end."""
         with self._changing:
             self._ended = True
             for stream in list(self._streams.values()):

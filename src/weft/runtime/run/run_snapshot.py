@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.account.account import Account, begin, copies, slices
 from weft.account.picture import NO_PICTURE, maps, picture
-from weft.account.snapshot import snapshot, with_unread
+from weft.account.snapshot import NOT_LISTED, snapshot, with_left_out, with_unread
 from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.states import InternalError
@@ -36,7 +36,7 @@ class Rates:
         self._rates: dict[str, float] = {}
 
     def rates(self, done: dict[str, int]) -> dict[str, float]:
-        """Records a second since about a second ago, by handler."""
+        """Records per second since about a second ago, by handler."""
         now = time.monotonic()
         elapsed_s = now - self._at
         if elapsed_s >= self.WINDOW_S or not self._rates:
@@ -64,7 +64,7 @@ class Snapshots:
         begins = {"state": "starting", "at": round(time.time(), 3), "app": self._about}
         nothing: dict[str, Any] = {
             "partitions": [], "handlers": {}, "blockers": [], "halts": [], "holds": [],
-            "failures": [],
+            "failures": [], **with_left_out(NOT_LISTED, ()),
         }  # fmt: skip
         if member is None:
             return begins | nothing | ({"state": "failed"} if over else {})

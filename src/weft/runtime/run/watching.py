@@ -1,7 +1,7 @@
 """Watch a run from a separate thread: report what takes too long, and the fix.
 
 All of it happens on the watching thread. Of the run's own threads it takes a time stamp and the
-door for a moment; the handlers' loop is asked to answer twice a second.
+door for a moment; the handlers' loop is asked to answer twice per second.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class OpenTransactions:
         self._member = member
         self._look_at = self._ask_at = 0.0
         #: partitions that stand before the end of their log -> where, and since when
-        self._stood: dict[TopicPartition, tuple[int, float]] = {}
+        self._unmoved: dict[TopicPartition, tuple[int, float]] = {}
 
     def look(self, now: float) -> None:
-        """One look; called ten times a second."""
+        """One look; called ten times per second."""
         if now < self._look_at or self._member.ending:
             return
         self._look_at = now + STANDS_LOOKED_EVERY_S
@@ -147,12 +147,12 @@ class OpenTransactions:
             for where, one in list(self._member.partitions.items())
             if one.state == states.OPEN and not one.intake_paused and one.position < one.log_end
         ]
-        before = self._stood
-        self._stood = {
+        before = self._unmoved
+        self._unmoved = {
             where: before[where] if before.get(where, (-1, now))[0] == position else (position, now)
             for where, position in short
         }
-        still = [where for where, (_, since) in self._stood.items() if now - since >= STANDS_S]
+        still = [where for where, (_, since) in self._unmoved.items() if now - since >= STANDS_S]
         if not still:
             self._member.telling.stable_ends = {}
         elif now >= self._ask_at:
@@ -197,7 +197,7 @@ class Watching:
         return None if lost_at is None else time.monotonic() - lost_at
 
     def look(self, admin: AdminPort | None) -> None:
-        """One look; called ten times a second, and less often while nothing happens."""
+        """One look; called ten times per second, and less often while nothing happens."""
         now = time.monotonic()
         self._look_at_loop()
         self._look_at_broker(now, admin)
@@ -370,9 +370,9 @@ class Watching:
                 due.append((for_s, work))
         due.sort(key=lambda one: one[0], reverse=True)
         for for_s, work in due[:LONG_SHOWN_MAX]:
-            self._tell_call(for_s, work, more=max(0, len(due) - LONG_SHOWN_MAX))
+            self._log_call(for_s, work, more=max(0, len(due) - LONG_SHOWN_MAX))
 
-    def _tell_call(self, for_s: float, work: Work, *, more: int) -> None:
+    def _log_call(self, for_s: float, work: Work, *, more: int) -> None:
         spec = work.partition.handler.spec
         where = (work.partition.topic, work.partition.number, work.record.offset)
         handler = work.partition.handler
