@@ -62,7 +62,7 @@ RINGS: dict[str, set[str]] = {
     "signatures": BASIC,
     "app_options": BASIC | {"signatures"},
     "routing": BASIC | {"options"},
-    "observe": SEEN | OPTIONS | MEANS | {"config", "kafka", "owner", "_version"},
+    "observe": SEEN | OPTIONS | MEANS | {"config", "dlq", "kafka", "owner", "_version"},
     "runtime": SEEN
     | OPTIONS
     | MEANS
@@ -128,9 +128,9 @@ CODES = re.compile(r"^(?::\s*[A-Z]+\d+(?:\s*,\s*[A-Z]+\d+)*|\[[a-z-]+(?:\s*,\s*[
 
 
 @cache
-def parsed(text: str) -> ast.Module:
-    """Each file once for all rules."""
-    return ast.parse(text)
+def parsed(text: str) -> tuple[ast.AST, ...]:
+    """Every node of a file: parsed and walked once for all rules."""
+    return tuple(ast.walk(ast.parse(text)))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class File:
     text: str
 
     @property
-    def tree(self) -> ast.Module:
+    def nodes(self) -> tuple[ast.AST, ...]:
         """The parsed text."""
         return parsed(self.text)
 
@@ -160,9 +160,9 @@ class File:
 Rule = Callable[[File], Iterator[str]]
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imported(file: File) -> Iterator[tuple[int, str]]:
     """Every module a file imports, wherever the import stands; `from weft import x` gives weft.x."""
-    for node in ast.walk(tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module == "weft":
@@ -180,7 +180,7 @@ def rings_point_inwards(file: File) -> Iterator[str]:
         yield f"{file.path}: {file.ring} has no line in RINGS"
         return
     allowed = RINGS[file.ring] | {file.ring} if file.module else set(RINGS)
-    for line, name in imported(file.tree):
+    for line, name in imported(file):
         if file.module and name.startswith("."):
             yield f"{file.path}:{line}: relative import {name}"
         if file.module and name.split(".")[0] in BESIDE:
@@ -197,7 +197,7 @@ def rooms_know_each_other_downwards(file: File) -> Iterator[str]:
     rooms = ROOMS.get(file.ring, {})
     here = file.module.split("/")[1] if "/" in file.module else ""
     allowed = rooms.get(here, set()) | {here}
-    for line, name in imported(file.tree):
+    for line, name in imported(file):
         room = f"{name}..".split(".")[2]
         if name.startswith(f"weft.{file.ring}.") and room in rooms and room not in allowed:
             yield f"{file.path}:{line}: {here or file.ring} imports {name}"
@@ -208,7 +208,7 @@ def pure_rings_need_nothing(file: File) -> Iterator[str]:
     if file.ring not in PURE:
         return
     allowed = PURE[file.ring] | set(sys.stdlib_module_names) | {"weft"}
-    for line, name in imported(file.tree):
+    for line, name in imported(file):
         if name.split(".")[0] not in allowed:
             yield f"{file.path}:{line}: {file.ring} imports {name}"
 
@@ -217,7 +217,7 @@ def libraries_have_one_home(file: File) -> Iterator[str]:
     """confluent_kafka, ctypes and pyspark are imported in their own places only."""
     if not file.module:
         return
-    for line, name in imported(file.tree):
+    for line, name in imported(file):
         homes = HOMES.get(name.split(".")[0])
         if homes and not file.module.startswith(homes):
             yield f"{file.path}:{line}: {name} belongs in {', '.join(homes)}"
@@ -227,10 +227,10 @@ def the_core_does_nothing(file: File) -> Iterator[str]:
     """The core, and who reads it, have no clock, chance, threads, files or log: events bring all."""
     if file.ring not in ("core", "account"):
         return
-    for line, name in imported(file.tree):
+    for line, name in imported(file):
         if name.split(".")[0] in IMPURE:
             yield f"{file.path}:{line}: {file.ring} imports {name}"
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Name) and called.id in IMPURE_CALLS:
             yield f"{file.path}:{called.lineno}: {file.ring} calls {called.id}"
@@ -240,7 +240,7 @@ def threads_are_guarded(file: File) -> Iterator[str]:
     """The runtime's and Kafka's threads come from guard.py: none dies unheard."""
     if file.ring not in ("runtime", "kafka") or file.module == "guard.py":
         return
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         called = node.func if isinstance(node, ast.Call) else None
         name = getattr(called, "attr", getattr(called, "id", ""))
         if name == "Thread":
@@ -249,7 +249,7 @@ def threads_are_guarded(file: File) -> Iterator[str]:
 
 def functions_are_short(file: File) -> Iterator[str]:
     """A function is at most 80 lines, its docstring included."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -268,7 +268,7 @@ def each_test_says_what_it_tests(file: File) -> Iterator[str]:
     """Every test has a docstring that states the behaviour."""
     if not Path(file.path).name.startswith("test_"):
         return
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if (
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.name.startswith("test")
@@ -282,9 +282,10 @@ def no_test_sleeps(file: File) -> Iterator[str]:
     if not file.path.startswith("tests/"):
         return
     lines = file.text.splitlines()
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if (
             isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
             and ast.unparse(node.func) == "time.sleep"
             and "#" not in lines[node.lineno - 1]
         ):
@@ -293,6 +294,8 @@ def no_test_sleeps(file: File) -> Iterator[str]:
 
 def suppressions_have_reasons(file: File) -> Iterator[str]:
     """A noqa, a type: ignore and a no cover each have a code (where there is one) and a reason."""
+    if not any(SUPPRESSION.search(line) for line in file.text.splitlines()):
+        return
     for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
         found = SUPPRESSION.search(token.string) if token.type == tokenize.COMMENT else None
         if found is None:

@@ -29,6 +29,7 @@ from tests.support.chaos_app import VARIABLE, Plan
 from tests.support.commit_watch import CommitWatch, judge_commits
 from tests.support.handler_log import CHILD, Entry, Tail, identity
 from tests.support.verdict import Excuse, Verdict, judge
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.01
@@ -431,14 +432,13 @@ class Chaos:
 
         Dumps every thread before it gives up, after PATIENCE_S at the earliest.
         """
-        timeout_s = max(timeout_s, PATIENCE_S)
+
+        def gave_up() -> str:
+            self.dump_threads()
+            return f"{what} (seed {self.seed})"
+
         began = time.monotonic()
-        pause = threading.Event()
-        while not condition():
-            if time.monotonic() - began > timeout_s:
-                self.dump_threads()
-                raise AssertionError(f"not within {timeout_s} s: {what} (seed {self.seed})")
-            pause.wait(LOOK_S)
+        wait_for(condition, max(timeout_s, PATIENCE_S), gave_up)
         return time.monotonic() - began
 
     def all_done(self, timeout_s: float, *, but: int = 0) -> float:

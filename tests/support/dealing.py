@@ -6,7 +6,7 @@ from typing import Any
 
 from xdist.scheduler import LoadScheduling
 
-#: What the first worker begins with, the second and the third: begins of ids.
+#: What the first worker begins with, the second and so on: begins of ids.
 SHARING = (
     # the Spark session
     ("spark/test_fleet_secrets", "spark/test_fleet_session", "spark/test_process",
@@ -17,6 +17,8 @@ SHARING = (
      "processes/test_broker_away"),
     # a Connect server, and what starts a Java of its own
     ("spark/test_fleet_connect", "spark/test_fleet_table", "spark/test_fleet_kills"),
+    # a browser
+    ("page",),
 )  # fmt: skip
 
 

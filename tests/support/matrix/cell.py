@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.support.handler_log import Entry, Tail
 from tests.support.matrix import ways
 from tests.support.matrix.checking import Lived, Name
 from tests.support.matrix.ways import Way
+from tests.support.waiting import wait_for
 
 import weft
 from weft.broker import LocalBroker
@@ -154,11 +154,7 @@ class Cell:
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
         """Wait for it; says what did not come."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-            time.sleep(0.01)  # between two looks
-        return found
+        return wait_for(condition, timeout_s, what)
 
     def until_done(self, names: set[Name], what: str) -> None:
         """Wait until handlers have completed these, or the run is over."""
