@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+COLLECTED := $(VENV)/.collected
 MUTANTS ?= 60
 # Where it is set, each process of a test compiles all of Weft anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,6 +16,8 @@ WITHOUT_FAST := $(addprefix --ignore=tests/integration/,spark matrix processes p
 # out one by one: tests/support/dealing.py.
 # Not `--dist loadgroup`: xdist 3.8 never ends with it once a worker has died.
 PYTEST := $(BIN)/python -m pytest -n 5 --dist load --maxschedchunk 1 -p tests.support.cost --durations=15
+# pytest compiles its own way (18 processor seconds), and each of the workers would do it again.
+COLLECT := $(BIN)/python -m pytest --collect-only -q -p no:xdist
 # A test that not even its time-out can end (it waits in C, or in its tear-down): its worker prints
 # all stacks and goes, the test counts as failed, the others go on. More than any test of a push may take.
 NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
@@ -26,7 +29,7 @@ NO_HANG := -o faulthandler_timeout=630 -o faulthandler_exit_on_timeout=true
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with every extra, from the lock file
+setup: $(COLLECTED) ## Make .venv with every extra, from the lock file
 
 $(STAMP): pyproject.toml requirements.lock
 	@[ -x $(BIN)/python ] || [ -n "$(PYTHON)" ] || { echo "Weft needs Python 3.11 or newer: apt install python3 python3-venv (Debian 12, Ubuntu 24.04), brew install python (macOS), or pyenv install 3.12" >&2; exit 2; }
@@ -36,13 +39,18 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(BIN)/python -m compileall -q src tests simulators benchmarks demo
 	@touch $@
 
+# Of no use to the demo.
+$(COLLECTED): $(STAMP)
+	@$(COLLECT) tests/unit >/dev/null 2>&1 & $(COLLECT) --ignore=tests/unit tests >/dev/null 2>&1; wait
+	@touch $@
+
 need-broker: $(STAMP)
 	@$(BIN)/python -m weft.broker
 
 demo: need-broker ## The main job from end to end, with its proof in demo-out/
 	$(BIN)/python -m demo
 
-test: need-broker ## Everything a push must pass
+test: need-broker $(COLLECTED) ## Everything a push must pass
 	$(PYTEST) $(NO_HANG) -m "not long"
 
 test-fast: $(STAMP) ## What needs no broker, no Spark and no Java (under a minute)

@@ -197,6 +197,32 @@ def commit_plan_seconds(done: int) -> float:
     return seconds
 
 
+def failing_plan_seconds(failing: int, *, scattered: bool) -> float:
+    """One plan with so many failing records, remembered in the commit as far as there is room.
+
+    They stand in a row, or each beside one that is done.
+    """
+    bench = Bench(concurrency=failing, retry=Retry(attempts=None, delay_s=100_000.0))
+    partition = bench.partitions[0]
+    dice = random.Random(9)
+    count = 2 * failing if scattered else failing
+    bad = set(dice.sample(range(count), failing))
+    for first in range(0, count, 1_000):
+        bench.poll(partition, 10**9, first, 1_000)
+        works = bench.take()
+        failed = [Failed(work, ERROR) for work in works if work.record.offset in bad]
+        done = [work for work in works if work.record.offset not in bad]
+        bench.engine.calls_ended(bench.now, done, failed)
+        bench.perform()
+    assert partition.memory
+    begin = time.process_time()
+    item = bench.engine._plans.plan(partition)
+    seconds = time.process_time() - begin
+    assert item is not None
+    assert item.rider_chars, "nothing of the failing records is in the commit"
+    return seconds
+
+
 def single_turn_seconds(records: int = 160_000) -> float:
     """One completion a turn, with everything buffered in 8 partitions."""
     bench = Bench(8)
@@ -333,6 +359,11 @@ def rows(*, quick: bool) -> list[Row]:
     compare("awaiting retry", 1.3, lambda n, b: rate_with_waiting(n, b, turns), 0, 100_000)
     plan = best(lambda: commit_plan_seconds(done), runs)
     found.append(Row(f"commit plan, 1 stuck, {done:,} done", f"{plan * 1e3:.2f} ms", plan, 0.005))
+    for scattered, where in ((False, "in a row"), (True, "at random")):
+        measure = partial(failing_plan_seconds, 1_000 if quick else 10_000, scattered=scattered)
+        plan_ms = best(measure, runs) * 1e3
+        title = f"commit plan, {1_000 if quick else 10_000:,} failing {where}"
+        found.append(Row(title, f"{plan_ms:.2f} ms", plan_ms, 2.0))
     single = best(lambda: single_turn_seconds(20_000 if quick else 160_000), runs)
     found.append(Row("one completion a turn", f"{single * 1e6:.2f} µs", single * 1e6, 2.5))
     healthy = healthy_share(1_000, 140, poison=False)

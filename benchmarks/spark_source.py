@@ -50,7 +50,7 @@ READERS: dict[str, tuple[str, dict[str, str]]] = {
     "jvm-tuned": ("kafka", {"kafka.fetch.max.wait.ms": "10"}),
 }
 #: Other reader -> how many times its time `weft` may take.
-LIMITS = {"jvm": 0.5, "jvm-tuned": 0.95}
+LIMITS = {"jvm": 0.5, "jvm-tuned": 0.9}
 
 
 def main() -> int:

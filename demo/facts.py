@@ -33,7 +33,7 @@ class Found:
         return all(check.ok for check in self.checks)
 
     def rate(self, run: str) -> float:
-        """Records a second of a run."""
+        """Records per second of a run."""
         return rate_of(self.answers.get(run, ()))
 
     def total(self, name: str) -> int:
@@ -54,7 +54,7 @@ class Found:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """summary.json: rates in records a second, counts over both runs of Weft."""
+    """summary.json: rates in records per second, counts over both runs of Weft."""
     plain = found.rate(PLAIN)
     back = found.back_after_s
     return {

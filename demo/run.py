@@ -160,13 +160,13 @@ class _Play:
         with screen.step(2) as step:
             seconds = FAST_PLAIN_S if self._options.fast else PLAIN_S
             runs.plain(seconds, lambda done, _: step.progress(done, f"{done:,} records"))
-            step.said = f"{step.done:,} records, {step.done / seconds:,.0f} a second"
+            step.said = f"{step.done:,} records, {step.done / seconds:,.0f} per second"
         with screen.step(3, records) as step:
             runs.weft_in_one_process(step.progress)
-            step.said = f"{step.done:,} records, {step.rate():,.0f} a second"
+            step.said = f"{step.done:,} records, {step.rate():,.0f} per second"
         with screen.step(4, records) as step:
             kill = runs.weft_on_spark(records, step.progress)
-            step.said = f"{step.rate():,.0f} a second, process {kill.pid} killed"
+            step.said = f"{step.rate():,.0f} per second, process {kill.pid} killed"
         with screen.step(5) as step:
             step.said = "Spark starts, and reads the topic of alerts"
             runs.table()

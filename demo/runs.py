@@ -149,7 +149,7 @@ class Runs:
 
 
 def rate_of(answers: Sequence[Answer]) -> float:
-    """Records a second, from the first call's begin to the last one's end, as the service saw it.
+    """Records per second, from the first call's begin to the last one's end, as the service saw it.
 
     Only the first final answer of a position counts: repeats are no throughput.
     """
@@ -161,7 +161,7 @@ def rate_of(answers: Sequence[Answer]) -> float:
 
 
 def rates_over_time(answers: Sequence[Answer], bin_s: float) -> list[tuple[float, float]]:
-    """(seconds since the run's first call, records a second) for each time bin."""
+    """(seconds since the run's first call, records per second) for each time bin."""
     begin = min((one.begin for one in answers), default=0.0)
     counts: dict[int, int] = {}
     for one in answers:

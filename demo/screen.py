@@ -46,12 +46,12 @@ class Step:
         self.done, self.said = done, said
 
     def rate_now(self) -> float:
-        """Records a second in the last seconds."""
+        """Records per second in the last seconds."""
         recent = [one for one in self.seen if one[0] > time.monotonic() - _RATE_OVER_S]
         return _rate(recent)
 
     def rate(self) -> float:
-        """Records a second since the first was done."""
+        """Records per second since the first was done."""
         return _rate(self.seen)
 
 

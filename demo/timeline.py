@@ -61,7 +61,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         # Shared by all, so only when the last one has been drawn.
         panels[0][0].set_ylim(bottom=0)
         _mark_plain(panels[0], lines)
-        panels[0][0].set_ylabel("records a second, as the service counts them")
+        panels[0][0].set_ylabel("records per second, as the service counts them")
         figure.supxlabel("seconds since the run's first call", fontsize=11, color=MUTED, y=0.0)
         figure.savefig(path, bbox_inches="tight", facecolor=PAPER)
         plt.close(figure)
@@ -101,7 +101,7 @@ def _mark_kill(panel: Any, at: float) -> None:
 def _mark_plain(panels: Sequence[Any], lines: Sequence[Line]) -> None:
     """At this scale the plain loop lies on the axis: say so."""
     panels[0].annotate(
-        f"{rate_of(lines[0].answers):,.0f} a second", (0.5, 0), xycoords="axes fraction",
+        f"{rate_of(lines[0].answers):,.0f} per second", (0.5, 0), xycoords="axes fraction",
         xytext=(0, 26), textcoords="offset points", ha="center", color=lines[0].colour,
         arrowprops={"arrowstyle": "-|>", "color": lines[0].colour},
     )  # fmt: skip
