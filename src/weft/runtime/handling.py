@@ -149,7 +149,7 @@ class HandlerPlan:
     def called(self, works: Iterable[Work], began: float, returned: Any = None) -> None:
         """Calls end now, which began then (performance counter): for the readers of results.
 
-        Before they are reported: another thread may be in the door, and finish their records at once.
+        Before they are reported: another thread may be in the door and finish them at once.
         """
         calls = self.calls  # any thread may end the reading
         if calls is not None:
