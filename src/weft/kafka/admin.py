@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from confluent_kafka import (
@@ -64,7 +65,9 @@ _ENDS: dict[str, OffsetSpec] = {
 }
 #: No partition that was asked for has a leader: none exists, none may be seen, or it passes.
 _NO_LEADERS: int = KafkaError._NOENT  # noqa: SLF001  # see above
-_NO_GROUP = KafkaError.GROUP_ID_NOT_FOUND
+_NO_GROUP = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
+#: Who may describe the cluster gets the names of all groups, also of those it may not describe.
+_HIDDEN = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 
 
 class TopicFacts(NamedTuple):
@@ -266,7 +269,7 @@ class KafkaAdmin:
 
         return self._within(timeout_s, f"read the offsets of group {group}", ask)
 
-    def _group(self, group: str, left_s: float) -> Any | None:
+    def _group(self, group: str, left_s: float, absent: frozenset[int] = _NO_GROUP) -> Any | None:
         """The coordinator's description of the group; None if there is none.
 
         Our own time-out alone: librdkafka aborts the process when an answer to this request comes
@@ -277,7 +280,7 @@ class KafkaAdmin:
             asked = self._client.describe_consumer_groups([group], request_timeout=UNTIMED_S)
             future = asked[group]
         self._describing[group] = future
-        return answers({group: future}, left_s + _GRACE_S, frozenset({_NO_GROUP})).get(group)
+        return answers({group: future}, left_s + _GRACE_S, absent).get(group)
 
     def group_members(self, group: str, timeout_s: float) -> int | None:
         """How many members the group has now; None: there is no such group."""
@@ -307,8 +310,12 @@ class KafkaAdmin:
         reading: set[str] = set()
         idle = []
         for name in names:
-            found = self._group(name, max(deadline - time.monotonic(), _REQUEST_MIN_S))
-            members = [] if found is None else found.members
+            left_s = max(deadline - time.monotonic(), _REQUEST_MIN_S)
+            look = partial(self._group, name, absent=_NO_GROUP | _HIDDEN)
+            found = self._within(left_s, f"describe group {name}", look)
+            if found is None:
+                continue
+            members = found.members
             held = [one for m in members if m.assignment for one in m.assignment.topic_partitions]
             if any(one.topic == topic for one in held):
                 reading.add(name)

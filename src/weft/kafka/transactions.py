@@ -148,7 +148,7 @@ class KafkaTransactions:
             return TransactionEnd(
                 outcome,
                 deliveries,
-                error.str(),
+                _why(error),
                 content,
                 lasts=lasts,
                 maps_too_large=maps_too_large(error.code()),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from weft.kafka.admin import UNTIMED_S, KafkaAdmin
 from weft.kafka.ports import KafkaUnavailable
@@ -81,3 +82,15 @@ def test_an_answer_that_comes_while_it_is_waited_for_counts(admin):
     late.result = answered  # while it is waited for
     assert asking.group_state("g", 5.0) == ("STABLE", 2)
     assert len(client.asked) == 1
+
+
+def test_a_group_that_may_not_be_described_is_not_a_reader(admin):
+    """Who may describe the cluster gets its name all the same: that ended a replay with a traceback."""
+    asking, client = admin
+    listed: Future[Any] = Future()
+    listed.set_result(SimpleNamespace(valid=[SimpleNamespace(group_id="hidden")]))
+    client.list_consumer_groups = lambda request_timeout: listed
+    refused: Future[Any] = Future()
+    refused.set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
+    client.describe_consumer_groups = lambda groups, request_timeout: dict.fromkeys(groups, refused)
+    assert asking.groups_reading("orders", 1, 1.0) == []
