@@ -46,19 +46,19 @@ def obey(world: World, member: Member, command: Command) -> None:
     part = member.parts.get(tp)
     life = None if part is None else oracle.lives.get(part)
     member.engine.obey(world.now, [command], UNIX_S + world.now)
-    if life is None or oracle.former(life.partition):
-        if target.key is not None and command.action != "skip":
-            _hold_later(world, member, command)
-        member.perform()
-        return
     answers = [e for e in member.engine.state.effects if isinstance(e, fx.Answered)]
     rows = [row for effect in answers if effect.command is command for row in effect.rows]
+    outcome = rows[0].outcome if rows else "skipped"
+    if target.offset is None and command.action != "skip" and outcome != "refused":
+        _hold_later(world, member, command)
+    if life is None or oracle.former(life.partition):
+        member.perform()
+        return
     if not rows:
         member.unanswered.append(command)
     require(len(rows) <= 1, "S13", f"{command} is answered {rows}")
-    outcome = rows[0].outcome if rows else "skipped"
     until = command.until_s - UNIX_S
-    if target.offset is None:
+    if target.offset is None and outcome != "refused":
         if command.action == "hold" and outcome == "held":
             life.holds[target.key] = until
         elif command.action in ("release", "retry"):
@@ -70,8 +70,6 @@ def obey(world: World, member: Member, command: Command) -> None:
             if outcome in ("released", "retried"):  # with all of it that is held
                 for offset in [o for o in life.held_until if life.source.lane(o) == target.key]:
                     del life.held_until[offset]
-        if command.action != "skip":
-            _hold_later(world, member, command)
         if outcome in ("released", "retried"):  # with all of the lane that is held
             lane = life.source.lane
             life.held_until = {o: u for o, u in life.held_until.items() if lane(o) != target.key}
@@ -87,7 +85,7 @@ def obey(world: World, member: Member, command: Command) -> None:
 
 
 def _hold_later(world: World, member: Member, command: Command) -> None:
-    """Epochs of this process that begin later know of it."""
+    """Epochs of this process that begin later know of it, unless it was refused."""
     target = command.target
     place = (member.name, (target.topic, target.partition or 0), target.key)
     if command.action == "hold" and command.until_s <= UNIX_S + world.now:

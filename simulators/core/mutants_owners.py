@@ -6,8 +6,10 @@ from typing import Any
 
 from simulators.core import profiles
 from simulators.core.mutant import mutant
+from weft.codec import Remembered
 from weft.core import effects as fx
 from weft.core.commands import Commands
+from weft.core.events import Command
 from weft.core.work import Work
 
 
@@ -42,3 +44,18 @@ def _each_owner_charges_an_attempt(original: Any) -> Any:
         return row
 
     return proceed
+
+
+@mutant(Commands, "_in", "S13", first_seed=profiles.OWNERS + 1_841)
+def _a_refused_release_ends_holds_to_come(original: Any) -> Any:
+    def obey(self: Commands, partition: Any, command: Command) -> Any:
+        row = original(self, partition, command)
+        ends = command.target.offset is None and command.action in ("release", "retry")
+        if ends and row is not None and row.outcome == "refused":
+            known = partition.memory._known  # noqa: SLF001  # no method ends a hold and nothing else
+            for offset, one in known.items():
+                if isinstance(one, Remembered) and one.held:
+                    known[offset] = one._replace(held=False, until_s=None)
+        return row
+
+    return obey

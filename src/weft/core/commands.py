@@ -66,7 +66,8 @@ class Commands:
                 rows.append(row)
         over = command.action == "hold" and self._held_by(command).until <= self._state.now
         no_lane = command.target.offset is not None or command.action == "skip"
-        if not (no_lane or over or command.dry):
+        refused = bool(rows) and all(row.outcome == "refused" for row in rows)
+        if not (no_lane or over or refused or command.dry):
             self._later_epochs(command)
         if not waits:
             what = rows or [_row(None, command, "not here", "no such partition in this member")]

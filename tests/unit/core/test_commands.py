@@ -198,6 +198,9 @@ def test_where_keys_are_no_lanes_a_record_must_be_named(make_desk, ordering):
     assert order(desk, "hold") == [("refused", -1)]
     desk.poll(part, 0)
     assert started(desk) == [0]
+    desk.do("closed", [part])
+    (part,) = desk.assign(0, unix_s=UNIX_S)
+    assert part.holds == {}
 
 
 def test_a_held_lane_is_held_in_the_next_epoch(desk):

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.core.conftest import ERROR
+from tests.unit.core.test_memory import UNIX_S
 from tests.unit.core.test_shelves import LIMITS, Parking
 
 from weft.codec import Remembered
 from weft.core import effects as fx
-from weft.core.events import Decided, Failed
+from weft.core.events import Command, Decided, Failed, Target
 from weft.core.spec import HandlerSpec
 from weft.core.valve import LANES_MAX, REFUSED_S
 from weft.core.work import HeldBy
@@ -170,6 +171,21 @@ def test_a_lane_that_is_exported_takes_no_command():
     for offset in (0, 1):
         row = desk.command("release", offset)
         assert (row.outcome, "exported with its lane" in row.detail) == ("refused", True)
+
+
+def test_a_refused_hold_of_an_exported_lane_is_not_for_the_next_epoch():
+    """Nor does a refused release end the hold that an earlier command left for it."""
+    desk = Relief(spec(after_s=1.0))
+    place, by = ("t", None, b"k"), HeldBy(50.0)
+    desk.park(0, 1)
+    desk.pass_time(1.1)
+    for action, left in (("hold", {}), ("release", {place: by})):
+        desk.engine.state.holds.update(left)
+        desk.do("obey", [Command(action, Target("t", b"k"), "1", UNIX_S + 50.0)], UNIX_S)
+        (answered,) = (e for e in desk.effects if isinstance(e, fx.Answered))
+        desk.effects.remove(answered)
+        assert [row.outcome for row in answered.rows] == ["refused"]
+        assert desk.engine.state.holds == left
 
 
 def test_a_held_lane_is_not_exported():
