@@ -279,7 +279,6 @@ def _threads_rest_without_a_second_look(original: Any) -> Any:
     def rest(self: Any) -> None:
         self._idle.append(None)
         self._tokens.get()
-        self._idle.pop()
         self._waking = False
 
     return rest

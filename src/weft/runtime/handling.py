@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
-from weft.core.states import RUNNING
+from weft.core.states import CLOSED, DONE, RUNNING
 from weft.core.work import Work
 from weft.decoding import Decoding
 from weft.policies import Retry
 from weft.runtime.histogram import AGE_S, AGES_MAX, Latency
 
 if TYPE_CHECKING:
+    from weft.core.engine import Engine
     from weft.ledger.ledger_run import LedgerRun
     from weft.runtime.charges import Charges
 
@@ -151,11 +152,26 @@ class HandlerPlan:
 
         Before they are reported: another thread may be in the door and finish them at once.
         """
+        if self.calls is not None:
+            now = time.time()
+            self.noted(works, Call(now - (time.perf_counter() - began), now, returned))
+
+    def noted(self, works: Iterable[Work], call: Call) -> None:
+        """The same of a call whose times are known."""
         calls = self.calls  # any thread may end the reading
         if calls is not None:
-            now = time.time()
-            call = Call(now - (time.perf_counter() - began), now, returned)
-            calls.update(dict.fromkeys(works, call))
+            # What another member handles now is never finished here.
+            calls.update({work: call for work in works if work.partition.state != CLOSED})
+
+    def forget_ended(self, _engine: Engine, _now: float) -> None:
+        """Inside the door: calls of records that have gone without a result, with their partition.
+
+        So have those that ended before the engine reported for a reader.
+        """
+        calls = self.calls
+        for work in tuple(calls or ()):
+            if work.state == DONE or work.partition.state == CLOSED:
+                calls.pop(work, None)  # type: ignore[union-attr]  # it has some
 
 
 def may_call(work: Work, *, at_most_once: bool) -> bool:

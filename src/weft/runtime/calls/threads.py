@@ -59,7 +59,8 @@ class WorkerThreads(Executor, Generic[T]):
         self._plan = plan
         self._door = door
         self._ready: deque[T] = deque()
-        #: one entry for each thread that waits; appended and popped, both atomic
+        #: one entry for each thread that waits and is not being woken; appended by it, and popped
+        #: by who wakes it, or by itself: who pops one owes a token, or rests no more
         self._idle: deque[None] = deque()
         #: and one for each that will look for its next item in a moment: it need not be woken
         self._seeking: deque[None] = deque()
@@ -90,11 +91,14 @@ class WorkerThreads(Executor, Generic[T]):
         return stacks.of_call(threads, type(self)._call.__code__, where)  # noqa: SLF001  # our own function
 
     def _wake_one(self) -> None:
-        if self._idle:
-            self._waking = True
-            self._tokens.put(None)
-        elif len(self._threads) < self._plan.calls_max:
-            self._hire()
+        try:
+            self._idle.pop()
+        except IndexError:
+            if len(self._threads) < self._plan.calls_max:
+                self._hire()
+            return
+        self._waking = True
+        self._tokens.put(None)
 
     def _hire(self) -> None:
         with self._hiring:
@@ -160,11 +164,11 @@ class WorkerThreads(Executor, Generic[T]):
         self._idle.append(None)
         if self._ready or self._closed:
             # Something came between the last check and the entry above, and its thread
-            # may not have seen the entry: do not wait for a token.
-            self._idle.pop()
-            return
+            # may not have seen the entry: do not wait for a token, unless there is one.
+            with contextlib.suppress(IndexError):
+                self._idle.pop()
+                return
         self._tokens.get()
-        self._idle.pop()
         self._waking = False
 
     @abstractmethod
@@ -206,7 +210,8 @@ class ThreadExecutor(WorkerThreads[Work]):
         if expired and work in self._ready:
             self._door.waiting([work])  # no thread has come to it yet
         elif expired:
-            for ended in [one for one in self._expired if one.state != RUNNING]:
+            # A copy: threads whose calls return take theirs off meanwhile.
+            for ended in [one for one in self._expired.copy() if one.state != RUNNING]:
                 self._expired.discard(ended)  # returned in the very moment it expired
             self._expired.add(work)
 

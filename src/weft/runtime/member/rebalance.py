@@ -266,7 +266,7 @@ class Rebalance:
         ended = self._end_transactions(ours)
         stored = self._committer.send_last(ours) and ended
         seat.door.call(lambda engine, now: engine.closed(now, ours))
-        self._config.topic_ids.closed(ours)
+        self._forget(ours)
         event(
             _log,
             "info",
@@ -286,13 +286,19 @@ class Rebalance:
             return
         running = seat.door.call(lambda engine, _: engine.running(ours))
         seat.door.call(lambda engine, now: engine.closed(now, ours, lost=True))
-        self._config.topic_ids.closed(ours)
+        self._forget(ours)
         for executor in seat.executors:
             executor.warn(ours)
         for work in running:  # another member is at them already
             seat.executors[work.partition.handler.index].cancel(work, expired=False)
         event(_log, "warning", "lost", partitions=names(partitions))
         seat.callbacks.call(self._config.on_revoke, list(partitions))
+
+    def _forget(self, ours: Sequence[Partition]) -> None:
+        """These epochs have ended."""
+        self._config.topic_ids.closed(ours)
+        for plan in self._config.plans:
+            self._seat.door.call(plan.forget_ended)
 
     def _take(self, partitions: Sequence[TopicPartition]) -> list[Partition]:
         for where in partitions:

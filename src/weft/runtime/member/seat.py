@@ -31,6 +31,7 @@ class Callbacks:
         self.died = died
         self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self.errors = 0
 
     def call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
@@ -38,8 +39,11 @@ class Callbacks:
         if function is None:
             return
         if self._thread is None:
-            self._thread = guard.thread("weft-callbacks", self._run, self.died)
-            self._thread.start()
+            with self._starting:  # several threads may come first
+                if self._thread is None:
+                    thread = guard.thread("weft-callbacks", self._run, self.died)
+                    thread.start()
+                    self._thread = thread
         self._calls.put((function, arguments))
 
     @property

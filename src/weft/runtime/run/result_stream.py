@@ -48,6 +48,8 @@ class ResultStream:
         self._results: deque[Result] = deque()
         self._changed = threading.Condition()
         self._full = False
+        #: what `on_level` was called with last, and whether a thread is calling it
+        self._level, self._reporting = False, False
         self._ended = False
         self.closed = False
         #: its reader went before the end: what came since is gone
@@ -57,15 +59,30 @@ class ResultStream:
 
     def put(self, results: Sequence[Result]) -> None:
         """Add results; never blocks."""
-        if self.closed:
-            return
         with self._changed:
+            if self.closed:
+                return
             self._results.extend(results)
-            full = not self._full and len(self._results) >= RESULTS_MAX
-            self._full = self._full or full
+            self._full = self._full or len(self._results) >= RESULTS_MAX
             self._changed.notify()
-        if full:
-            self.on_level(True)
+        self._report_level()
+
+    def _report_level(self) -> None:
+        """One thread at a time, until it has reported the last state: what comes meanwhile, too.
+
+        Else a reader that is fast could be reported before the stream that was full.
+        """
+        while True:
+            with self._changed:
+                if self._reporting or self._level == self._full:
+                    return
+                self._reporting, self._level = True, self._full
+                full = self._level
+            try:
+                self.on_level(full)
+            finally:
+                with self._changed:
+                    self._reporting = False
 
     def end(self) -> None:
         """The app has ended: the reader gets the rest and then the end."""
@@ -77,13 +94,13 @@ class ResultStream:
 
     def close(self) -> None:
         """Stop reading; the app continues without this reader."""
-        if self.closed:
-            return
-        self._left = not self.over
-        self.closed = True
         with self._changed:
+            if self.closed:
+                return
+            self._left = not self.over
+            self.closed, self._full = True, False
             self._results.clear()
-        self.on_level(False)
+        self._report_level()
         self.on_close()
 
     def take(self, timeout_s: float | None = None) -> list[Result]:
@@ -92,10 +109,8 @@ class ResultStream:
             self._changed.wait_for(lambda: self._results or self._ended, timeout_s)
             count = min(len(self._results), _TAKE_MAX)
             taken = [self._results.popleft() for _ in range(count)]
-            relieved = self._full and len(self._results) <= RESULTS_MAX // 2
-            self._full = self._full and not relieved
-        if relieved:
-            self.on_level(False)
+            self._full = self._full and len(self._results) > RESULTS_MAX // 2
+        self._report_level()
         return taken if self.as_handled is None else list(map(self.as_handled, taken))
 
     @property
@@ -204,9 +219,10 @@ class Results:
         )
 
         def detach() -> None:
-            if self._streams.get(name) is stream:
-                del self._streams[name]
-            self._report()
+            with self._changing:  # or it would end the reports for a reader that comes meanwhile
+                if self._streams.get(name) is stream:
+                    del self._streams[name]
+                self._report()
 
         stream.on_close = detach
         self._streams[name] = stream
@@ -216,7 +232,10 @@ class Results:
         """Have the engine report what is finished while there is a reader."""
         on = bool(self._streams)
         for plan in self._plans:
-            plan.calls = (plan.calls or {}) if on else None
+            if not on:
+                plan.calls = None
+            elif plan.calls is None:  # never another one: an executor may be about to note in it
+                plan.calls = {}
         assert self._member is not None
         self._member.door.post(lambda engine, _now: engine.report_results(on=on))
 

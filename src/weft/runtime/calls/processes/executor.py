@@ -379,9 +379,7 @@ class ProcessExecutor(Executor):
             took_s = reply.ended - reply.began
             link.took(took_s)
             self._plan.timed(took_s, work)
-            calls = self._plan.calls  # any thread may end the reading
-            if calls is not None:
-                calls[work] = Call(reply.began, reply.ended, reply.returned)
+            self._plan.noted([work], Call(reply.began, reply.ended, reply.returned))
         if self._plan.ledger is not None:
             self._plan.ledger.repeats += reply.repeats
         self._spans.note(work.record, reply)
