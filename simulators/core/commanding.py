@@ -58,21 +58,9 @@ def obey(world: World, member: Member, command: Command) -> None:
         member.unanswered.append(command)
     require(len(rows) <= 1, "S13", f"{command} is answered {rows}")
     until = command.until_s - UNIX_S
-    if target.offset is None and outcome != "refused":
-        if command.action == "hold" and outcome == "held":
-            life.holds[target.key] = until
-        elif command.action in ("release", "retry"):
-            life.holds.pop(target.key, None)
-            here = life.partition.offsets.incomplete
-            for offset in [o for o in life.held_until if here.get(o) is None]:  # it is to come
-                if life.source.keys.get(offset) == target.key:
-                    del life.held_until[offset]
-            if outcome in ("released", "retried"):  # with all of it that is held
-                for offset in [o for o in life.held_until if life.source.lane(o) == target.key]:
-                    del life.held_until[offset]
-        if outcome in ("released", "retried"):  # with all of the lane that is held
-            lane = life.source.lane
-            life.held_until = {o: u for o, u in life.held_until.items() if lane(o) != target.key}
+    if target.offset is None:
+        if outcome != "refused":
+            _obeyed_lane(life, command, outcome)
     elif command.action == "hold" and outcome == "held" and target.offset not in life.parked:
         life.held_until[target.offset] = until
     elif outcome == "skipped" and (
@@ -82,6 +70,22 @@ def obey(world: World, member: Member, command: Command) -> None:
         life.asked.pop(target.offset, None)
     member.freed_at = world.now
     member.perform()
+
+
+def _obeyed_lane(life: Life, command: Command, outcome: str) -> None:
+    """A lane is held, or the holds of it and of its records are over."""
+    target = command.target
+    if command.action == "hold" and outcome == "held":
+        life.holds[target.key] = command.until_s - UNIX_S
+    elif command.action in ("release", "retry"):
+        life.holds.pop(target.key, None)
+        here = life.partition.offsets.incomplete
+        for offset in [o for o in life.held_until if here.get(o) is None]:  # it is to come
+            if life.source.keys.get(offset) == target.key:
+                del life.held_until[offset]
+    if outcome in ("released", "retried"):  # with all of the lane that is held
+        lane = life.source.lane
+        life.held_until = {o: u for o, u in life.held_until.items() if lane(o) != target.key}
 
 
 def _hold_later(world: World, member: Member, command: Command) -> None:
