@@ -29,6 +29,8 @@ settings.load_profile("weft")
 # The JVMs of the tests (brokers, Spark) are short-lived: what the second compiler and a parallel
 # collector spend on them, they never bring back. Two fifths of the processor time of a Spark test.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# So long Spark's Python processes wait for each other's hello, those of a streaming source, too.
+os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")
 
 TESTS = Path(__file__).parent
 INTEGRATION = TESTS / "integration"

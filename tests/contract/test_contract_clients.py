@@ -10,9 +10,15 @@ import pytest
 from tests.contract.clusters import LIMIT_S, Cluster, Deliveries, Joined
 from tests.contract.test_contract import METADATA_CHARS_MAX
 
-from weft.kafka.connect import AdminPort
 from weft.kafka.log_reader import LogReader
-from weft.kafka.ports import OutMessage, ProducerPort, ToCommit, TransactionEnd, TransactionsPort
+from weft.kafka.ports import (
+    AdminPort,
+    OutMessage,
+    ProducerPort,
+    ToCommit,
+    TransactionEnd,
+    TransactionsPort,
+)
 from weft.testing.memory_cluster import murmur2
 
 SOON = {"topic.metadata.propagation.max.ms": 300}

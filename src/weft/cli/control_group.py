@@ -10,8 +10,8 @@ from typing import Any
 from weft.cli import cluster
 from weft.cli.dlq_box import connected
 from weft.errors import ConfigError, FatalError
-from weft.kafka.connect import AdminPort, Connection, WordsPort
-from weft.kafka.ports import Delivery, OutMessage, Word
+from weft.kafka.connect import Connection, WordsPort
+from weft.kafka.ports import AdminPort, Delivery, OutMessage, Word
 from weft.observe.group_orders import (
     ANSWER,
     BEAT,

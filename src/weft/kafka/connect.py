@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
@@ -12,6 +12,7 @@ from weft.errors import ConfigError
 from weft.kafka.clientlog import with_client_log
 from weft.kafka.log_reader import LogReader
 from weft.kafka.ports import (
+    AdminPort,
     ConsumerPort,
     KafkaUnavailable,
     ProducerPort,
@@ -20,51 +21,9 @@ from weft.kafka.ports import (
 )
 from weft.kafka.probing import refusal
 from weft.kafka.settings import ClientSettings, client_settings, with_own_id
-from weft.types import DeliveryName, TopicPartition
+from weft.types import DeliveryName
 
 MEMORY_SCHEME = "memory://"
-
-
-class AdminPort(Protocol):
-    """What the runtime asks of the cluster before and beside consuming."""
-
-    def describe(self, topics: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
-        """Name -> facts with `topic_id` and `partitions`; missing topics are absent."""
-
-    def matching(self, patterns: Sequence[str], timeout_s: float) -> list[str]:
-        """Existing topics that match one of the patterns."""
-
-    def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
-        """First offsets of all partitions."""
-
-    def ends(
-        self, topics: Sequence[str], *, committed: bool, timeout_s: float
-    ) -> dict[TopicPartition, int]:
-        """Ends of all partitions; `committed`: of what is not in an open transaction."""
-
-    def group_offsets(
-        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
-    ) -> dict[TopicPartition, int | None]:
-        """What the group has committed."""
-
-    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
-        """Kafka's word for the state of the group, and how many members it has."""
-
-    def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
-        """The groups that read this topic now or have committed offsets of it, by name."""
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        replication: int = -1,
-        timeout_s: float = 10.0,
-        config: Mapping[str, str] | None = None,
-    ) -> Any:
-        """Make a topic; nothing when it exists."""
-
-    def close(self) -> None:
-        """Stop its threads."""
 
 
 class WordsPort(Protocol):

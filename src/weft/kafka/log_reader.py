@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -14,13 +14,10 @@ from weft.errors import ConfigError
 from weft.kafka import clib, clib_offsets
 from weft.kafka.batches import batches_of
 from weft.kafka.clientlog import with_client_log
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.kafka.verdicts import reason
 from weft.types import Record
 from weft.types import TopicPartition as Where
-
-if TYPE_CHECKING:
-    from weft.kafka.connect import AdminPort
 
 MESSAGES_AT_A_TIME = 2_000
 #: `consume` waits so long for a full hand, whatever has come

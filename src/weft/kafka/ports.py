@@ -6,7 +6,7 @@ polling thread; only the methods marked so may be called from others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -289,3 +289,45 @@ class CommitReply:
     #: those the broker stored (seen with code 12 for one of three): after an error, only
     #: reading the committed values back shows which were.
     partitions: tuple[CommittedOffset, ...]
+
+
+class AdminPort(Protocol):
+    """What the runtime asks of the cluster before and beside consuming."""
+
+    def describe(self, topics: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
+        """Name -> facts with `topic_id` and `partitions`; missing topics are absent."""
+
+    def matching(self, patterns: Sequence[str], timeout_s: float) -> list[str]:
+        """Existing topics that match one of the patterns."""
+
+    def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
+        """First offsets of all partitions."""
+
+    def ends(
+        self, topics: Sequence[str], *, committed: bool, timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Ends of all partitions; `committed`: of what is not in an open transaction."""
+
+    def group_offsets(
+        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, int | None]:
+        """What the group has committed."""
+
+    def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
+        """Kafka's word for the state of the group, and how many members it has."""
+
+    def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
+        """The groups that read this topic now or have committed offsets of it, by name."""
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication: int = -1,
+        timeout_s: float = 10.0,
+        config: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Make a topic; nothing when it exists."""
+
+    def close(self) -> None:
+        """Stop its threads."""

@@ -150,7 +150,7 @@ class HandlerPlan:
     def called(self, works: Iterable[Work], began: float, returned: Any = None) -> None:
         """Calls end now, which began then (performance counter): for the readers of results.
 
-        Before they are reported: another thread may be in the door and finish them at once.
+        Before they are reported: another thread may be in the door and finish them.
         """
         if self.calls is not None:
             now = time.time()

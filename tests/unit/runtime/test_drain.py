@@ -10,7 +10,7 @@ from weft.core.effects import CommitOffsets, Start
 from weft.core.engine import Engine
 from weft.core.events import Answer, Assignment, Failed
 from weft.core.spec import AT_MOST_ONCE, HandlerSpec
-from weft.kafka.connect import AdminPort
+from weft.kafka.ports import AdminPort
 from weft.policies import DeadLetter, Retry
 from weft.runtime.run import drain as module
 from weft.runtime.run.drain import Drain, passed

@@ -14,8 +14,7 @@ from weft.core import states
 from weft.core.engine import Engine
 from weft.core.partition import Partition
 from weft.core.work import Work
-from weft.kafka.connect import AdminPort
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.types import TopicPartition
 
 _log = logging.getLogger("weft")

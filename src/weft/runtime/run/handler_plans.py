@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weft.app_options import AppOptions
 from weft.core.spec import ALL_STARTS_PER_S, HandlerSpec
 from weft.decoding import decoding_of, is_async
-from weft.kafka.connect import AdminPort
+from weft.kafka.ports import AdminPort
 from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
 from weft.policies import Commit

@@ -10,8 +10,8 @@ from typing import Any
 from weft.app_options import AppOptions
 from weft.core.epochs import Found
 from weft.errors import ConfigError, FatalError
-from weft.kafka.connect import AdminPort, Connection
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.connect import Connection
+from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.kafka.properties import canonical
 from weft.observe import group_orders
 from weft.observe.reports import TOPIC_CONFIG

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weft import guard
 from weft.core.spec import Limits
 from weft.core.states import InternalError
-from weft.kafka.connect import AdminPort, Connection, connect
+from weft.kafka.connect import Connection, connect
+from weft.kafka.ports import AdminPort
 from weft.routing import Routes
 from weft.runtime.calls.deciding import decided
 from weft.runtime.calls.executors import Executors, needs_loop

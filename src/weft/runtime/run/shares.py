@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 
 from weft.errors import ConfigError
-from weft.kafka.connect import AdminPort
-from weft.kafka.ports import KafkaUnavailable, LoginRefused
+from weft.kafka.ports import AdminPort, KafkaUnavailable, LoginRefused
 from weft.routing import Routes
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.member.member import Member

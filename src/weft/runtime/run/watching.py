@@ -15,8 +15,7 @@ from weft.account.shown import shown_key
 from weft.core import states
 from weft.core.states import InternalError
 from weft.core.work import Work
-from weft.kafka.connect import AdminPort
-from weft.kafka.ports import KafkaUnavailable, LoginRefused
+from weft.kafka.ports import AdminPort, KafkaUnavailable, LoginRefused
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AsyncExecutor
 from weft.runtime.calls.batch_calls import BatchTasks

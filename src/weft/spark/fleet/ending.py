@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from weft.kafka.connect import AdminPort
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.spark.fleet.roster import Roster
 from weft.types import ErrorInfo, RunReport, TopicPartition
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft.app_options import AppOptions
 from weft.core.epochs import Found
 from weft.errors import ConfigError
-from weft.kafka.connect import AdminPort, Connection, RealConnection
+from weft.kafka.connect import Connection, RealConnection
+from weft.kafka.ports import AdminPort
 from weft.routing import Routes
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.hosted import Hosted

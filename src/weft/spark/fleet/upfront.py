@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
-from weft.kafka.connect import MEMORY_SCHEME, AdminPort, Connection, connect
-from weft.kafka.ports import KafkaUnavailable
+from weft.kafka.connect import MEMORY_SCHEME, Connection, connect
+from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.routing import Routes
 from weft.runtime.run.preflight import ANSWER_S, check_cluster, unanswered
 from weft.spark.fleet.dead_members import DeadMembers
