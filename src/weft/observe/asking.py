@@ -105,51 +105,41 @@ def question_of(given: Mapping[str, Any]) -> Question:
 
 def answer(source: Source, asked: Question) -> dict[str, Any]:
     """`{"sentences": [{"text", "next", "about"}], "found": [rows of records]}`."""
-    found = _found(source, asked)
-    shot = _shot(source)
+    # Records requested by offset or key; None if none were requested
+    if asked.key is not None:
+        rows = source.find_key(asked.key.encode(errors="surrogateescape"), asked.topic)
+        found = [row for row in rows if asked.partition in (None, row["partition"])]
+    elif asked.topic is None or asked.partition is None or asked.offset is None:
+        found = None
+    else:
+        found = [source.find(asked.topic, asked.partition, asked.offset)]
+    # The member's snapshot, or the overview of its group if that is known
+    shots = source.members()
+    if len(shots) < 2:
+        shot = shots[0] if shots else source.snapshot()
+    else:
+        states = sorted({str(shot["state"]) for shot in shots})
+        shot = {**overview(shots), "state": ", ".join(states)}
     member = shot.get("app", {}).get("member", "")
     if found is not None:
         sentences = [record_sentence(row, str(row.get("member", member))) for row in found]
         return {"sentences": [one.row() for one in sentences], "found": found}
     if asked.topic is not None:
-        _add_frontiers(source, shot, asked)
+        # Add the record at the frontier of each requested partition, also if it is healthy
+        known = {(row["topic"], row["partition"]) for row in shot["blockers"] if row["at_frontier"]}
+        looked_up = 0
+        for part in shot["partitions"]:
+            where = (part["topic"], part["partition"])
+            if asked.topic != where[0] or asked.partition not in (None, where[1]) or where in known:
+                continue
+            if not part["remaining"] or looked_up >= LOOKED_UP_MAX:
+                continue
+            looked_up += 1
+            row = source.find(*where, part["frontier"])
+            if "attempts" in row:  # else the frontier has moved since
+                part["blocker"] = {**row, "done_beyond": part["done_beyond"]}
     sentences = why(shot, asked.topic, asked.partition)
     return {"sentences": [one.row() for one in sentences], "found": []}
-
-
-def _shot(source: Source) -> dict[str, Any]:
-    """The member's snapshot, or the overview of its group if that is known."""
-    shots = source.members()
-    if len(shots) < 2:
-        return shots[0] if shots else source.snapshot()
-    states = sorted({str(shot["state"]) for shot in shots})
-    return {**overview(shots), "state": ", ".join(states)}
-
-
-def _found(source: Source, asked: Question) -> list[dict[str, Any]] | None:
-    """Records requested by offset or key; None if none were requested."""
-    if asked.key is not None:
-        rows = source.find_key(asked.key.encode(errors="surrogateescape"), asked.topic)
-        return [row for row in rows if asked.partition in (None, row["partition"])]
-    if asked.topic is None or asked.partition is None or asked.offset is None:
-        return None
-    return [source.find(asked.topic, asked.partition, asked.offset)]
-
-
-def _add_frontiers(source: Source, shot: dict[str, Any], asked: Question) -> None:
-    """Add the record at the frontier of each requested partition, also if it is healthy."""
-    known = {(row["topic"], row["partition"]) for row in shot["blockers"] if row["at_frontier"]}
-    looked_up = 0
-    for part in shot["partitions"]:
-        where = (part["topic"], part["partition"])
-        if asked.topic != where[0] or asked.partition not in (None, where[1]) or where in known:
-            continue
-        if not part["remaining"] or looked_up >= LOOKED_UP_MAX:
-            continue
-        looked_up += 1
-        row = source.find(*where, part["frontier"])
-        if "attempts" in row:  # else the frontier has moved since
-            part["blocker"] = {**row, "done_beyond": part["done_beyond"]}
 
 
 def obeyed(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,11 @@ class GroupSource:
                 **(drawn[0] if drawn else _no_map(part)),
                 "partition": part,
                 "records": rows,
-                "reported": _reporter(shot),
+                "reported": {
+                    "member": shot["app"]["member"],
+                    "at": shot["at"],
+                    "silent_s": shot["silent_s"],
+                },
             }
         return None
 
@@ -124,7 +128,3 @@ def _at(row: Mapping[str, Any], topic: str, partition: int) -> bool:
 def _no_map(part: Mapping[str, Any]) -> dict[str, Any]:
     """Nothing beyond its frontier is done, or its map is one of too many."""
     return {"from": part["frontier"], "to": part["frontier"], "per_cell": 1, "cells": ""}
-
-
-def _reporter(shot: Mapping[str, Any]) -> dict[str, Any]:
-    return {"member": shot["app"]["member"], "at": shot["at"], "silent_s": shot["silent_s"]}

@@ -70,7 +70,10 @@ class Guard:
     def refusal(self, path: str, headers: Any) -> tuple[int, str] | None:
         """Status and reason of a refusal, or None."""
         host = headers.get("host", "")
-        name = _hostname(host)
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            name = None
         if self._hosts is not None and name not in self._hosts:
             return 403, "this Host header is not allowed"
         origin = headers.get("origin")
@@ -93,13 +96,6 @@ class Guard:
         elif kind.lower() != "bearer":
             return False
         return hmac.compare_digest(value.strip().encode(), self._token.encode())
-
-
-def _hostname(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
 
 
 def routes_of(

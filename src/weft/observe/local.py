@@ -146,7 +146,12 @@ def runs() -> list[Path]:
             try:
                 one.connect(str(path))
             except ConnectionRefusedError:
-                _left_behind(path)
+                # Of a killed process, or of an earlier one with its id
+                with contextlib.suppress(OSError):
+                    if _is_gone(path.stem.partition("-")[0]):
+                        os.utime(path.rename(path.with_suffix(".gone")))
+                    else:
+                        path.unlink()
                 continue
             except FileNotFoundError:
                 continue
@@ -154,15 +159,6 @@ def runs() -> list[Path]:
                 pass  # it exists but is busy: a query will report that
         alive.append(path)
     return alive
-
-
-def _left_behind(path: Path) -> None:
-    """A socket without a listener: of a killed process, or of an earlier one with its id."""
-    with contextlib.suppress(OSError):
-        if _is_gone(path.stem.partition("-")[0]):
-            os.utime(path.rename(path.with_suffix(".gone")))
-        else:
-            path.unlink()
 
 
 def _is_gone(pid: str) -> bool:
@@ -190,26 +186,6 @@ def gone() -> list[tuple[str, float]]:
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """The answer of one run. Raises NotAnswering, and ConfigError for a question it refuses."""
-    found = _answer_of(path, question)
-    if isinstance(found, dict) and "error" in found:
-        raise ConfigError(str(found["error"]))
-    if not is_answer(question["ask"], found):
-        raise NotAnswering(f"{path.name}: the server there is not a Weft run: check the address")
-    answered: dict[str, Any] = found
-    return answered
-
-
-def _suspended(pid: str) -> str:
-    """That the process is suspended, and the command that resumes it; empty where it is not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-    return f": its process is suspended; resume it with kill -CONT {pid}" if state == "T" else ""
-
-
-def _answer_of(path: Path, question: dict[str, Any]) -> Any:
-    """Its answer, if it is JSON."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
         limit_s = COMMAND_ANSWER_S if question["ask"] == "control" else ANSWER_S
         one.settimeout(limit_s)
@@ -219,11 +195,27 @@ def _answer_of(path: Path, question: dict[str, Any]) -> Any:
             with one.makefile("rb") as stream:
                 line = stream.readline(ANSWER_BYTES_MAX)
         except TimeoutError:
-            why = _suspended(path.stem.partition("-")[0])
+            pid = path.stem.partition("-")[0]
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except (OSError, IndexError):
+                why = ""
+            else:
+                why = (
+                    f": its process is suspended; resume it with kill -CONT {pid}"
+                    if state == "T"
+                    else ""
+                )
             raise NotAnswering(f"{path.name}: no answer within {limit_s:.0f} s{why}") from None
         except OSError as error:
             raise NotAnswering(f"{path.name}: no answer: {error.strerror}") from None
     try:
-        return json.loads(line)
+        found = json.loads(line)
     except ValueError:
-        return None
+        found = None
+    if isinstance(found, dict) and "error" in found:
+        raise ConfigError(str(found["error"]))
+    if not is_answer(question["ask"], found):
+        raise NotAnswering(f"{path.name}: the server there is not a Weft run: check the address")
+    answered: dict[str, Any] = found
+    return answered

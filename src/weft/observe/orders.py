@@ -133,6 +133,9 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
     settings = _settings(given.get("settings") or {})
     if bool(settings) != (action == "set"):
         _refuse("set takes settings, such as concurrency=50, and no other command does")
+    for_s = given.get("for_s", FOR_S)
+    if not is_positive(for_s) or for_s > FOR_MAX_S:
+        _refuse(f"for_s={for_s!r:.40}: give seconds above 0, at most {FOR_MAX_S:,.0f} (7 days)")
     return Order(
         str(action),
         checked_reason(given.get("reason")),
@@ -141,7 +144,7 @@ def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
         handler,
         settings,
         mode,
-        _for_s(given.get("for_s", FOR_S)),
+        float(for_s),
         dry_run,
         _text(given, "claimed_by", NAME_CHARS_MAX) or "",
         key,
@@ -193,12 +196,6 @@ def checked_reason(given: object) -> str:
     if not text or len(text) > REASON_CHARS_MAX or not text.isprintable():
         _refuse(f"a reason is required: printable text of at most {REASON_CHARS_MAX} characters")
     return text
-
-
-def _for_s(given: object) -> float:
-    if not is_positive(given) or given > FOR_MAX_S:
-        _refuse(f"for_s={given!r:.40}: give seconds above 0, at most {FOR_MAX_S:,.0f} (7 days)")
-    return float(given)
 
 
 def _settings(given: object) -> dict[str, float | None]:

@@ -113,15 +113,11 @@ def _sums(shot: Row) -> dict[str, float | None]:
 def partitions(shots: Sequence[Row]) -> list[dict[str, Any]]:
     """Every partition once, with its member; a silent member's only if no other owns it."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for shot in sorted(shots, key=_silence, reverse=True):
+    for shot in sorted(shots, key=lambda shot: shot.get("silent_s") or 0.0, reverse=True):
         for part in shot["partitions"]:
             row = {**part, "member": _app(shot, "member"), "silent": bool(shot.get("silent_s"))}
             found[part["topic"], part["partition"]] = row
     return list(found.values())
-
-
-def _silence(shot: Row) -> float:
-    return shot.get("silent_s") or 0.0
 
 
 def handlers(shots: Sequence[Row]) -> list[dict[str, Any]]:
@@ -215,15 +211,15 @@ def severity(row: Row) -> int:
         return 0
     if row.get("past_map"):
         return 1
-    signs = (row["parked"], row["retrying"], _stuck(row), "user" in row.get("paused_by", ()))
-    return next((2 + at for at, sign in enumerate(signs) if sign), NOT_BAD)
-
-
-def _stuck(row: Row) -> bool:
-    """Its commit has not moved for STUCK_S although calls run, or were granted."""
     calls = row["in_flight"] or row["places"].get("not_begun")
     waits = (row.get("committed_for_s") or 0.0) >= STUCK_S and bool(calls)
-    return waits and row["committed"] in (-1, row["frontier"])
+    signs = (
+        row["parked"],
+        row["retrying"],
+        waits and row["committed"] in (-1, row["frontier"]),
+        "user" in row.get("paused_by", ()),
+    )
+    return next((2 + at for at, sign in enumerate(signs) if sign), NOT_BAD)
 
 
 def worst_first(row: Row) -> tuple[Any, ...]:
@@ -253,11 +249,11 @@ def page_of(
 ) -> dict[str, Any]:
     """One page of the partitions whose topic, `topic:partition` or member contains the text."""
     if text:
-        rows = [row for row in rows if _has(row, text)]
+        rows = [
+            row
+            for row in rows
+            if text in f"{row['topic']}:{row['partition']}" or text in str(row["member"])
+        ]
     start = max(0, min(start, (len(rows) - 1) // count * count if rows else 0))
     ordered = sorted(rows, key=lambda row: (ORDERS[order](row), row["topic"], row["partition"]))
     return {"rows": ordered[start : start + count], "start": start, "of": len(rows)}
-
-
-def _has(row: Row, text: str) -> bool:
-    return text in f"{row['topic']}:{row['partition']}" or text in str(row["member"])

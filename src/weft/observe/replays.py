@@ -129,7 +129,16 @@ class Replays:
 
         Raises ConfigError for what cannot be asked.
         """
-        asked = _checked(given)
+        if not isinstance(given, Mapping):
+            raise ConfigError("a replay is a JSON object")
+        unknown = sorted(map(str, set(given) - set(FIELDS)))
+        if unknown:
+            raise ConfigError(f"a replay has no field {unknown[0]!r:.60}")
+        if given.get("action") not in ACTIONS:
+            raise ConfigError(
+                f"action {given.get('action')!r:.60} is not known: one of {', '.join(ACTIONS)}"
+            )
+        asked = given
         action = asked["action"]
         if action in ("look", "go"):
             job = self._begun(self._wanted(asked))
@@ -207,8 +216,20 @@ class Replays:
             raise
         finally:
             if job.asked.goes:
-                job.lines = _sent(job)
-                self._noted(job, state)
+                targets = f" to {', '.join(job.targets)}" if job.targets else ""
+                job.lines = [
+                    f"{counted(job.outcome.sent, 'letter')} sent{targets}",
+                    *_left_out(job.outcome.left_out),
+                ]
+                asked = job.asked
+                where = None if asked.condition is None else asked.condition.text
+                order = Order(
+                    "replay", asked.reason, f"replay-{job.id}", asked.topic, where=where,
+                    claimed_by=asked.claimed_by,
+                )  # fmt: skip
+                detail = "; ".join([job.error] * bool(job.error) + job.lines)
+                outcome = {"failed": "refused"}.get(state, state)
+                self._note(order, Answer(self._member(), outcome, detail))
             job.state = state
 
     def _replay(self, job: _Job) -> None:
@@ -247,17 +268,6 @@ class Replays:
             run.check(plan)
             run.send(plan, job.outcome)
 
-    def _noted(self, job: _Job, state: str) -> None:
-        asked = job.asked
-        where = None if asked.condition is None else asked.condition.text
-        order = Order(
-            "replay", asked.reason, f"replay-{job.id}", asked.topic, where=where,
-            claimed_by=asked.claimed_by,
-        )  # fmt: skip
-        detail = "; ".join([job.error] * bool(job.error) + job.lines)
-        outcome = {"failed": "refused"}.get(state, state)
-        self._note(order, Answer(self._member(), outcome, detail))
-
     def close(self) -> None:
         """Stop what runs, between two batches."""
         with self._lock:
@@ -265,19 +275,6 @@ class Replays:
         if job is not None and job.thread is not None:
             job.stop.set()
             job.thread.join(CLOSE_S)
-
-
-def _checked(given: object) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ConfigError("a replay is a JSON object")
-    unknown = sorted(map(str, set(given) - set(FIELDS)))
-    if unknown:
-        raise ConfigError(f"a replay has no field {unknown[0]!r:.60}")
-    if given.get("action") not in ACTIONS:
-        raise ConfigError(
-            f"action {given.get('action')!r:.60} is not known: one of {', '.join(ACTIONS)}"
-        )
-    return given
 
 
 def _would(plan: Plan, readers: Mapping[str, Collection[str]], stale: Stale | None) -> list[str]:
@@ -306,11 +303,6 @@ def _left_out(reasons: Mapping[str, int]) -> list[str]:
         f"{count:,} left out: {meant if reason == _NOT_MEANT else reason}"
         for reason, count in list(reasons.items())[:REASONS_SHOWN]
     ]
-
-
-def _sent(job: _Job) -> list[str]:
-    where = f" to {', '.join(job.targets)}" if job.targets else ""
-    return [f"{counted(job.outcome.sent, 'letter')} sent{where}", *_left_out(job.outcome.left_out)]
 
 
 def _named(counts: Counter[str], most: int, what: str) -> str:

@@ -421,12 +421,10 @@ class Reporter:
                 state = self._state()
                 if state != before or time.monotonic() >= due:
                     before, due = state, time.monotonic() + EVERY_S
-                    self._write(self._snapshot())
-
-    def _write(self, shot: dict[str, Any]) -> None:
-        app = shot["app"]
-        self._key = key_of(app["group"], app["member"])
-        self._send(OutMessage(self._topic, packed(shot), self._key))
+                    shot = self._snapshot()
+                    app = shot["app"]
+                    self._key = key_of(app["group"], app["member"])
+                    self._send(OutMessage(self._topic, packed(shot), self._key))
 
     def _send(self, message: OutMessage) -> None:
         try:

@@ -51,14 +51,29 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     member = shot.get("app", {}).get("member", "")
     if topic is None:
         halts = _silent(shot) + _bundled(shot) + _unfollowed(shot)
-        return _ranked(halts + _worst(shot, member, halts)) or [_healthy(shot)]
+        # Causes first; possible consequences of the first are not called normal
+        found = halts + _worst(shot, member, halts)
+        found = sorted(found, key=lambda one: one.rank)
+        if found and found[0].rank <= MAP:
+            after = "a consequence of the first line, or temporary"
+            found = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in found]
+        return found or [_healthy(shot)]
     rows = [
         row
         for row in shot.get("partitions", ())
         if row["topic"] == topic and partition in (None, row["partition"])
     ]
     if not rows:
-        return [Sentence(_elsewhere(shot, topic, partition), "", "elsewhere")]
+        where = topic if partition is None else f"{topic}[{partition}]"
+        here = sorted({row["topic"] for row in shot.get("partitions", ())})
+        text = f"{where} is not assigned to this member now"
+        if topic in here or not here:
+            text = f"{text}."
+        else:
+            shown = ", ".join(here[:TOPICS_MAX])
+            more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
+            text = f"{text}; it has {shown}{more}."
+        return [Sentence(text, "", "elsewhere")]
     # A partition that is not read has a separate sentence.
     concerning = _concerning(shot.get("halts", ()), topic, rows)
     halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
@@ -67,15 +82,6 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
     if held:  # the remaining records are blocked after all
         found = [one for one in found if one.about != "moving"]
     return sorted(found + halts, key=lambda one: one.rank)
-
-
-def _ranked(found: list[Sentence]) -> list[Sentence]:
-    """Causes first; possible consequences of the first are not called normal."""
-    found = sorted(found, key=lambda one: one.rank)
-    if found and found[0].rank <= MAP:
-        after = "a consequence of the first line, or temporary"
-        found = [one._replace(next=after) if FULL <= one.rank < WELL else one for one in found]
-    return found
 
 
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
@@ -102,7 +108,11 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     ]
     kinds: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        kinds.setdefault(_kind(shot, row), []).append(row)
+        hangs = row["place"] == "running" and _hangs(shot, row)
+        error = row.get("last_error") or {}
+        kinds.setdefault(
+            (row["topic"], row.get("handler"), row["place"], hangs, error.get("type")), []
+        ).append(row)
     least = "at least " if len(shot.get("blockers", ())) >= BLOCKERS_MAX else ""
     found = []
     for first, *alike in list(kinds.values())[:WORST]:
@@ -118,28 +128,9 @@ def _queue_of(row: Row) -> tuple[Any, ...]:
     return row["place"], row.get("handler"), None, None
 
 
-def _kind(shot: Row, row: Row) -> tuple[Any, ...]:
-    """Records that share one sentence: they wait alike, after the same error."""
-    hangs = row["place"] == "running" and _hangs(shot, row)
-    error = row.get("last_error") or {}
-    return row["topic"], row.get("handler"), row["place"], hangs, error.get("type")
-
-
 def record_of(row: Row) -> tuple[str, int, int]:
     """The record's topic, partition and offset."""
     return row["topic"], row["partition"], row["offset"]
-
-
-def _elsewhere(shot: Row, topic: str, partition: int | None) -> str:
-    """The partition is not here; names the topics that are."""
-    where = topic if partition is None else f"{topic}[{partition}]"
-    here = sorted({row["topic"] for row in shot.get("partitions", ())})
-    text = f"{where} is not assigned to this member now"
-    if topic in here or not here:
-        return f"{text}."
-    shown = ", ".join(here[:TOPICS_MAX])
-    more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
-    return f"{text}; it has {shown}{more}."
 
 
 def _silent(shot: Row) -> list[Sentence]:
@@ -217,22 +208,6 @@ def _none_ends(shot: Row, halt: Row) -> bool:
     return halt["cause"] == "slots" and "oldest" in halt and _hangs(shot, halt)
 
 
-def _hung(halt: Row) -> Sentence:
-    """The sentence for slots that are all taken by calls that do not end."""
-    oldest = halt["oldest"]
-    at = time.strftime("%H:%M:%S", time.localtime(halt.get("since", 0.0)))
-    key = f" (key {oldest['key']})" if oldest.get("key") is not None else ""
-    calls, slots = halt.get("calls", 0), halt.get("concurrency", 0)
-    text = (
-        f"No call of {halt['handler']} has ended for {seconds(halt['for_s'])}: {calls:,} of "
-        f"{slots:,} calls have been running since {at} or longer; the oldest is "
-        f"{oldest['topic']}[{oldest['partition']}] record {oldest['offset']:,}{key}, "
-        f"{seconds(oldest.get('for_s') or 0.0)}{at_line(oldest)}."
-    )
-    stack = tuple(oldest.get("stack") or ())
-    return Sentence(text, ends_by(oldest), "hangs", stack, HANGING, record_of(oldest))
-
-
 def _blocks(halt: Row) -> bool:
     """The map is full and its frontier does not move."""
     known = halt["cause"] == "map" and "frontier" in halt and halt.get("partition") is not None
@@ -262,7 +237,18 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
 def _of_member(shot: Row, halt: Row) -> Sentence:
     """The sentence of a cause; names the member if there are several."""
     if _none_ends(shot, halt):
-        one = _hung(halt)
+        oldest = halt["oldest"]
+        at = time.strftime("%H:%M:%S", time.localtime(halt.get("since", 0.0)))
+        key = f" (key {oldest['key']})" if oldest.get("key") is not None else ""
+        calls, slots = halt.get("calls", 0), halt.get("concurrency", 0)
+        text = (
+            f"No call of {halt['handler']} has ended for {seconds(halt['for_s'])}: {calls:,} of "
+            f"{slots:,} calls have been running since {at} or longer; the oldest is "
+            f"{oldest['topic']}[{oldest['partition']}] record {oldest['offset']:,}{key}, "
+            f"{seconds(oldest.get('for_s') or 0.0)}{at_line(oldest)}."
+        )
+        stack = tuple(oldest.get("stack") or ())
+        one = Sentence(text, ends_by(oldest), "hangs", stack, HANGING, record_of(oldest))
     else:
         one = _full_map(shot, halt) if _blocks(halt) else halt_sentence(halt)
     if halt["cause"] == "unassigned" and shot.get("partitions"):
