@@ -331,7 +331,10 @@ def completed(order: Row, reason: str, for_: str | None, dry_run: bool) -> Row:
     """With what every command has; ConfigError before anyone is asked."""
     for_s = FOR_S if for_ is None else seconds_of(for_)
     found = {"dry_run": dry_run, **order, "reason": checked_reason(reason), "for_s": for_s}
-    found |= {"id": secrets.token_hex(4), "claimed_by": _me()}
+    name = "?"
+    with suppress(Exception):  # no such user in a container
+        name = getpass.getuser()
+    found |= {"id": secrets.token_hex(4), "claimed_by": f"{name}@{socket.gethostname()}"[:200]}
     order_of(found)
     return found
 
@@ -349,7 +352,10 @@ def send(
         answers, missing = runs().asked(order)
         answers += [{"outcome": "no answer", "until": None, **one} for one in missing]
         if not as_json:
-            _print(answers)
+            for one in answers:
+                Console(soft_wrap=True).print(
+                    Text(f"{one['member']}: {one['outcome']}: {one['detail']}")
+                )
         every += [{"id": order["id"], **one} for one in answers]
         bad = any(one["outcome"] in ("refused", "no answer") for one in answers)
         if bad or not answers or (number < strict and _missed(order, answers)):
@@ -384,11 +390,6 @@ def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> b
     return True
 
 
-def _print(answers: Sequence[Mapping[str, Any]]) -> None:
-    for one in answers:
-        Console(soft_wrap=True).print(Text(f"{one['member']}: {one['outcome']}: {one['detail']}"))
-
-
 def _in_words(force: Mapping[str, Any]) -> str:
     """One command in force, in words."""
     about = [f"{name} {force[name]}" for name in ("topic", "handler", "key") if force.get(name)]
@@ -396,11 +397,3 @@ def _in_words(force: Mapping[str, Any]) -> str:
     until = time.strftime("%H:%M:%SZ", time.gmtime(force["until"]))
     words = [force["action"], *(about or ["everything"]), *settings, f"until {until}"]
     return f"{' '.join(map(str, words))} ({force['reason']})"
-
-
-def _me() -> str:
-    """Who gives the command, as this machine has it."""
-    name = "?"
-    with suppress(Exception):  # no such user in a container
-        name = getpass.getuser()
-    return f"{name}@{socket.gethostname()}"[:200]

@@ -138,10 +138,32 @@ class _Call:
             for record, message in examples:
                 _print_change(record, message)
         if not self.yes:
-            self._print_dry(plan, readers)
+            if self.as_json:
+                typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
+            else:
+                typer.echo("Nothing was sent: add --yes to do it.", err=True)
             return
-        plan = self._decided(run, plan)
-        self._check_groups(run.other_groups(plan, readers))
+        # With what becomes of stale letters; asks for it without --stale
+        rules = self.wanted.rules
+        if plan.stale and rules.stale is None:
+            chosen = _asked("--stale", "What to do with stale letters", STALE)
+            if chosen is None:
+                raise ConfigError(
+                    f"{plan.staleness()}: add --stale skip, --stale replay or --stale "
+                    "only-if-newest"
+                )
+            decided = Rules(chosen, rules.replays_max, rules.limit)
+            run.decide(decided)
+            plan = run.plan(decided)
+        others = run.other_groups(plan, readers)
+        if others and not self.other_groups:
+            names = ", ".join(others)
+            question = f"{names:.200} would get them, too. Continue"
+            if _asked("--other-groups", question, ("no", "yes")) != "yes":
+                raise ConfigError(
+                    f"group {names:.200} reads the topic, too, and would handle these records "
+                    "again: add --other-groups if that is meant"
+                )
         run.check(plan)
         if self.outcome_s is None:
             outcome = run.send(plan)
@@ -149,38 +171,6 @@ class _Call:
             outcome = self._send_carefully(run, plan, on_progress, connection_of)
         on_progress.hide()
         self._print_outcome(run, plan, outcome)
-
-    def _print_dry(self, plan: Plan, readers: dict[str, list[str]]) -> None:
-        if self.as_json:
-            typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
-        else:
-            typer.echo("Nothing was sent: add --yes to do it.", err=True)
-
-    def _decided(self, run: Replay, plan: Plan) -> Plan:
-        """With what becomes of stale letters; asks for it without --stale."""
-        rules = self.wanted.rules
-        if not plan.stale or rules.stale is not None:
-            return plan
-        chosen = _asked("--stale", "What to do with stale letters", STALE)
-        if chosen is None:
-            raise ConfigError(
-                f"{plan.staleness()}: add --stale skip, --stale replay or --stale only-if-newest"
-            )
-        decided = Rules(chosen, rules.replays_max, rules.limit)
-        run.decide(decided)
-        return run.plan(decided)
-
-    def _check_groups(self, others: Sequence[str]) -> None:
-        if not others or self.other_groups:
-            return
-        names = ", ".join(others)
-        question = f"{names:.200} would get them, too. Continue"
-        if _asked("--other-groups", question, ("no", "yes")) == "yes":
-            return
-        raise ConfigError(
-            f"group {names:.200} reads the topic, too, and would handle these records again: add "
-            "--other-groups if that is meant"
-        )
 
     def _send_carefully(
         self, run: Replay, plan: Plan, on_progress: Bar, connection_of: Callable[[str], Any]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.measure import Measurement
@@ -117,15 +117,12 @@ class LagTable:
         if wished <= options.max_width:
             yield table
         else:
-            yield from self._narrow()
+            for (topic, problem), rows in groupby(self._rows, lambda row: (row.topic, row.problem)):
+                heading = f"{topic}: {problem}" if problem else topic
+                yield Text(heading, overflow="fold")
+                yield _table(list(rows))
         if self._left_out:
             yield Text(f"and {len(self._left_out):,} more partitions: see --json")
-
-    def _narrow(self) -> Iterator[RenderableType]:
-        for (topic, problem), rows in groupby(self._rows, lambda row: (row.topic, row.problem)):
-            heading = f"{topic}: {problem}" if problem else topic
-            yield Text(heading, overflow="fold")
-            yield _table(list(rows))
 
 
 def _table(rows: Sequence[PartitionLag], *named: Column) -> Table:

@@ -32,7 +32,12 @@ def load_app(target: str) -> App:
     module = load_module(name)
     found: Any = module
     for step in attribute.split("."):
-        found = _attribute(found, step, target, module)
+        try:
+            found = getattr(found, step)
+        except AttributeError:
+            close = difflib.get_close_matches(step, dir(found), n=1)
+            hint = _apps_in(module) or (f": did you mean {close[0]}?" if close else "")
+            raise ConfigError(f"{target}: {module.__name__} has no {step}{hint}") from None
     if not isinstance(found, App):
         kind = type(found).__name__
         raise ConfigError(f"{target} is of type {kind}, not a weft.App{_apps_in(module)}")
@@ -82,15 +87,6 @@ def _where(error: BaseException) -> str:
     # `<frozen os>` raises the KeyError of os.environ["X"]; it is not the user's code.
     own = [f for f in frames if "importlib" not in f.filename and not f.filename.startswith("<")]
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-
-
-def _attribute(holder: Any, step: str, target: str, module: ModuleType) -> Any:
-    try:
-        return getattr(holder, step)
-    except AttributeError:
-        close = difflib.get_close_matches(step, dir(holder), n=1)
-        hint = _apps_in(module) or (f": did you mean {close[0]}?" if close else "")
-        raise ConfigError(f"{target}: {module.__name__} has no {step}{hint}") from None
 
 
 def _apps_in(module: ModuleType) -> str:

@@ -18,15 +18,7 @@ EXIT_GRACE_S = 2.0  # for other threads, such as a handler's own one that hangs
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input; errors are one line."""
     code = run(arguments)
-    _end_soon(code)
-    sys.exit(code)
-
-
-def _end_soon(code: int) -> None:
-    """Exit with the code even if a thread of a handler hangs.
-
-    At exit, Python waits for the threads of every pool, such as asyncio.to_thread's.
-    """
+    # Exit with the code even if a thread of a handler hangs
 
     def end() -> None:
         sys.stdout.flush()
@@ -36,6 +28,7 @@ def _end_soon(code: int) -> None:
     timer = threading.Timer(EXIT_GRACE_S, end)
     timer.daemon = True
     timer.start()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None, command: Any = None, name: str = "weft") -> int:
@@ -51,29 +44,25 @@ def run(arguments: Sequence[str] | None = None, command: Any = None, name: str =
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
-        return _failed(error)
+        import typer
+
+        if isinstance(error, typer.Abort):
+            return _fail("interrupted", EXIT_INTERRUPTED)
+        if (known := refused(error)) is not None:
+            code, line = known
+            return _fail(line, code)
+        # Typer's usage errors have no public base class in all versions; they have this method.
+        usage = getattr(error, "format_message", None)
+        if usage is None:
+            raise
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "weft"
+        message = usage()
+        if message.startswith("Usage:"):  # No arguments at all: the message is the help text.
+            sys.stderr.write(f"{message}\n")
+            return EXIT_BAD_INPUT
+        return _fail(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
     return result if isinstance(result, int) else 0
-
-
-def _failed(error: Exception) -> int:
-    import typer
-
-    if isinstance(error, typer.Abort):
-        return _fail("interrupted", EXIT_INTERRUPTED)
-    if (known := refused(error)) is not None:
-        code, line = known
-        return _fail(line, code)
-    # Typer's usage errors have no public base class in all versions; they have this method.
-    usage = getattr(error, "format_message", None)
-    if usage is None:
-        raise error
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "weft"
-    message = usage()
-    if message.startswith("Usage:"):  # No arguments at all: the message is the help text.
-        sys.stderr.write(f"{message}\n")
-        return EXIT_BAD_INPUT
-    return _fail(f"{message.rstrip('.')}; see `{command} --help`", EXIT_BAD_INPUT)
 
 
 def _fail(message: str, code: int) -> int:

@@ -130,7 +130,12 @@ def set_(
         raise ConfigError("--offset applies to one partition: give --partition too")
     with GroupOffsets(bootstrap_servers, group, cluster.properties_of(x, config)) as offsets:
         where = _partitions_of(offsets, topic, partition)
-        _refuse_members(offsets)
+        # ConfigError unless the group exists and has no members, as members would undo the change
+        members = offsets.members()
+        if members is None:
+            raise _no_group(offsets)
+        if members:
+            raise ConfigError(f"group {offsets.group} has {members} member(s): stop them first")
         moves = _moves(offsets, where, offset, to_latest, timestamp_ms)
         if yes:
             offsets.store(moves)
@@ -149,15 +154,6 @@ def _partitions_of(
     if (topic, partition) not in there:
         raise ConfigError(f"topic {topic} has no partition {partition}, only 0 to {len(there) - 1}")
     return [(topic, partition)]
-
-
-def _refuse_members(offsets: GroupOffsets) -> None:
-    """ConfigError unless the group exists and has no members, as members would undo the change."""
-    members = offsets.members()
-    if members is None:
-        raise _no_group(offsets)
-    if members:
-        raise ConfigError(f"group {offsets.group} has {members} member(s): stop them first")
 
 
 def _no_group(offsets: GroupOffsets) -> ConfigError:
@@ -192,7 +188,23 @@ def _moves(
 def _print_moves(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:
     """Print the moves that were, or would be, made."""
     if as_json:
-        typer.echo(json.dumps([_move_as_json(move, is_done) for move in moves]))
+        typer.echo(
+            json.dumps(
+                [
+                    {
+                        "topic": move.topic,
+                        "partition": move.partition,
+                        "before": move.before,
+                        "after": move.after,
+                        "repeated": move.repeated,
+                        "repeated_beyond": move.repeated_beyond,
+                        "skipped": move.skipped,
+                        "applied": is_done,
+                    }
+                    for move in moves
+                ]
+            )
+        )
         return
     for move in moves:
         before = "no commit" if move.before is None else str(move.before)
@@ -253,20 +265,6 @@ def _progress_as_json(one: Progress) -> dict[str, Any]:
     where = {"topic": one.topic, "partition": one.partition}
     error = {"error": one.unreadable} if one.unreadable else {}
     return {**where, **_as_json(one.map), "lag": one.lag, **error}
-
-
-def _move_as_json(move: Move, is_done: bool) -> dict[str, Any]:
-    """One partition of `set --json`."""
-    return {
-        "topic": move.topic,
-        "partition": move.partition,
-        "before": move.before,
-        "after": move.after,
-        "repeated": move.repeated,
-        "repeated_beyond": move.repeated_beyond,
-        "skipped": move.skipped,
-        "applied": is_done,
-    }
 
 
 def _runs(offsets: Sequence[int]) -> str:

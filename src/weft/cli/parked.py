@@ -24,7 +24,6 @@ from weft.observe import local
 from weft.observe.asking import question
 from weft.observe.kept_records import (
     KEPT_FIELDS,
-    Records,
     chosen,
     hash_of,
     records_of,
@@ -106,7 +105,23 @@ def ls(
         typer.echo(json.dumps([_row(one) for one in found]))
         return
     if found:
-        Console().print(_table(found[:limit], records))
+        kept = found[:limit]
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("record", "state", "until"):
+            table.add_column(name, no_wrap=True)
+        table.add_column("attempts", justify="right")
+        for name in ("by", "error", "key"):
+            table.add_column(name, overflow="fold")
+        for one in kept:
+            known, record = one.known, records.get(one.place)
+            key = "deleted" if record is None else shown(record.key, KEY_CHARS_MAX)
+            cells = (
+                f"{one.topic}:{one.partition}:{known.offset}", state_of(known),
+                "-" if known.until_s is None else _time(known.until_s), f"{known.attempts:,}",
+                known.exhausted_by or "-", hash_of(known) or "-", key,
+            )  # fmt: skip
+            table.add_row(*map(Text, cells))
+        Console().print(table)
     if len(found) > limit:
         typer.echo(f"and {len(found) - limit:,} more: --limit {len(found)}, or --json")
     typer.echo(_counted(found, parts, group))
@@ -180,7 +195,10 @@ def found_of(
     parts = source.read(asked.topic, asked.partition)
     found = chosen(source, parts, asked.offset, condition)
     if warn:
-        _warn(parts)
+        for part in parts:
+            if part.problem:
+                line = f"warning: {part.topic}[{part.partition}]: {part.problem}"
+                typer.echo(f"weft: {line}", err=True)
     return found, parts
 
 
@@ -203,25 +221,6 @@ def _row(one: Kept) -> dict[str, Any]:
     }
 
 
-def _table(kept: Sequence[Kept], records: Records) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("record", "state", "until"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("attempts", justify="right")
-    for name in ("by", "error", "key"):
-        table.add_column(name, overflow="fold")
-    for one in kept:
-        known, record = one.known, records.get(one.place)
-        key = "deleted" if record is None else shown(record.key, KEY_CHARS_MAX)
-        cells = (
-            f"{one.topic}:{one.partition}:{known.offset}", state_of(known),
-            "-" if known.until_s is None else _time(known.until_s), f"{known.attempts:,}",
-            known.exhausted_by or "-", hash_of(known) or "-", key,
-        )  # fmt: skip
-        table.add_row(*map(Text, cells))
-    return table
-
-
 def _counted(found: Sequence[Kept], parts: Sequence[Part], group: str) -> str:
     held = sum(one.known.held for one in found)
     others = [one.known for part in parts for one in part.kept]
@@ -231,14 +230,6 @@ def _counted(found: Sequence[Kept], parts: Sequence[Part], group: str) -> str:
     if failing := len(others) - ended:
         text += f"; {failing:,} more failed and will be tried again"
     return f"{text}; {ended:,} more are being given up" if ended else text
-
-
-def _warn(parts: Sequence[Part]) -> None:
-    """One line of each partition that may have more."""
-    for part in parts:
-        if part.problem:
-            line = f"warning: {part.topic}[{part.partition}]: {part.problem}"
-            typer.echo(f"weft: {line}", err=True)
 
 
 def _why_not(part: Part, offset: int, group: str) -> str:

@@ -50,15 +50,13 @@ def produce(
                     f"topic {topic} does not exist at {kafka.bootstrap_servers}: "
                     f"weft topics create {topic}{_where(kafka.bootstrap_servers)}"
                 )
-        _Sending(settings, topic, None if key is None else _bytes(key)).send(lines, size)
+        _Sending(
+            settings, topic, None if key is None else key.encode(errors="surrogateescape")
+        ).send(lines, size)
 
 
 def _where(bootstrap: str) -> str:
     return "" if bootstrap == cluster.LOCAL_BROKER else f" --bootstrap-servers {bootstrap}"
-
-
-def _bytes(key: str) -> bytes:
-    return key.encode(errors="surrogateescape")  # as it was typed
 
 
 @contextmanager
@@ -110,7 +108,8 @@ class _Sending:
             if progress.live.is_started:
                 progress.stop()
             self._producer.close(QUEUE_WAIT_S)
-            self._print_count()
+            empty = f" ({counted(self._empty, 'empty line')} skipped)" if self._empty else ""
+            typer.echo(f"{counted(self._sent, 'record')} sent to {self._topic}{empty}")
         if self._error:
             raise FatalError(self._error)
 
@@ -132,10 +131,6 @@ class _Sending:
             self._sent += 1
         else:
             self._error = self._error or f"{delivery.error.message} ({delivery.error.type})"
-
-    def _print_count(self) -> None:
-        empty = f" ({counted(self._empty, 'empty line')} skipped)" if self._empty else ""
-        typer.echo(f"{counted(self._sent, 'record')} sent to {self._topic}{empty}")
 
 
 def _lines(opened: BinaryIO) -> Iterator[bytes]:

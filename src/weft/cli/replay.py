@@ -98,24 +98,20 @@ def _replay(
         raise FatalError(f"the replay failed: {one_line(error)}") from error
     finally:
         spark.stop()
-    _print(found, as_json)
-    return EXIT_FAILURES_REMAIN if found.failed else 0
-
-
-def _print(found: Any, as_json: bool) -> None:
     if as_json:
         facts = {
             "records": found.records, "done": found.records - found.failed,
             "failed": found.failed, "outputs": found.outputs, "failures": list(found.failures),
         }  # fmt: skip
         typer.echo(json.dumps(facts))
-        return
-    done = found.records - found.failed
-    typer.echo(
-        f"{found.records} records: {done} done, {found.failed} failed; {found.outputs} outputs"
-    )
-    for line in found.failures:
-        typer.echo(f"failed: {line}", err=True)
+    else:
+        done = found.records - found.failed
+        typer.echo(
+            f"{found.records} records: {done} done, {found.failed} failed; {found.outputs} outputs"
+        )
+        for line in found.failures:
+            typer.echo(f"failed: {line}", err=True)
+    return EXIT_FAILURES_REMAIN if found.failed else 0
 
 
 def time_ms(option: str, text: str) -> int:

@@ -139,7 +139,10 @@ def _repeat(watch: bool, ask: Callable[[], Answers], show: Callable[[Answers], A
     answers = ask()
     shown = show(answers)
     if not watch:
-        _print(shown)
+        if isinstance(shown, str):
+            typer.echo(shown)
+        else:
+            Console(soft_wrap=not Console().is_terminal).print(shown)
         return int(bool(answers) and all("error" in answer for _, answer in answers))
     if isinstance(shown, str):
         while True:
@@ -153,13 +156,6 @@ def _repeat(watch: bool, ask: Callable[[], Answers], show: Callable[[Answers], A
                 live.update(show(ask()), refresh=True)
 
 
-def _print(shown: str | RenderableType) -> None:
-    if isinstance(shown, str):
-        typer.echo(shown)
-    else:
-        Console(soft_wrap=not Console().is_terminal).print(shown)
-
-
 def _json(answers: Answers) -> str:
     """A list with one object per run: the same shape for one run and for many."""
     return json.dumps([answer for _, answer in answers])
@@ -168,7 +164,23 @@ def _json(answers: Answers) -> str:
 def _why_shown(answers: Answers) -> Stack:
     lines: list[RenderableType] = []
     several = len(answers) > 1
-    answers = sorted(_without_repeats(answers), key=lambda one: _rank(one[1]))
+    # Leave out sentences that another run has already reported
+    known = any(one["about"] in _OF_RECORDS for _, answer in answers for one in _sentences(answer))
+    seen: set[str] = set()
+    kept = []
+    for name, answer in answers:
+        fresh = []
+        for one in _sentences(answer):
+            text = _DURATION.sub("", one["text"])
+            of_one = one["about"] in {*_OF_RECORDS, "elsewhere"} or text.startswith("Member ")
+            if not of_one or text not in seen:
+                fresh.append(one)
+            seen.add(text)
+        if known:
+            fresh = [one for one in fresh if one["about"] != "elsewhere"]
+        if fresh or (not known and not _sentences(answer)) or "error" in answer:
+            kept.append((name, {**answer, "sentences": fresh}))
+    answers = sorted(kept, key=lambda one: _rank(one[1]))
     about = {one["about"] for _, answer in answers for one in _sentences(answer)}
     several = several and about != {"elsewhere"}
     for name, answer in answers:
@@ -210,29 +222,6 @@ _DURATION = re.compile(r"[\d.,]+ (ms|s|min|h|d)\b")
 _OF_RECORDS = {place.name for place in PLACES} | {"unfetched"}
 
 
-def _without_repeats(answers: Answers) -> Answers:
-    """Leave out sentences that another run has already reported.
-
-    Also "elsewhere" and empty answers, if another run has reported where the record is.
-    """
-    known = any(one["about"] in _OF_RECORDS for _, answer in answers for one in _sentences(answer))
-    seen: set[str] = set()
-    kept = []
-    for name, answer in answers:
-        fresh = []
-        for one in _sentences(answer):
-            text = _DURATION.sub("", one["text"])
-            of_one = one["about"] in {*_OF_RECORDS, "elsewhere"} or text.startswith("Member ")
-            if not of_one or text not in seen:
-                fresh.append(one)
-            seen.add(text)
-        if known:
-            fresh = [one for one in fresh if one["about"] != "elsewhere"]
-        if fresh or (not known and not _sentences(answer)) or "error" in answer:
-            kept.append((name, {**answer, "sentences": fresh}))
-    return kept
-
-
 def _sentences(answer: Row) -> Sequence[Row]:
     sentences: Sequence[Row] = answer.get("sentences", ())
     return sentences
@@ -267,7 +256,14 @@ def _status_shown(answers: Answers, *, every: bool = False, width: int | None = 
         for line in _run_shown(name, shot, first, answered, width, every=every)
     ]
     if fold:
-        lines.append(_members_folded(well))
+        # Several healthy runs in one line
+        rows = [row for shot in well for row in shot["partitions"]]
+        apps = [shot.get("app", {}) for shot in well[:3]]
+        names = ", ".join(f"{app.get('group', '')} {app.get('member', '')}" for app in apps)
+        more = f" and {len(well) - 3} more" if len(well) > 3 else ""
+        rate = sum(row.get("rate_per_s", 0.0) for shot in well for row in shot["handlers"].values())
+        left = f"{_left(rows)} remaining in {len(rows):,} partitions, {rate:,.1f}/s"
+        lines.append(Text(f"well: {names}{more}: {left}", style="green"))
     if not every and len(lines) > LINES_MAX:
         hidden = len(lines) - LINES_MAX + 1
         lines = [*lines[: LINES_MAX - 1], Text(f"and {hidden:,} more lines: --all, or --json")]
@@ -288,38 +284,10 @@ def _first(shot: Row, answered: set[tuple[str, int]]) -> Sentence:
     return why_sentences(shot)[0]
 
 
-def _members_folded(shots: Sequence[Row]) -> Text:
-    """Several healthy runs in one line."""
-    rows = [row for shot in shots for row in shot["partitions"]]
-    apps = [shot.get("app", {}) for shot in shots[:3]]
-    names = ", ".join(f"{app.get('group', '')} {app.get('member', '')}" for app in apps)
-    more = f" and {len(shots) - 3} more" if len(shots) > 3 else ""
-    rate = sum(row.get("rate_per_s", 0.0) for shot in shots for row in shot["handlers"].values())
-    left = f"{_left(rows)} remaining in {len(rows):,} partitions, {rate:,.1f}/s"
-    return Text(f"well: {names}{more}: {left}", style="green")
-
-
 def _left(rows: Sequence[Row]) -> str:
     """The remaining records, if known."""
     known = total(rows, "remaining")
     return "unknown" if known is None else f"{known:,}"
-
-
-def _silent_shown(
-    name: str, shot: Row, answered: set[tuple[str, int]], width: int, *, every: bool
-) -> list[Text]:
-    """A silent member: of its last report, only what no other member has reported."""
-    app = shot.get("app", {})
-    head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: "
-    head += f"killed, suspended or disconnected; last report {seconds(shot['silent_s'])} ago"
-    rows = [row for row in shot["partitions"] if _where(row) not in answered]
-    if not rows:
-        return [Text(f"{head}; others own its partitions", style="bright_black")]
-    head += (
-        f" with {_left(rows)} remaining in {len(rows):,} partitions that no other member reports"
-    )
-    gone = [{**row, **dict.fromkeys(HELD), "past_map": None, "silent": True} for row in rows]
-    return [*_wrapped(head, width, "bold"), *_partitions(gone, width, every=every)]
 
 
 def _run_shown(
@@ -335,7 +303,17 @@ def _run_shown(
     if "error" in shot:
         return _wrapped(f"{name}: {shot['error']}", width, "red")
     if shot.get("silent_s"):
-        return _silent_shown(name, shot, answered, width, every=every)
+        # A silent member: of its last report, only what no other member has reported
+        app = shot.get("app", {})
+        head = f"{app.get('group', name)}  {app.get('member', '')}  SILENT: "
+        head += f"killed, suspended or disconnected; last report {seconds(shot['silent_s'])} ago"
+        rows = [row for row in shot["partitions"] if _where(row) not in answered]
+        if not rows:
+            return [Text(f"{head}; others own its partitions", style="bright_black")]
+        head += f" with {_left(rows)} remaining in {len(rows):,} partitions that no other member "
+        head += "reports"
+        gone = [{**row, **dict.fromkeys(HELD), "past_map": None, "silent": True} for row in rows]
+        return [*_wrapped(head, width, "bold"), *_partitions(gone, width, every=every)]
     app, rows = shot.get("app", {}), shot["partitions"]
     away = any(halt["cause"] in ("broker", "refused") for halt in shot.get("halts", ()))
     left = "unknown" if away and not rows else _left(rows)

@@ -116,7 +116,14 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked["ask"] == "snapshot":
         return shot
     about = question(asked.get("where"), asked.get("key"))
-    rows = [row for row in shot["blockers"] if _meant(row, about)]
+    rows = [
+        row
+        for row in shot["blockers"]
+        if about.topic in (None, row["topic"])
+        and about.partition in (None, row["partition"])
+        and about.offset in (None, row["offset"])
+        and about.key in (None, row["key"])
+    ]
     if about.key is not None or about.offset is not None:
         found = [record_sentence(row, shot["app"]["member"]) for row in rows]
     elif about.topic is None or any(_meant_part(row, about) for row in shot["partitions"]):
@@ -130,15 +137,6 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _meant_part(row: Mapping[str, Any], about: Question) -> bool:
     return about.topic == row["topic"] and about.partition in (None, row["partition"])
-
-
-def _meant(row: Mapping[str, Any], about: Question) -> bool:
-    return (
-        about.topic in (None, row["topic"])
-        and about.partition in (None, row["partition"])
-        and about.offset in (None, row["offset"])
-        and about.key in (None, row["key"])
-    )
 
 
 def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:

@@ -66,7 +66,20 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
         parts.setdefault(row["handler"], []).append(row)
     for handler in sorted(view["handlers"], key=lambda row: _worst(parts, row["name"])):
         key, own = f"h {handler['name']}", parts.get(handler["name"], [])
-        found.append(_handler(key, handler, own, wanted.chars))
+        ages = [part["oldest_age_s"] for part in own if part["oldest_age_s"] is not None]
+        sum_of = held(own)
+        there = [sum_of[name] for name in RUNS]
+        past = sum(part.get("past_map") or 0 for part in own)
+        cells = (
+            middle(str(handler["name"]), wanted.chars),
+            number(total(own, "remaining")),
+            number(past),
+            percent(max(own, key=lambda part: part.get("map_used") or 0)) if own else "-",
+            age(max(ages, default=None)),
+            *(number(one) for one in there),
+            number(handler["rate_per_s"]),
+        )
+        found.append(Line(key, 0, cells, there[-1] > 0 or past > 0))
         if key in wanted.opened:
             continue  # collapsed: for handlers, `opened` means closed
         for row in listed["rows"]:
@@ -78,23 +91,6 @@ def lines(view: Row, wanted: Wanted) -> tuple[list[Line], int]:
 def _worst(parts: Mapping[str, Sequence[Row]], name: str) -> tuple[int, str]:
     """Handlers with the worst partitions come first."""
     return min((severity(row) for row in parts.get(name, ())), default=NOT_BAD), name
-
-
-def _handler(key: str, row: Row, own: Sequence[Row], chars: int) -> Line:
-    ages = [part["oldest_age_s"] for part in own if part["oldest_age_s"] is not None]
-    sum_of = held(own)
-    there = [sum_of[name] for name in RUNS]
-    past = sum(part.get("past_map") or 0 for part in own)
-    cells = (
-        middle(str(row["name"]), chars),
-        number(total(own, "remaining")),
-        number(past),
-        percent(max(own, key=lambda part: part.get("map_used") or 0)) if own else "-",
-        age(max(ages, default=None)),
-        *(number(one) for one in there),
-        number(row["rate_per_s"]),
-    )
-    return Line(key, 0, cells, there[-1] > 0 or past > 0)
 
 
 def _partition(view: Row, row: Row, wanted: Wanted) -> list[Line]:

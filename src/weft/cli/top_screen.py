@@ -182,7 +182,11 @@ class Top(App[None]):
             rows = listed(self._view, self._list, self._wanted.chars)
             cells = [(line.key, _list_cells(line)) for line in rows]
             self._show_lines(self._table(RECORD), cells, LIST_COLUMNS)
-        self._show_history()
+        units = {"rate": "per second", "left": "left", "p99": "ms p99"}
+        for name, kept in self._history.items():
+            now = f"{number(kept[-1]):>9}\n{units[name]:>9}"
+            self.query_one(f"#{name}-now", Static).update(Text(now))
+            self.query_one(f"#{name}-line", Sparkline).data = list(kept)
         self.query_one("#below", Static).update(self._below_text())
 
     def _show_head(self) -> None:
@@ -234,19 +238,18 @@ class Top(App[None]):
             for name, cell in zip((NAME, *names), cells, strict=True):
                 table.update_cell(key, name, cell)
 
-    def _show_history(self) -> None:
-        units = {"rate": "per second", "left": "left", "p99": "ms p99"}
-        for name, kept in self._history.items():
-            now = f"{number(kept[-1]):>9}\n{units[name]:>9}"
-            self.query_one(f"#{name}-now", Static).update(Text(now))
-            self.query_one(f"#{name}-line", Sparkline).data = list(kept)
-
     def _below_text(self) -> Text:
         assert self._view is not None
         if self._below == "help":
             return Text(HELP)
         if self._list and self._below == "blockers":
-            return self._of_listed(self._view[self._list])
+            # The record under the cursor: its error, or the reason of its hold, and what to do
+            rows = self._view[self._list]
+            at = self._table(RECORD).cursor_row
+            if not 0 <= at < len(rows):
+                return Text(f"No record is {LISTS[self._list]}.")
+            one = record_sentence(rows[at])
+            return Text(f"{one.text}\n").append(f"  Next: {one.next}", "cyan")
         text = Text()
         if self._below == "failures":
             for row in self._view["failures"][:5]:
@@ -266,14 +269,6 @@ class Top(App[None]):
             else:
                 text.append(f"{one.text}\n")
         return text
-
-    def _of_listed(self, rows: Sequence[Mapping[str, Any]]) -> Text:
-        """The record under the cursor: its error, or the reason of its hold, and what to do."""
-        at = self._table(RECORD).cursor_row
-        if not 0 <= at < len(rows):
-            return Text(f"No record is {LISTS[self._list]}.")
-        one = record_sentence(rows[at])
-        return Text(f"{one.text}\n").append(f"  Next: {one.next}", "cyan")
 
     # -- keys --------------------------------------------------------------------------------------
 

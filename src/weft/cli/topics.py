@@ -40,14 +40,21 @@ def create(
 
     Example: weft topics create gps.positions gps.alerts --partitions 4
     """
-    _check(names, partitions)
+    for name in names:
+        check_topic(name)
+    if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
+        raise ConfigError(f"--partitions {partitions}: give a number from 1 to {PARTITIONS_MAX}")
     settings = kafka.settings()
     made = []
     with cluster.answering(), KafkaAdmin(settings) as admin:
         for name in dict.fromkeys(names):
             is_new = admin.create_topic(name, partitions or -1, timeout_s=cluster.ANSWER_S)
             count = admin.describe([name], cluster.ANSWER_S)[name].partitions
-            _check_same(name, partitions, count)
+            if partitions is not None and partitions != count:
+                raise ConfigError(
+                    f"topic {name} already exists with {counted(count, 'partition')}, not "
+                    f"{partitions}: omit --partitions or choose another name"
+                )
             made.append({"topic": name, "partitions": count, "created": is_new})
             if not as_json:
                 what = "created" if is_new else "already exists"
@@ -56,27 +63,12 @@ def create(
         typer.echo(json.dumps(made))
 
 
-def _check(names: list[str], partitions: int | None) -> None:
-    for name in names:
-        check_topic(name)
-    if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
-        raise ConfigError(f"--partitions {partitions}: give a number from 1 to {PARTITIONS_MAX}")
-
-
 def check_topic(name: str) -> None:
     """ConfigError for an invalid topic name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise ConfigError(
             f"{name!r:.80} cannot be a topic: Kafka allows letters, digits, '.', '_' and '-', at "
             "most 249"
-        )
-
-
-def _check_same(name: str, wanted: int | None, count: int) -> None:
-    if wanted is not None and wanted != count:
-        raise ConfigError(
-            f"topic {name} already exists with {counted(count, 'partition')}, not {wanted}: "
-            "omit --partitions or choose another name"
         )
 
 
