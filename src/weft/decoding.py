@@ -156,21 +156,17 @@ def _codec(kind: Any) -> Callable[[bytes], Any] | None:
     if hasattr(kind, "__pydantic_validator__"):  # a dataclass of pydantic's
         return importlib.import_module("pydantic").TypeAdapter(kind).validate_json  # type: ignore[no-any-return] # pydantic's
     if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"):
-        return _msgspec(kind)
+        try:
+            msgspec = importlib.import_module("msgspec")
+        except ImportError:
+            raise ConfigError("dataclasses are read by msgspec: pip install msgspec") from None
+        try:
+            return msgspec.json.Decoder(kind).decode  # type: ignore[no-any-return] # msgspec's
+        except (TypeError, NameError) as error:
+            raise ConfigError(f"msgspec cannot read it: {error}") from None
+        finally:
+            _drop_caches(kind, set())
     return kind
-
-
-def _msgspec(kind: type) -> Callable[[bytes], Any]:
-    try:
-        msgspec = importlib.import_module("msgspec")
-    except ImportError:
-        raise ConfigError("dataclasses are read by msgspec: pip install msgspec") from None
-    try:
-        return msgspec.json.Decoder(kind).decode  # type: ignore[no-any-return] # msgspec's
-    except (TypeError, NameError) as error:
-        raise ConfigError(f"msgspec cannot read it: {error}") from None
-    finally:
-        _drop_caches(kind, set())
 
 
 def _drop_caches(kind: Any, seen: set[Any]) -> None:

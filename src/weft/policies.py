@@ -82,9 +82,6 @@ class Retry:
             raise ConfigError(f"Retry(jitter={self.jitter!r}): give a share from 0 to 1")
         if not _is_bool(self.remember):
             raise ConfigError(f"Retry(remember={self.remember!r}): give True or False")
-        self._check_final()
-
-    def _check_final(self) -> None:
         given: object = self.final
         kinds = given if isinstance(given, tuple) else (given,)
         if not all(map(_is_exception_type, kinds)):
@@ -224,9 +221,6 @@ class Park:
             raise ConfigError(
                 f"Park(release_after_s={after!r}): give 0 to {PARKED_S_MAX} seconds, or None"
             )
-        self._check_valve()
-
-    def _check_valve(self) -> None:
         share, after_s = self.at_map, self.after_s
         if self.export is None:
             for name, value, unset in (("at_map", share, AT_MAP), ("after_s", after_s, None)):

@@ -19,18 +19,16 @@ class Routes:
         self._patterns: list[tuple[re.Pattern[str], int]] = []
         for index, handler in enumerate(handlers):
             for topic in handler.topics:
-                self._add(topic, index)
-
-    def _add(self, topic: str, index: int) -> None:
-        if topic.startswith("^"):
-            self._patterns.append((re.compile(topic), index))
-            return
-        taken = self._literal.setdefault(topic, index)
-        if taken != index:
-            names = (self._handlers[taken].name, self._handlers[index].name)
-            raise ConfigError(
-                f"topic {topic!r} has two handlers, {names[0]} and {names[1]}: keep one of them"
-            )
+                if topic.startswith("^"):
+                    self._patterns.append((re.compile(topic), index))
+                    continue
+                taken = self._literal.setdefault(topic, index)
+                if taken != index:
+                    names = (self._handlers[taken].name, self._handlers[index].name)
+                    raise ConfigError(
+                        f"topic {topic!r} has two handlers, {names[0]} and {names[1]}: keep one "
+                        "of them"
+                    )
 
     @property
     def topics(self) -> list[str]:

@@ -210,18 +210,15 @@ class _Parser:
             position = len(self._text) - len(rest)
             found = _TOKEN.match(self._text, position)
             if found is None:
-                self._fail_at(position)
+                one = self._text[position]
+                if one in "\"'":
+                    self._fail(position, "this text has no end: close the quote")
+                cure = f"write {_OTHERS[one]}" if one in _OTHERS else "write FIELD == VALUE"
+                self._fail(position, f"{one!r} means nothing here, {cure}")
             kind = str(found.lastgroup)
             yield _Token(kind, found[kind], position)
             position = found.end()
         yield _Token("end", "", len(self._text))
-
-    def _fail_at(self, position: int) -> NoReturn:
-        one = self._text[position]
-        if one in "\"'":
-            self._fail(position, "this text has no end: close the quote")
-        cure = f"write {_OTHERS[one]}" if one in _OTHERS else "write FIELD == VALUE"
-        self._fail(position, f"{one!r} means nothing here, {cure}")
 
     @property
     def _now(self) -> _Token:
@@ -256,7 +253,32 @@ class _Parser:
     def _one(self) -> _Node:
         start = self._now.position
         if not self._takes("not", "("):
-            return self._compare()
+            token = self._next()
+            if token.kind != "name" or token.text in _WORDS:
+                self._fail(token.position, f"expected a field, one of {self._known()}")
+            name, kind = token.text, self._kind(token)
+            no = self._takes("not")
+            if self._takes("in"):
+                if not self._takes("("):
+                    self._fail(self._now.position, 'expected (, as in key in ("a", "b")')
+                values = [self._value(kind)]
+                while self._takes(","):
+                    values.append(self._value(kind))
+                if not self._takes(")"):
+                    self._fail(self._now.position, "expected , or )")
+                listed = _Compare(name, "in", tuple(values))
+                return _Not(listed) if no else listed
+            op = self._next()
+            if no or op.kind != "op" or op.text in "(),":
+                self._fail(op.position, "expected == != < <= > >= =~ or in")
+            if op.text == "=~":
+                return _Compare(name, "=~", self._pattern(kind, op))
+            value = self._value(kind)
+            if value is None and op.text in _ORDERED:
+                self._fail(
+                    self._tokens[self._place - 1].position, f"null is not {op.text} anything"
+                )
+            return _Compare(name, op.text, value)
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self._fail(start, f"more than {DEPTH_MAX} levels of ( and not")
@@ -268,25 +290,6 @@ class _Parser:
                 self._fail(self._now.position, "expected and, or, or )")
         self._depth -= 1
         return found
-
-    def _compare(self) -> _Node:
-        token = self._next()
-        if token.kind != "name" or token.text in _WORDS:
-            self._fail(token.position, f"expected a field, one of {self._known()}")
-        name, kind = token.text, self._kind(token)
-        no = self._takes("not")
-        if self._takes("in"):
-            listed = _Compare(name, "in", self._list(kind))
-            return _Not(listed) if no else listed
-        op = self._next()
-        if no or op.kind != "op" or op.text in "(),":
-            self._fail(op.position, "expected == != < <= > >= =~ or in")
-        if op.text == "=~":
-            return _Compare(name, "=~", self._pattern(kind, op))
-        value = self._value(kind)
-        if value is None and op.text in _ORDERED:
-            self._fail(self._tokens[self._place - 1].position, f"null is not {op.text} anything")
-        return _Compare(name, op.text, value)
 
     def _kind(self, token: _Token) -> Kind:
         if token.text.startswith(HEADER):
@@ -305,16 +308,6 @@ class _Parser:
         if self._terms > TERMS_MAX:
             self._fail(position, f"more than {TERMS_MAX} values")
 
-    def _list(self, kind: Kind) -> tuple[Value, ...]:
-        if not self._takes("("):
-            self._fail(self._now.position, 'expected (, as in key in ("a", "b")')
-        values = [self._value(kind)]
-        while self._takes(","):
-            values.append(self._value(kind))
-        if not self._takes(")"):
-            self._fail(self._now.position, "expected , or )")
-        return tuple(values)
-
     def _value(self, kind: Kind) -> Value:
         token = self._next()
         self._count(token.position)
@@ -323,7 +316,16 @@ class _Parser:
         if token.kind not in ("text", "number", "time"):
             self._fail(token.position, "expected a value, such as " + _example(kind))
         if kind == "time":
-            return self._time(token)
+            # Milliseconds since 1970, in UTC unless it says; a number is one already
+            text = _unquoted(token.text) if token.kind == "text" else token.text
+            if token.kind == "number" and isinstance(known := _number(text), int):
+                return known
+            try:
+                when = dt.datetime.fromisoformat(text)
+                when = when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)
+                return round(when.timestamp() * 1000)
+            except (ValueError, OverflowError):
+                self._fail(token.position, "this is no time, write 2026-03-01T10:00")
         if token.kind == "number":
             number = _number(token.text)
             if number is None:
@@ -332,18 +334,6 @@ class _Parser:
         if kind == "number" or token.kind == "time":
             self._fail(token.position, f"this is compared with {_example(kind)}")
         return _unquoted(token.text)
-
-    def _time(self, token: _Token) -> int:
-        """Milliseconds since 1970, in UTC unless it says; a number is one already."""
-        text = _unquoted(token.text) if token.kind == "text" else token.text
-        if token.kind == "number" and isinstance(known := _number(text), int):
-            return known
-        try:
-            when = dt.datetime.fromisoformat(text)
-            when = when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)
-            return round(when.timestamp() * 1000)
-        except (ValueError, OverflowError):
-            self._fail(token.position, "this is no time, write 2026-03-01T10:00")
 
     def _pattern(self, kind: Kind, op: _Token) -> re.Pattern[str]:
         if kind != "text":

@@ -256,14 +256,16 @@ def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
         state.stop_mode,
         dict(state.counts),
         gathering(engine),
-        [_away(handler, one) for handler in state.handlers for one in _first(handler.outages)],
+        [
+            _away(handler, one)
+            for handler in state.handlers
+            for one in list(
+                islice((one for one in handler.outages.values() if not one.over), AWAY_MAX)
+            )
+        ],
         [_spent(one, now) for one in state.budgets if one.why],
     )
     return account, list(state.partitions.values())
-
-
-def _first(outages: Mapping[Hashable, Outage]) -> list[Outage]:
-    return list(islice((one for one in outages.values() if not one.over), AWAY_MAX))
 
 
 def _away(handler: Handler, one: Outage) -> Away:
@@ -330,7 +332,12 @@ def copies(
                 gathered[p] if gathered else 0,
                 not_begun[p] if not_begun else 0,
                 len(p.again),
-                _queued(p.lanes.held) if p.lanes.held else 0,
+                sum(
+                    head is not None and head.state == states.QUEUED
+                    for head in p.lanes.held.values()
+                )
+                if p.lanes.held
+                else 0,
                 _exported(p) if p.exports else None,
             ),
         )
@@ -342,11 +349,6 @@ def copies(
 def _exported(partition: Partition) -> tuple[int, int, str, str]:
     exports = list(partition.exports.values())
     return len(exports), sum(len(one.left) for one in exports), exports[0].topic, exports[0].why
-
-
-def _queued(held: Mapping[LaneKey, Work | None]) -> int:
-    """Heads that wait for a call of an earlier epoch and for nothing else."""
-    return sum(head is not None and head.state == states.QUEUED for head in held.values())
 
 
 def gathering(engine: Engine) -> set[Work]:

@@ -16,7 +16,7 @@ from weft.account.account import PLACE_OF_STATE, Account, Part, is_held
 from weft.account.shown import error_row, shown_key, shown_text
 from weft.core import states
 from weft.core.spec import HandlerSpec
-from weft.core.work import Failure, Work
+from weft.core.work import Work
 
 BLOCKERS_MAX = 20
 #: of the parked records, and of the held ones
@@ -70,9 +70,18 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
     elif works and first is not None and first.state == states.QUEUED:
         offset = first.record.offset
         beyond = _beyond(part, offset, 0, to_top)
-        yield Blocker(
-            part, offset, first, _head_place(account, part, first), waiting_behind(first), beyond
-        )
+        # Where the frontier's record waits: nothing of its lane is before it
+        if first in first.partition.lanes.wanted:
+            where = "fetching"
+        elif first in account.gathering:
+            where = "gathering"
+        elif first.partition.lanes.is_aside(first):
+            where = "outage"
+        elif first.partition.lanes.is_unpaid(first):
+            where = "budget"
+        else:
+            where = "held" if any(head is first for head in part.held.values()) else "ready"
+        yield Blocker(part, offset, first, where, waiting_behind(first), beyond)
 
 
 def _shelved(part: Part, work: Work) -> int:
@@ -90,19 +99,6 @@ def _place(part: Part, work: Work) -> str | None:
 def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:
     """How many are done past the record that stands `at` there among those not done."""
     return max(0, part.top - offset - (to_top - 1 - at))
-
-
-def _head_place(account: Account, part: Part, first: Work) -> str:
-    """Where the frontier's record waits: nothing of its lane is before it."""
-    if first in first.partition.lanes.wanted:
-        return "fetching"
-    if first in account.gathering:
-        return "gathering"
-    if first.partition.lanes.is_aside(first):
-        return "outage"
-    if first.partition.lanes.is_unpaid(first):
-        return "budget"
-    return "held" if any(head is first for head in part.held.values()) else "ready"
 
 
 def _behind(works: list[Work]) -> dict[Work, int]:
@@ -194,47 +190,38 @@ def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) 
     """What is known of one record beside where it is."""
     failure = None if work is None else work.failure
     since = None if work is None else since_of(work)
+    # Of a parked or held record: until when, how it came to that, and by whose wish
+    row: dict[str, Any] = dict.fromkeys(("until", "by", "reason", "error_hash"))
+    if work is None or failure is None:
+        waiting = row
+    else:
+        if failure.error is None and failure.known_hash is not None:
+            row["error_hash"] = f"{failure.known_hash:08x}"
+        held = is_held(work)
+        if (held or work.state == states.PARKED) and failure.due > at:
+            row["until"] = round(failure.due + epoch_s, 3)
+        if held and failure.held_by is not None:
+            row["reason"] = shown_text(failure.held_by.reason) or None
+            row["by"] = shown_text(failure.held_by.claimed_by) or None
+        elif work.state == states.PARKED:
+            row["by"] = failure.exhausted_by or None
+        waiting = row
+    allowed = (spec if work is None else work).retry.attempts
+    free = 0 if work is None or work.failure is None else work.failure.shared
+    story = () if failure is None else tuple(failure.story)
     return {
         "key": None if work is None else shown_key(work.record.key),
         "since": None if since is None else round(since + epoch_s, 3),
         "for_s": None if since is None else round(max(0.0, at - since), 3),
         "attempts": 0 if work is None else work.attempts,
-        "attempts_max": _attempts_max(work, spec),
+        "attempts_max": None if allowed is None else allowed + free,
         "timeout_s": spec.timeout_s if work is None else work.partition.handler.timeout_s,
         "due_in_s": None
         if failure is None or work is None or work.state != states.RETRYING or failure.asked
         else round(max(0.0, failure.due - at), 3),
         "last_error": None if failure is None else error_row(failure.error),
-        "story": _story(failure, epoch_s),
-        **_waits(work, failure, at, epoch_s),
+        "story": [
+            {"at": round(one.at + epoch_s, 3), "what": shown_text(one.what)} for one in story
+        ],
+        **waiting,
     }
-
-
-def _waits(work: Work | None, failure: Failure | None, at: float, epoch_s: float) -> dict[str, Any]:
-    """Of a parked or held record: until when, how it came to that, and by whose wish."""
-    row: dict[str, Any] = dict.fromkeys(("until", "by", "reason", "error_hash"))
-    if work is None or failure is None:
-        return row
-    if failure.error is None and failure.known_hash is not None:
-        row["error_hash"] = f"{failure.known_hash:08x}"
-    held = is_held(work)
-    if (held or work.state == states.PARKED) and failure.due > at:
-        row["until"] = round(failure.due + epoch_s, 3)
-    if held and failure.held_by is not None:
-        row["reason"] = shown_text(failure.held_by.reason) or None
-        row["by"] = shown_text(failure.held_by.claimed_by) or None
-    elif work.state == states.PARKED:
-        row["by"] = failure.exhausted_by or None
-    return row
-
-
-def _attempts_max(work: Work | None, spec: HandlerSpec) -> int | None:
-    """Attempts that the policy allows, with those that cost nothing."""
-    allowed = (spec if work is None else work).retry.attempts
-    free = 0 if work is None or work.failure is None else work.failure.shared
-    return None if allowed is None else allowed + free
-
-
-def _story(failure: Failure | None, epoch_s: float) -> list[dict[str, Any]]:
-    story = () if failure is None else tuple(failure.story)
-    return [{"at": round(one.at + epoch_s, 3), "what": shown_text(one.what)} for one in story]

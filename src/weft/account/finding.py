@@ -99,20 +99,15 @@ def _details(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str
 
 def _alone(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, Any]:
     handler = work.partition.handler
+    lanes = work.partition.lanes
+    shelf = lanes.shelves.get(lanes.key_of(work.record))
     return {
         "offset": work.record.offset,
         "handler": handler.name,
         "place": place_of(work, gathering(engine)),
-        "waiting_behind": waiting_behind(work) + _shelved(work),
+        "waiting_behind": waiting_behind(work) + (0 if shelf is None else len(shelf.offsets)),
         **record_row(work, handler.spec, now, epoch_s),
     }
-
-
-def _shelved(work: Work) -> int:
-    """How many records of its lane are kept as offsets."""
-    lanes = work.partition.lanes
-    shelf = lanes.shelves.get(lanes.key_of(work.record))
-    return 0 if shelf is None else len(shelf.offsets)
 
 
 def _head(work: Work) -> Work | None:

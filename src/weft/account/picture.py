@@ -75,26 +75,22 @@ def maps(parts: Iterable[Part]) -> list[dict[str, Any]]:
 def _drawn(part: Part, end: int) -> dict[str, Any]:
     start = frontier_of(part)
     per_cell = max(1, -(-(end - start) // CELLS_MAX))
-    cells, shares = _cells(part, start, end, per_cell)
-    shared = {"shares": shares} if per_cell > 1 else {}
-    return {"from": start, "to": end, "per_cell": per_cell, "cells": cells, **shared}
-
-
-def _cells(part: Part, start: int, end: int, per_cell: int) -> tuple[str, str]:
-    """One letter for each `per_cell` offsets, and a digit: tenths of them that are not done."""
-    cells = ["d"] * -(-(end - start) // per_cell)
-    counts = [0] * len(cells)
+    # One letter for each `per_cell` offsets, and a digit: tenths of them that are not done
+    letters = ["d"] * -(-(end - start) // per_cell)
+    counts = [0] * len(letters)
     # What is not fetched again yet lies before the end, however far that is.
     upto = bisect_left(part.works, end, key=lambda work: -1 if work is None else work.record.offset)
     held = part.works[:upto]
     not_done = [(work.record.offset, _letter(work)) for work in held if work is not None]
     for offset, letter in [(offset, "u") for offset in part.unfetched] + not_done:
         at = (offset - start) // per_cell
-        if 0 <= at < len(cells):
+        if 0 <= at < len(letters):
             counts[at] += letter != "d"
-            if _RANK[letter] > _RANK[cells[at]]:
-                cells[at] = letter
-    return "".join(cells), "".join(str(min(9, 10 * count // per_cell)) for count in counts)
+            if _RANK[letter] > _RANK[letters[at]]:
+                letters[at] = letter
+    shares = "".join(str(min(9, 10 * count // per_cell)) for count in counts)
+    shared = {"shares": shares} if per_cell > 1 else {}
+    return {"from": start, "to": end, "per_cell": per_cell, "cells": "".join(letters), **shared}
 
 
 def _letter(work: Work) -> str:

@@ -69,6 +69,15 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
     buffered = part.not_done - part.not_fetched
     oldest = part.works[0] if part.works else None
     stamp_ms = -1 if oldest is None else oldest.record.timestamp_ms
+    if part.places["past_map"]:
+        used = 1.0
+    else:
+        room = max(1, int(part.map_limit * PRESSURE))
+        used = round(min(1.0, max(part.map_chars, part.map_taken) / room), 3)
+    causes = (
+        ("user", part.user_paused), ("command", part.command_paused),
+        ("buffers", part.intake_paused),
+    )  # fmt: skip
     return {
         "topic": part.topic,
         "partition": part.number,
@@ -97,21 +106,13 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "lag": max(0, end - frontier),
         "map_chars": part.map_chars,
         "map_limit": part.map_limit,
-        "map_used": _map_used(part),
+        "map_used": used,
         "past_map": part.places["past_map"],
         "not_remembered": min(part.left_out, part.not_done),
         "paused": part.user_paused or part.command_paused or part.intake_paused,
-        "paused_by": _paused_by(part),
+        "paused_by": [name for name, holds in causes if holds],
         **_NO_PLACE,
     }
-
-
-def _map_used(part: Part) -> float:
-    """Of the room in which records may start, how much is taken; 1 while some wait for it."""
-    if part.places["past_map"]:
-        return 1.0
-    room = max(1, int(part.map_limit * PRESSURE))
-    return round(min(1.0, max(part.map_chars, part.map_taken) / room), 3)
 
 
 _NO_PLACE: dict[str, Any] = {"place": None, "place_for_s": None, "place_reason": None}
@@ -162,14 +163,6 @@ def frontier_of(part: Part) -> int:
         return max(part.position, part.top + 1)
     first = part.works[0]
     return part.unfetched[0] if first is None else first.record.offset
-
-
-def _paused_by(part: Part) -> list[str]:
-    causes = (
-        ("user", part.user_paused), ("command", part.command_paused),
-        ("buffers", part.intake_paused),
-    )  # fmt: skip
-    return [name for name, holds in causes if holds]
 
 
 def handler_row(handler: Handler) -> dict[str, Any]:

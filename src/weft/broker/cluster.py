@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.broker.folder import clear, locked
-from weft.broker.java import Java, find_java
+from weft.broker.java import find_java
 from weft.broker.process import (
     STOP_GRACE_S,
     BrokerError,
@@ -24,7 +24,6 @@ from weft.broker.process import (
 )
 from weft.broker.state import (
     ClusterState,
-    Node,
     check_config,
     check_shape,
     choose_nodes,
@@ -68,11 +67,30 @@ class Cluster:
         check_config(self.config)
         with self._held():
             state = load_state(self.folder)
-            self._check_same(state, nodes, port)
+            # A folder's node count is fixed by its data, and its ports while it runs
+            if state is not None:
+                if nodes is not None and nodes != len(state.nodes):
+                    raise ConfigError(
+                        f"{self.folder} holds a cluster of {len(state.nodes)} node(s), not "
+                        f"{nodes}: choose another --data, or take this one down and delete its "
+                        "folder"
+                    )
+                if port is not None and port != state.nodes[0].port and self._living(state):
+                    raise ConfigError(
+                        f"the broker in {self.folder} already runs on port {state.nodes[0].port}, "
+                        f"not {port}: take it down first, or choose another --data"
+                    )
             if state and self._living(state):
                 return self._launch(state)
             for last_try in (False,) * (_START_TRIES - 1) + (True,):
-                state = self._prepare(state, nodes, port)
+                # Choose ids and ports: the previous ones if they are free and none were requested
+                if state is None:
+                    state = new_state(nodes or 1, port)
+                else:
+                    former = [p for node in state.nodes for p in (node.port, node.controller_port)]
+                    kept = port in (None, state.nodes[0].port)
+                    if not kept or not all(is_free(p) for p in former):
+                        state.nodes = choose_nodes(len(state.nodes), port)
                 try:
                     return self._launch(state)
                 except _EndedEarlyError:
@@ -136,93 +154,61 @@ class Cluster:
         pids = {node.id: state.pids.get(node.id) for node in state.nodes}
         return {n: pid for n, pid in pids.items() if pid and is_node(pid, self.properties(n))}
 
-    def _check_same(self, state: ClusterState | None, nodes: int | None, port: int | None) -> None:
-        """A folder's node count is fixed by its data, and its ports while it runs."""
-        if state is None:
-            return
-        if nodes is not None and nodes != len(state.nodes):
-            raise ConfigError(
-                f"{self.folder} holds a cluster of {len(state.nodes)} node(s), not {nodes}: "
-                "choose another --data, or take this one down and delete its folder"
-            )
-        if port is not None and port != state.nodes[0].port and self._living(state):
-            raise ConfigError(
-                f"the broker in {self.folder} already runs on port {state.nodes[0].port}, "
-                f"not {port}: take it down first, or choose another --data"
-            )
-
-    def _prepare(
-        self, state: ClusterState | None, nodes: int | None, port: int | None
-    ) -> ClusterState:
-        """Choose ids and ports: the previous ones if they are free and none were requested."""
-        if state is None:
-            return new_state(nodes or 1, port)
-        former = [p for node in state.nodes for p in (node.port, node.controller_port)]
-        if port not in (None, state.nodes[0].port) or not all(is_free(p) for p in former):
-            state.nodes = choose_nodes(len(state.nodes), port)
-        return state
-
     def _launch(self, state: ClusterState, only: set[int] | None = None) -> ClusterState:
         """Start the nodes that are down (`only` these), and wait until all of them answer."""
         wanted = [node for node in state.nodes if only is None or node.id in only]
         living = self._living(state)
         missing = [node for node in wanted if node.id not in living]
         if missing:
-            self._start(state, missing)
-        self._await_answer(state, wanted, missing)
-        return state
-
-    def _start(self, state: ClusterState, nodes: list[Node]) -> None:
-        """Start these nodes; the folder knows of each before the next one starts."""
-        java = find_java()
-        # Saved before the format: the cluster id in the data must always be known.
-        save_state(self.folder, state)
-        for node in state.nodes:
-            path = self.properties(node.id)
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_text(server_properties(node, state.nodes, path.parent / "log", self.config))
-        paths = [self.properties(node.id) for node in nodes]
-        fresh = [path for path in paths if not (path.parent / "log" / "meta.properties").exists()]
-        for path in fresh:
-            # What a format that was killed half-way left would be refused as foreign.
-            shutil.rmtree(path.parent / "log", ignore_errors=True)
-        format_storage(java, fresh, state.cluster_id)
-        for node in nodes:
-            state.pids[node.id] = self._spawn(java, node)
+            java = find_java()
+            # Saved before the format: the cluster id in the data must always be known.
             save_state(self.folder, state)
-
-    def _spawn(self, java: Java, node: Node) -> int:
-        self._reap(node.id)
-        properties = self.properties(node.id)
-        command, log = kafka_command(java, properties), properties.with_name("console.log")
-        if not self.guarded:
-            return spawn_detached(command, log)
-        child = self._children[node.id] = spawn_guarded(command, log)
-        return child.broker.pid
-
-    def _reap(self, *node_ids: int) -> None:
-        for child in [self._children.pop(n) for n in node_ids if n in self._children]:
-            child.release()
-
-    def _await_answer(self, state: ClusterState, wanted: list[Node], started: list[Node]) -> None:
-        """Wait for metadata from all of `wanted`; on failure stop what was just started."""
+            for node in state.nodes:
+                path = self.properties(node.id)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.write_text(
+                    server_properties(node, state.nodes, path.parent / "log", self.config)
+                )
+            paths = [self.properties(node.id) for node in missing]
+            fresh = [
+                path for path in paths if not (path.parent / "log" / "meta.properties").exists()
+            ]
+            for path in fresh:
+                # What a format that was killed half-way left would be refused as foreign.
+                shutil.rmtree(path.parent / "log", ignore_errors=True)
+            format_storage(java, fresh, state.cluster_id)
+            for node in missing:
+                self._reap(node.id)
+                properties = self.properties(node.id)
+                command, log = kafka_command(java, properties), properties.with_name("console.log")
+                if not self.guarded:
+                    state.pids[node.id] = spawn_detached(command, log)
+                else:
+                    child = self._children[node.id] = spawn_guarded(command, log)
+                    state.pids[node.id] = child.broker.pid
+                save_state(self.folder, state)
+        # Wait for metadata from all of `wanted`; on failure stop what was just started
         addresses = [node.address for node in wanted]
-        mine = {node.id for node in started}
+        mine = {node.id for node in missing}
 
         def alive() -> bool:
             return mine <= self._living(state).keys()
 
-        if wait_for_brokers(addresses, START_TIMEOUT_S, alive):
-            return
-        ended = sorted(mine - self._living(state).keys())
-        stop_all([(state.pids[n], self.properties(n)) for n in mine], grace_s=0)
-        self._reap(*mine)
-        if not ended:
-            raise BrokerError(
-                f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s"
+        if not wait_for_brokers(addresses, START_TIMEOUT_S, alive):
+            ended = sorted(mine - self._living(state).keys())
+            stop_all([(state.pids[n], self.properties(n)) for n in mine], grace_s=0)
+            self._reap(*mine)
+            if not ended:
+                raise BrokerError(
+                    f"the broker in {self.folder} did not answer within {START_TIMEOUT_S:.0f} s"
+                )
+            log = self.properties(ended[0]).with_name("console.log")
+            last = last_line(log.read_text(errors="replace"))
+            raise _EndedEarlyError(
+                f"broker node {ended[0]} ended while starting (its log {log} ends: {last})"
             )
-        log = self.properties(ended[0]).with_name("console.log")
-        last = last_line(log.read_text(errors="replace"))
-        raise _EndedEarlyError(
-            f"broker node {ended[0]} ended while starting (its log {log} ends: {last})"
-        )
+        return state
+
+    def _reap(self, *node_ids: int) -> None:
+        for child in [self._children.pop(n) for n in node_ids if n in self._children]:
+            child.release()

@@ -56,7 +56,24 @@ def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
     failures: list[str] = []
     for name, command in clients.items():
         with _progress(f"Fetching Kafka {version} with {name}", names) as on_line:
-            failure = _run(command, on_line)
+            # Run one client; return None, or in one line why it failed
+            with (
+                tempfile.TemporaryDirectory() as elsewhere,
+                subprocess.Popen(
+                    command, cwd=elsewhere, stdin=subprocess.DEVNULL, text=True, errors="replace",
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                ) as client,
+            ):  # fmt: skip
+                deadline = threading.Timer(_FETCH_TIMEOUT_S, _end, [client])
+                deadline.start()
+                try:
+                    lines = _read_lines(client, on_line)
+                except BaseException:
+                    _end(client)
+                    raise
+                finally:
+                    deadline.cancel()
+            failure = None if client.returncode == 0 else _reason(lines, client.returncode)
         if failure is None:
             return name
         failures.append(f"{name}: {failure}")
@@ -92,27 +109,6 @@ def _ivy_jar() -> Path | None:
         return None
     found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
     return found[-1] if found else None
-
-
-def _run(command: list[str], on_line: Callable[[str], None]) -> str | None:
-    """Run one client; return None, or in one line why it failed."""
-    with (
-        tempfile.TemporaryDirectory() as elsewhere,
-        subprocess.Popen(
-            command, cwd=elsewhere, stdin=subprocess.DEVNULL, text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        ) as client,
-    ):  # fmt: skip
-        deadline = threading.Timer(_FETCH_TIMEOUT_S, _end, [client])
-        deadline.start()
-        try:
-            lines = _read_lines(client, on_line)
-        except BaseException:
-            _end(client)
-            raise
-        finally:
-            deadline.cancel()
-    return None if client.returncode == 0 else _reason(lines, client.returncode)
 
 
 def _end(client: subprocess.Popen[str]) -> None:
@@ -188,26 +184,23 @@ def ensure_jars() -> list[Path]:
     folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
     with locked(folder, "set WEFT_CACHE to one that can"):
         if not all((folder / name).exists() for name in checksums()):
-            _fetch_into(folder)
+            # Fetch beside the cache and move in only what has been verified
+            for left_by_a_kill in folder.glob(".fetch-*"):
+                shutil.rmtree(left_by_a_kill, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as staging:
+                client = fetch(KAFKA_VERSION, Path(staging), frozenset(checksums()))
+                for name, digest in checksums().items():
+                    fetched = Path(staging) / name
+                    if not fetched.exists():
+                        raise ConfigError(f"{client} did not deliver {name}: check its mirror")
+                    if sha256(fetched) != digest:
+                        raise ConfigError(
+                            f"{client} delivered a wrong {name} (its SHA-256 differs): check its "
+                            "mirror"
+                        )
+                    if not (folder / name).exists():
+                        fetched.replace(folder / name)
         return [_verified(folder / name, digest) for name, digest in checksums().items()]
-
-
-def _fetch_into(folder: Path) -> None:
-    """Fetch beside the cache and move in only what has been verified."""
-    for left_by_a_kill in folder.glob(".fetch-*"):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as staging:
-        client = fetch(KAFKA_VERSION, Path(staging), frozenset(checksums()))
-        for name, digest in checksums().items():
-            fetched = Path(staging) / name
-            if not fetched.exists():
-                raise ConfigError(f"{client} did not deliver {name}: check its mirror")
-            if sha256(fetched) != digest:
-                raise ConfigError(
-                    f"{client} delivered a wrong {name} (its SHA-256 differs): check its mirror"
-                )
-            if not (folder / name).exists():
-                fetched.replace(folder / name)
 
 
 def _verified(jar: Path, digest: str) -> Path:

@@ -36,7 +36,18 @@ def find_java() -> Java:
     program = _locate()
     if program is None:
         raise ConfigError(f"Kafka needs Java, and none was found: {_CURE}")
-    version = _ask_version(program)
+    try:
+        answer = subprocess.run(
+            [program, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        version = None
+    else:
+        version = parse_version(answer.stderr + answer.stdout)
     if version is None:
         raise ConfigError(f"{program} does not report its version: {_CURE}")
     if version < JAVA_VERSION_MIN:
@@ -53,20 +64,6 @@ def _locate() -> Path | None:
             return candidate
     on_path = shutil.which("java")
     return Path(on_path) if on_path else None
-
-
-def _ask_version(program: Path) -> int | None:
-    try:
-        answer = subprocess.run(
-            [program, "-version"],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return parse_version(answer.stderr + answer.stdout)
 
 
 def parse_version(text: str) -> int | None:

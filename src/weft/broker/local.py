@@ -53,7 +53,14 @@ class LocalBroker:
         Raises ConfigError where Java or the jars are missing, BrokerError when it does not start.
         """
         if self._cluster is None:
-            self._cluster = self._new_cluster()
+            folder = self._data_dir or Path(tempfile.mkdtemp(prefix="weft-broker-"))
+            cluster = Cluster(folder, guarded=True, config=self._config)
+            if cluster.pids():
+                raise ConfigError(
+                    f"a broker already runs in {folder}: take it down first, or choose another "
+                    "data_dir"
+                )
+            self._cluster = cluster
             self._owner = os.getpid()
             atexit.register(self.stop)
         try:
@@ -62,15 +69,6 @@ class LocalBroker:
             self.stop()
             raise
         return self
-
-    def _new_cluster(self) -> Cluster:
-        folder = self._data_dir or Path(tempfile.mkdtemp(prefix="weft-broker-"))
-        cluster = Cluster(folder, guarded=True, config=self._config)
-        if cluster.pids():
-            raise ConfigError(
-                f"a broker already runs in {folder}: take it down first, or choose another data_dir"
-            )
-        return cluster
 
     def stop(self) -> None:
         """Stop every node; temporary data goes. Nothing happens when it is stopped already."""

@@ -176,49 +176,35 @@ def letter_of(record: Record[bytes | None]) -> Letter:
         partition = _number(headers, dialect.partition, dialect)
         offset = _number(headers, dialect.offset, dialect)
         if topic and partition is not None and offset is not None:
-            return _known(record, plain, dialect, Place(topic, partition, offset), headers)
+            source = Place(topic, partition, offset)
+            kind, message = _text(headers, dialect.type), _text(headers, dialect.message)
+            if not dialect.type and message is not None:  # "Timeout: after 5 s"
+                found = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", message, re.DOTALL)
+                kind, message = (found[1], found[2] or "") if found else (None, message)
+            position = _digits(headers.get(POSITION))
+            replays = _digits(headers.get(REPLAYS)) or 0
+            return Letter(
+                plain.at,
+                plain.time_ms,
+                plain.key,
+                plain.headers,
+                dialect,
+                source,
+                # What is behind the source's offset would be another record's.
+                position if position is not None and position <= source.offset else source.offset,
+                re.split(r"[.$]", kind)[-1] if kind else None,
+                message,
+                _text(headers, dialect.group),
+                _text(headers, dialect.handler),
+                _number(headers, dialect.attempts, dialect),
+                # Weft takes this one away when it counts the replay; others keep it.
+                replays + (LETTER in headers),
+                OMITTED in headers
+                or any(name in headers for name in CUT)
+                or (record.key is None and record.value is None),
+                plain.size,
+            )
     return plain
-
-
-def _known(
-    record: Record[bytes | None],
-    plain: Letter,
-    dialect: Dialect,
-    source: Place,
-    headers: dict[str, bytes | None],
-) -> Letter:
-    kind, message = _text(headers, dialect.type), _text(headers, dialect.message)
-    if not dialect.type and message is not None:  # "Timeout: after 5 s"
-        kind, message = _split(message)
-    position = _digits(headers.get(POSITION))
-    replays = _digits(headers.get(REPLAYS)) or 0
-    return Letter(
-        plain.at,
-        plain.time_ms,
-        plain.key,
-        plain.headers,
-        dialect,
-        source,
-        # What is behind the source's offset would be another record's.
-        position if position is not None and position <= source.offset else source.offset,
-        re.split(r"[.$]", kind)[-1] if kind else None,
-        message,
-        _text(headers, dialect.group),
-        _text(headers, dialect.handler),
-        _number(headers, dialect.attempts, dialect),
-        # Weft takes this one away when it counts the replay; others keep it.
-        replays + (LETTER in headers),
-        OMITTED in headers
-        or any(name in headers for name in CUT)
-        or (record.key is None and record.value is None),
-        plain.size,
-    )
-
-
-def _split(message: str) -> tuple[str | None, str]:
-    """`Type: message`, as Weft writes it."""
-    found = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", message, re.DOTALL)
-    return (found[1], found[2] or "") if found else (None, message)
 
 
 def _dialects(headers: Headers) -> Iterator[Dialect]:

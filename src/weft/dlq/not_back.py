@@ -51,36 +51,35 @@ class NotBack:
     def measure(self) -> dict[str, int]:
         """Letters that are not back, by type. Raises WeftError where that cannot be known."""
         try:
-            unread = self._look()
+            # Up to date; how many offsets were left unread
+            ranges = self._box.ranges(self._box.topic)
+            held = self._box.reader.committed(list(ranges), PROGRESS_S)
+            progress = {}
+            for where, (start, end) in ranges.items():
+                committed = held.get(where, (None, ""))
+                progress[where] = Progress(where, start, end)
+                progress[where].restore(self._group, *committed)
+                part = self._parts.setdefault(where, _Part())
+                if end < part.read_to:  # the topic was recreated
+                    self._drop(part, lambda _: True)
+                    part.read_to = 0
+                if part.seen != (start, committed):
+                    back = progress[where].has
+                    self._drop(
+                        part, lambda offset, start=start, back=back: offset < start or back(offset)
+                    )
+                    part.seen = start, committed
+                part.read_to = max(part.read_to, start)
+            wanted = {
+                where: (self._parts[where].read_to, end) for where, (_, end) in ranges.items()
+            }
+            self._read(wanted, progress)
+            unread = sum(end - self._parts[where].read_to for where, (_, end) in wanted.items())
         except KafkaUnavailable as error:
             raise FatalError(str(error)) from None
         found = dict(zip(self._names, self._counts, strict=True))
         found[OTHER] += unread
         return found
-
-    def _look(self) -> int:
-        """Up to date; how many offsets were left unread."""
-        ranges = self._box.ranges(self._box.topic)
-        held = self._box.reader.committed(list(ranges), PROGRESS_S)
-        progress = {}
-        for where, (start, end) in ranges.items():
-            committed = held.get(where, (None, ""))
-            progress[where] = Progress(where, start, end)
-            progress[where].restore(self._group, *committed)
-            part = self._parts.setdefault(where, _Part())
-            if end < part.read_to:  # the topic was recreated
-                self._drop(part, lambda _: True)
-                part.read_to = 0
-            if part.seen != (start, committed):
-                back = progress[where].has
-                self._drop(
-                    part, lambda offset, start=start, back=back: offset < start or back(offset)
-                )
-                part.seen = start, committed
-            part.read_to = max(part.read_to, start)
-        wanted = {where: (self._parts[where].read_to, end) for where, (_, end) in ranges.items()}
-        self._read(wanted, progress)
-        return sum(end - self._parts[where].read_to for where, (_, end) in wanted.items())
 
     def _drop(self, part: _Part, is_gone: Any) -> None:
         """Forget those letters of a partition."""

@@ -11,7 +11,7 @@ from weft.dlq.letters import Letter, Place, letter_of
 from weft.dlq.plan import Plan
 from weft.dlq.replay import ANSWER_S, OnProgress, Outcome, Replay
 from weft.kafka.log_reader import LogReader
-from weft.types import Record, Sent, TopicPartition
+from weft.types import Sent, TopicPartition
 
 LOOK_EVERY_S = 0.5
 BEHIND = "behind a letter of their key that failed again, or had no outcome in time"
@@ -78,20 +78,19 @@ class Careful:
             if waiting:
                 self._rest(LOOK_EVERY_S)
         found = dict.fromkeys((letter.at for letter in waiting.values()), False)
-        for record in self._new_letters():
-            source = letter_of(record).source
-            if source is not None and source in sent:
-                found[sent[source].at] = True
-        return found
-
-    def _new_letters(self) -> list[Record[Any]]:
-        """What has come to the dead-letter topic since the last look."""
+        # What has come to the dead-letter topic since the last look
         now = self._letters_now()
         ranges = {
             where: (self._read_to.get(where, start), end) for where, (start, end) in now.items()
         }
         self._read_to = {where: end for where, (_, end) in now.items()}
-        return [record for records in self._replay.box.reader.read(ranges) for record in records]
+        for record in [
+            record for records in self._replay.box.reader.read(ranges) for record in records
+        ]:
+            source = letter_of(record).source
+            if source is not None and source in sent:
+                found[sent[source].at] = True
+        return found
 
 
 def _is_done(held: tuple[int | None, str], offset: int) -> bool:

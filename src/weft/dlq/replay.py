@@ -210,7 +210,31 @@ class Replay:
             str(one.at) for one in self.box.letters if where is None or where.matches(one.field)
         }
         pending = [one for one in self.box.letters if one.source and not self.box.is_brought(one)]
-        self._check_targets([one for one in pending if str(one.at) in self._meant])
+        # ConfigError unless each letter's own partition is where it would go
+        letters = [one for one in pending if str(one.at) in self._meant]
+        sources = {one.source.topic for one in letters if one.source}
+        names = sources | {self._topic_of(one) for one in letters}
+        facts = self.box.admin.describe(sorted(names), ANSWER_S)
+        for one in letters:
+            topic, source = self._topic_of(one), one.source
+            assert source is not None
+            if topic not in facts:
+                cure = "create it" if self._wanted.to else "give --to another, or --where"
+                raise ConfigError(
+                    f"topic {topic}, where letter {one.at} belongs, does not exist: {cure}"
+                )
+            count = facts[topic].partitions
+            home = facts[source.topic].partitions if source.topic in facts else count
+            if count != home:
+                raise ConfigError(
+                    f"topic {topic} has {count} partitions and {source.topic} has {home}: a letter "
+                    "goes to its own partition, so give --to a topic with as many"
+                )
+            if source.partition >= count:
+                raise ConfigError(
+                    f"letter {one.at} is of partition {source.partition}, and topic {topic} has "
+                    f"{count}: was it made again? Leave it out with --where, or give --to"
+                )
         self._guard = Guard(pending, home=self._wanted.to is None)
         self._look_on()
         for one in filter(self._guard.is_brought, pending):
@@ -247,32 +271,6 @@ class Replay:
         if len(set().union(*readers.values())) <= 1:
             return []
         return sorted({one for names in readers.values() for one in names if one not in ours})
-
-    def _check_targets(self, letters: Sequence[Letter]) -> None:
-        """ConfigError unless each letter's own partition is where it would go."""
-        sources = {one.source.topic for one in letters if one.source}
-        names = sources | {self._topic_of(one) for one in letters}
-        facts = self.box.admin.describe(sorted(names), ANSWER_S)
-        for one in letters:
-            topic, source = self._topic_of(one), one.source
-            assert source is not None
-            if topic not in facts:
-                cure = "create it" if self._wanted.to else "give --to another, or --where"
-                raise ConfigError(
-                    f"topic {topic}, where letter {one.at} belongs, does not exist: {cure}"
-                )
-            count = facts[topic].partitions
-            home = facts[source.topic].partitions if source.topic in facts else count
-            if count != home:
-                raise ConfigError(
-                    f"topic {topic} has {count} partitions and {source.topic} has {home}: a letter "
-                    "goes to its own partition, so give --to a topic with as many"
-                )
-            if source.partition >= count:
-                raise ConfigError(
-                    f"letter {one.at} is of partition {source.partition}, and topic {topic} has "
-                    f"{count}: was it made again? Leave it out with --where, or give --to"
-                )
 
     def _look_on(self) -> None:
         """Look through the source from where the last look ended; at first, the oldest letter."""
@@ -325,7 +323,9 @@ class Replay:
         """
         outcome = outcome or Outcome()
         taken = 0
-        for batch in _batches(plan.going, self._pace.at_a_time):
+        for batch in _pieces(
+            plan.going, lambda one: one.size, self._pace.at_a_time, BATCH_BYTES_MAX
+        ):
             self.send_some(plan, batch, outcome)
             taken += len(batch)
             self._on_progress("sending", taken, len(plan.going))
@@ -343,7 +343,12 @@ class Replay:
                 _count(outcome, "older than newer records of their key", len(late))
                 letters = [one for one in letters if one.at not in late]
         went: list[tuple[Letter, Sent]] = []
-        for part in _parts(self._made(letters, outcome), self._pace.at_once):
+        for part in _pieces(
+            self._made(letters, outcome),
+            lambda one: len(one[2].value or b""),
+            self._pace.at_once,
+            TRANSACTION_BYTES_MAX,
+        ):
             self._pace.wait(len(part))
             deliveries = self._transact(plan, part)
             outcome.sent += len(part)
@@ -356,7 +361,16 @@ class Replay:
 
     def _made(self, letters: Sequence[Letter], outcome: Outcome) -> Iterator[_Made]:
         """Letters with their records as they were, and the messages that go."""
-        records = self._fetch(letters)
+        # Letter -> the record as it was; of cut ones from the source, if it still has them
+        wanted: dict[Place, list[Letter]] = {}
+        for one in letters:
+            place = one.source if one.is_cut and one.source else one.at
+            wanted.setdefault(place, []).append(one)
+        records = {
+            letter.at: _as_it_was(letter, record)
+            for record in self.box.fetch(wanted)
+            for letter in wanted[Place(record.topic, record.partition, record.offset)]
+        }
         for letter in letters:
             record = records.get(letter.at)
             if record is None:
@@ -374,18 +388,6 @@ class Replay:
                 _count(outcome, "left out by --map")
                 continue
             yield letter, record, homeward(letter, self._topic_of(letter), repaired)
-
-    def _fetch(self, letters: Sequence[Letter]) -> dict[Place, Record[Any]]:
-        """Letter -> the record as it was; of cut ones from the source, if it still has them."""
-        wanted: dict[Place, list[Letter]] = {}
-        for one in letters:
-            place = one.source if one.is_cut and one.source else one.at
-            wanted.setdefault(place, []).append(one)
-        return {
-            letter.at: _as_it_was(letter, record)
-            for record in self.box.fetch(wanted)
-            for letter in wanted[Place(record.topic, record.partition, record.offset)]
-        }
 
     def _transact(self, plan: Plan, part: Sequence[_Made]) -> Sequence[Delivery | None]:
         """One transaction; FatalError when it cannot be."""
@@ -445,16 +447,6 @@ def _as_it_was(letter: Letter, record: Record[Any]) -> Record[Any]:
 
 def _count(outcome: Outcome, reason: str, count: int = 1) -> None:
     outcome.left_out[reason] = outcome.left_out.get(reason, 0) + count
-
-
-def _batches(letters: Sequence[Letter], count_max: int) -> Iterator[list[Letter]]:
-    """The same in pieces that memory can hold."""
-    return _pieces(letters, lambda one: one.size, count_max, BATCH_BYTES_MAX)
-
-
-def _parts(made: Iterable[_Made], count_max: int) -> Iterator[list[_Made]]:
-    """The same in transactions."""
-    return _pieces(made, lambda one: len(one[2].value or b""), count_max, TRANSACTION_BYTES_MAX)
 
 
 def _pieces(

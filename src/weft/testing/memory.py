@@ -85,24 +85,22 @@ class Group:
         self.generation += 1
         self.target = {member_id: set() for member_id in self.members}
         for topic in sorted(known):
-            self._spread(topic, known[topic])
+            count = known[topic]
+            takers = sorted(m for m, member in self.members.items() if topic in member.topics)
+            if not takers:
+                continue
+            free = [(topic, number) for number in range(count)]
+            quota = -(-count // len(takers))
+            for member_id in takers:
+                kept = [tp for tp in free if tp in self.members[member_id].owned][:quota]
+                self.target[member_id].update(kept)
+                free = [tp for tp in free if tp not in self.target[member_id]]
+            for tp in free:
+                poorest = min(takers, key=lambda m: (sum(t[0] == topic for t in self.target[m]), m))
+                self.target[poorest].add(tp)
         for member_id, member in self.members.items():
             moving = member.owned - self.target[member_id]
             self._to_release[member_id] = set(member.owned if self.protocol == "eager" else moving)
-
-    def _spread(self, topic: str, count: int) -> None:
-        takers = sorted(m for m, member in self.members.items() if topic in member.topics)
-        if not takers:
-            return
-        free = [(topic, number) for number in range(count)]
-        quota = -(-count // len(takers))
-        for member_id in takers:
-            kept = [tp for tp in free if tp in self.members[member_id].owned][:quota]
-            self.target[member_id].update(kept)
-            free = [tp for tp in free if tp not in self.target[member_id]]
-        for tp in free:
-            poorest = min(takers, key=lambda m: (sum(t[0] == topic for t in self.target[m]), m))
-            self.target[poorest].add(tp)
 
     def heartbeat(self, member_id: str) -> Change:
         """What this member must do now; assigning is done by the answer itself."""

@@ -177,7 +177,15 @@ class MemoryCluster:
                     problem, f"output to {message.topic}: the in-memory broker returned {problem}"
                 ),
             )
-        number = self._partition_of(message)
+        # As `murmur2_random`, Weft's default, has it, with turns in place of chance
+        if message.partition is not None:
+            number = message.partition
+        else:
+            count = self.broker.partition_counts[message.topic]
+            if message.key is not None:
+                number = (murmur2(message.key) & 0x7FFFFFFF) % count
+            else:
+                number = next(self._round_robin) % count
         stamp = message.timestamp_ms
         offset = self.broker.produce(
             (message.topic, number),
@@ -202,15 +210,6 @@ class MemoryCluster:
             return "_UNKNOWN_PARTITION"
         size = batch_bytes(message.key, message.value, message.headers)
         return "MSG_SIZE_TOO_LARGE" if size > MESSAGE_BYTES_MAX else ""
-
-    def _partition_of(self, message: OutMessage) -> int:
-        """As `murmur2_random`, Weft's default, has it, with turns in place of chance."""
-        if message.partition is not None:
-            return message.partition
-        count = self.broker.partition_counts[message.topic]
-        if message.key is not None:
-            return (murmur2(message.key) & 0x7FFFFFFF) % count
-        return next(self._round_robin) % count
 
     # -- groups ------------------------------------------------------------------------------------
 

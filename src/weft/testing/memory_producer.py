@@ -123,7 +123,15 @@ class MemoryTransactions:
             try:
                 self._kafka.broker.begin(self._producer)
                 reason = self._fill(self._producer, messages, offsets, membership, deliveries)
-                self._end(self._producer, reason)
+                if self._mortal.reach("before_commit"):
+                    raise Crashed("before_commit")
+                if reason:
+                    self._kafka.broker.abort(self._producer)
+                else:
+                    self._kafka.broker.commit(self._producer)
+                self._kafka.notify()
+                if self._mortal.reach("commit_stored"):
+                    raise Crashed("commit_stored")
             except Fenced as error:
                 return TransactionEnd("fenced", deliveries, str(error))
         return TransactionEnd(
@@ -155,17 +163,6 @@ class MemoryTransactions:
             producer, self._group, membership.member_id, membership.generation, held
         )
         return next((error for error in answers.values() if error), "")
-
-    def _end(self, producer: ProducerId, reason: str) -> None:
-        if self._mortal.reach("before_commit"):
-            raise Crashed("before_commit")
-        if reason:
-            self._kafka.broker.abort(producer)
-        else:
-            self._kafka.broker.commit(producer)
-        self._kafka.notify()
-        if self._mortal.reach("commit_stored"):
-            raise Crashed("commit_stored")
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
         """The broker will never take this message."""
