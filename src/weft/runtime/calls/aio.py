@@ -203,7 +203,15 @@ class AsyncExecutor(Executor):
                     if self._ready or self._door.done:
                         await asyncio.sleep(0)  # others end, too: one turn reports them all
                 else:
-                    await self._rest()
+                    waiting = self._loop.create_future()
+                    self._idle.append(waiting)
+                    try:
+                        await waiting
+                    except asyncio.CancelledError:
+                        # It was meant for a handler which ended in the same moment.
+                        if self._closed:
+                            raise
+                        asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
         finally:
             del self._workers[worker]
 
@@ -213,17 +221,6 @@ class AsyncExecutor(Executor):
         self._door.turn()
         self._turning = False
         return bool(self._ready)
-
-    async def _rest(self) -> None:
-        waiting = self._loop.create_future()
-        self._idle.append(waiting)
-        try:
-            await waiting
-        except asyncio.CancelledError:
-            # A cancellation that was meant for a handler which ended in the same moment.
-            if self._closed:
-                raise
-            asyncio.current_task(self._loop).uncancel()  # type: ignore[union-attr] # within a task
 
     def _give_back(self) -> None:
         """Nothing that was passed on starts now."""

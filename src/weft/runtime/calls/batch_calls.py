@@ -165,23 +165,20 @@ class BatchCall:
         elif self.explicit:
             self._end(Nacked("not acknowledged when the handler returned"))
         else:
-            self._done_together(value)
-
-    def _done_together(self, value: Any) -> None:
-        messages: list[OutMessage] = []
-        try:
-            if value is not None:  # in the call's context: a generator's body runs only now
-                messages = self.context.run(outputs_of, self.works[0], value, self.plan.output)
-        except BaseException as error:
-            self.raised(error)
-            return
-        if not messages:
-            self._report(self.works, [], whole=False, returned=value)
-            return
-        # One set of outputs for all: none of the records is done before all of it is stored.
-        shared = SharedOutputs(messages, len(self.works))
-        ended = [Returned(work, shared) for work in self.works]
-        self._report([], ended, whole=False, returned=value)
+            messages: list[OutMessage] = []
+            try:
+                if value is not None:  # in the call's context: a generator's body runs only now
+                    messages = self.context.run(outputs_of, self.works[0], value, self.plan.output)
+            except BaseException as error:
+                self.raised(error)
+                return
+            if not messages:
+                self._report(self.works, [], whole=False, returned=value)
+                return
+            # One set of outputs for all: none of the records is done before all of it is stored.
+            shared = SharedOutputs(messages, len(self.works))
+            ended = [Returned(work, shared) for work in self.works]
+            self._report([], ended, whole=False, returned=value)
 
     def raised(self, error: BaseException) -> None:
         """The handler raised, or did as badly."""

@@ -111,27 +111,24 @@ class WorkerThreads(Executor, Generic[T]):
         try:
             thread.start()
         except RuntimeError as error:  # the system has no thread to give
-            self._not_hired(thread, error)
-
-    def _not_hired(self, thread: threading.Thread, error: RuntimeError) -> None:
-        """Continue with fewer threads; without any, end the run with the reason."""
-        with self._hiring:
-            self._threads.remove(thread)
-            self._waking = False
-            there = len(self._threads)
-        if not there:
-            self._door.died(thread.name, error)
-        elif not self._short_of_threads:
-            self._short_of_threads = True
-            event(
-                _log,
-                "warning",
-                "no more threads available: raise the limit of processes (ulimit -u, pids.max)",
-                handler=self._plan.spec.name,
-                threads=there,
-                wanted=self._plan.calls_max,
-                error=str(error),
-            )
+            # Continue with fewer threads; without any, end the run with the reason.
+            with self._hiring:
+                self._threads.remove(thread)
+                self._waking = False
+                there = len(self._threads)
+            if not there:
+                self._door.died(thread.name, error)
+            elif not self._short_of_threads:
+                self._short_of_threads = True
+                event(
+                    _log,
+                    "warning",
+                    "no more threads available: raise the limit of processes (ulimit -u, pids.max)",
+                    handler=self._plan.spec.name,
+                    threads=there,
+                    wanted=self._plan.calls_max,
+                    error=str(error),
+                )
 
     # -- on a worker thread ------------------------------------------------------------------------
 

@@ -97,21 +97,18 @@ class Committer:
                     waits = self._unanswered(_where(item), RESENT_S)
                     (held if waits else ready).append(item)
             if ready:
-                self._send(commit.sequence, ready)
+                known = _known(ready)
+                try:
+                    token = self._seat.consumer.commit(_offsets(ready))
+                except Exception as error:  # refused at once, before it was sent
+                    answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
+                    self._report(commit.sequence, known, answers)
+                else:
+                    self._sent[token] = (commit.sequence, known)
+                    self._sent_at[token] = time.monotonic()
+                    self._newest.update(dict.fromkeys(known, token))
             if held:
                 self._held.append(commit._replace(items=held))
-
-    def _send(self, sequence: int, items: Sequence[fx.PlanItem]) -> None:
-        known = _known(items)
-        try:
-            token = self._seat.consumer.commit(_offsets(items))
-        except Exception as error:  # refused at once, before it was sent
-            answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
-            self._report(sequence, known, answers)
-        else:
-            self._sent[token] = (sequence, known)
-            self._sent_at[token] = time.monotonic()
-            self._newest.update(dict.fromkeys(known, token))
 
     def take(self, answers: Sequence[CommitAnswer]) -> None:
         """Answers to commits sent before, whole requests at a time."""
@@ -235,19 +232,16 @@ class Lease:
             )
         door.round_at = now
         if door.in_doubt:
-            self._ask(now)
-
-    def _ask(self, now: float) -> None:
-        """Have a commit prove that we are a member, where one can."""
-        seat = self._seat
-        # A transaction is fenced by itself.
-        if all(p.handler.exact for p in seat.partitions.values()):
-            self._lift()
-        elif now >= self._ask_at:
-            plan = seat.door.call(lambda engine, now: engine.proof_commit(now))
-            if plan is not None:
-                self._proof, self._ask_at = plan.sequence, now + PROOF_S
-                self._commit(plan)
+            # Have a commit prove that we are a member, where one can.
+            seat = self._seat
+            # A transaction is fenced by itself.
+            if all(p.handler.exact for p in seat.partitions.values()):
+                self._lift()
+            elif now >= self._ask_at:
+                plan = seat.door.call(lambda engine, now: engine.proof_commit(now))
+                if plan is not None:
+                    self._proof, self._ask_at = plan.sequence, now + PROOF_S
+                    self._commit(plan)
 
     def answered(self, sequence: int, stored: bool) -> None:  # noqa: FBT001  # the callback's
         """A commit was answered; perhaps ours."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from weft.core.epochs import Found, OffsetLost, Start, resolve
+from weft.core.epochs import Found, OffsetLost, resolve
 from weft.core.events import Assignment
 from weft.core.partition import Partition
 from weft.kafka.ports import KafkaUnavailable, Problem
@@ -215,7 +215,23 @@ class Rebalance:
             if isinstance(start, OffsetLost):
                 seat.fail(f"{where[0]}[{where[1]}]: {start.reason}")
                 continue
-            assignments.append(self._assignment(where, start, one))
+            if start.warning:
+                event(_log, "warning", start.warning, topic=where[0], partition=where[1])
+            assignments.append(
+                Assignment(
+                    where[0],
+                    where[1],
+                    self._config.route(where[0]),
+                    start.offset,
+                    start.restored_top,
+                    start.restored_not_done,
+                    start.commit_start,
+                    -1 if one.committed is None else one.committed,
+                    one.log_end,
+                    start.remembered,
+                    time.time(),
+                )
+            )
         if not assignments:
             return {}
         opened = seat.door.call(lambda engine, now: engine.assigned(now, assignments))
@@ -224,23 +240,6 @@ class Rebalance:
             seat.partitions[where] = partition
         seat.callbacks.call(self._config.on_assign, [(p.topic, p.number) for p in opened])
         return {(one.topic, one.partition): one.start for one in assignments}
-
-    def _assignment(self, where: TopicPartition, start: Start, found: Found) -> Assignment:
-        if start.warning:
-            event(_log, "warning", start.warning, topic=where[0], partition=where[1])
-        return Assignment(
-            where[0],
-            where[1],
-            self._config.route(where[0]),
-            start.offset,
-            start.restored_top,
-            start.restored_not_done,
-            start.commit_start,
-            -1 if found.committed is None else found.committed,
-            found.log_end,
-            start.remembered,
-            time.time(),
-        )
 
     # -- revoked -----------------------------------------------------------------------------------
 

@@ -146,7 +146,20 @@ class Telling:
         else:
             self._gave_up(effect, error)
         if self._on_error is not None and self._callbacks is not None:
-            self._call(self._on_error, self._callbacks, effect, error)
+            # The user's `on_error`, on the callbacks' thread.
+            if self._callbacks.waiting < CALLS_MAX:
+                self._callbacks.call(
+                    self._on_error, effect.record, error, effect.attempts, effect.outcome
+                )
+                return
+            self._not_called += 1
+            if self._sparse.left_out() is not None:
+                self.say(
+                    "warning",
+                    "on_error is too slow, calls are dropped",
+                    left_out_so_far=self._not_called,
+                    waiting=CALLS_MAX,
+                )
 
     def _error_of(self, effect: fx.Troubled) -> BaseException:
         """What was raised, where that is still known here; else what stands for it."""
@@ -159,26 +172,6 @@ class Telling:
         if found is None or type(found).__name__ != effect.error.type:
             return RemoteError(*effect.error)
         return found
-
-    def _call(
-        self,
-        function: Callable[..., Any],
-        callbacks: Callbacks,
-        effect: fx.Troubled,
-        error: BaseException,
-    ) -> None:
-        """The user's `on_error`, on the callbacks' thread."""
-        if callbacks.waiting < CALLS_MAX:
-            callbacks.call(function, effect.record, error, effect.attempts, effect.outcome)
-            return
-        self._not_called += 1
-        if self._sparse.left_out() is not None:
-            self.say(
-                "warning",
-                "on_error is too slow, calls are dropped",
-                left_out_so_far=self._not_called,
-                waiting=CALLS_MAX,
-            )
 
     def _failed(self, effect: fx.Troubled, raised: BaseException) -> None:
         """A failed attempt: one in ten seconds of each handler, error type and place."""

@@ -259,7 +259,16 @@ class OutOfRange:
             if log is None:
                 self._later[one] = partition, now + AGAIN_S
             elif partition.position > log.log_end:
-                self._cut(one, partition, log, now)
+                event(
+                    _log,
+                    "warning",
+                    "the log was truncated: records already read are finished first",
+                    topic=one[0],
+                    partition=one[1],
+                    position=partition.position,
+                    log_end=log.log_end,
+                )
+                self._ending[one] = partition, now + self._config.drain_timeout_s
             else:
                 self._move(one, partition, log)
 
@@ -280,18 +289,6 @@ class OutOfRange:
         seat.consumer.begin(one, partition.position)
         if partition.intake_paused:
             seat.consumer.pause([one])
-
-    def _cut(self, one: TopicPartition, partition: Partition, log: Found, now: float) -> None:
-        event(
-            _log,
-            "warning",
-            "the log was truncated: records already read are finished first",
-            topic=one[0],
-            partition=one[1],
-            position=partition.position,
-            log_end=log.log_end,
-        )
-        self._ending[one] = partition, now + self._config.drain_timeout_s
 
     def _ours(self, one: TopicPartition, partition: Partition) -> bool:
         return self._seat.partitions.get(one) is partition

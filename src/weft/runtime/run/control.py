@@ -255,14 +255,11 @@ class Control:
             return self._would(order, handler, f"resume {what(order)}: {here}", None)
         self._force = [one for one in self._force if one not in ended]
         self._check_sent()
-        self._let_go(waiting)
-        more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
-        return "done", f"resumed {what(order)}: {here}{more}", None, ()
-
-    def _let_go(self, handlers: Sequence[str]) -> None:
-        numbers, member = list(map(self._names.index, handlers)), self._run.member
+        numbers, member = list(map(self._names.index, waiting)), self._run.member
         if numbers and member is not None:
             member.door.call(lambda engine, at: engine.let_go(at, numbers))
+        more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
+        return "done", f"resumed {what(order)}: {here}{more}", None, ()
 
     def _check_sent(self) -> None:
         if not self._send():
@@ -272,7 +269,17 @@ class Control:
         """Give the engine all that is in force now; whether it could take it."""
         now, member = self._time(), self._run.member
         self._force = [one for one in self._force if one.until > now]
-        steering = self._steering()
+        pauses, settings = [], dict[int, dict[str, Any]]()
+        for order, until in self._force:
+            index = None if order.handler is None else self._names.index(order.handler)
+            if order.action == "pause":
+                pauses.append(Pause(order.topic, index, round(until, 3), order.reason))
+                continue
+            for handler in range(len(self._names)) if index is None else [index]:
+                settings.setdefault(handler, {}).update(order.settings)
+        steering = Steering(
+            tuple(pauses), {index: Tuning(**set_) for index, set_ in settings.items()}
+        )
         if steering == self._sent or member is None:
             return True
         for number, plan in enumerate(member.config.plans):  # before the engine grants more
@@ -284,17 +291,6 @@ class Control:
             return False
         self._sent = steering
         return True
-
-    def _steering(self) -> Steering:
-        pauses, tuned = [], dict[int, dict[str, Any]]()
-        for order, until in self._force:
-            number = None if order.handler is None else self._names.index(order.handler)
-            if order.action == "pause":
-                pauses.append(Pause(order.topic, number, round(until, 3), order.reason))
-                continue
-            for handler in range(len(self._names)) if number is None else [number]:
-                tuned.setdefault(handler, {}).update(order.settings)
-        return Steering(tuple(pauses), {number: Tuning(**set_) for number, set_ in tuned.items()})
 
 
 def _calls_most(plan: HandlerPlan) -> tuple[int, str]:

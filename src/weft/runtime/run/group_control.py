@@ -151,10 +151,6 @@ class GroupControl:
                 self._echoed, self._reason = number, ""
                 self._waits_since = None if number == self._beats else time.monotonic()
 
-    def _now(self) -> float:
-        """By the broker's clock, once a beat came back: until then the last word may be old."""
-        return self._words.now() if self._echoed else time.time()
-
     def _look(self, words: dict[bytes, Word]) -> None:
         for key in [key for key in self._seen if key not in words]:
             del self._seen[key]  # one of too many keys: what is in force by it stays
@@ -180,7 +176,8 @@ class GroupControl:
             self._orders.pop(key, None)
             self._refuse(key, str(error))
             return
-        age_s = max(0.0, self._now() - word.at)
+        # By the broker's clock, once a beat came back: until then the last word may be old.
+        age_s = max(0.0, (self._words.now() if self._echoed else time.time()) - word.at)
         still_s = left_s(order, age_s)
         if still_s <= 0 or not (lasts(order) or self._ready.is_set()):
             self._orders.pop(key, None)

@@ -193,7 +193,18 @@ class Outside:
     def open(self, clients: Connection) -> None:
         """Serve what the options request. Raises ConfigError for an unusable address."""
         if self._options.reports is not None:
-            self._report(self._options.reports, clients)
+            source = self._source
+
+            def failed(reason: str) -> None:
+                self._log("reports", "report not written", reason)
+
+            self._reporter = Reporter(
+                self._options.reports,
+                lambda: source.ready()[1],
+                source.report,
+                lambda: clients.producer(lambda: None, failed),
+                failed,
+            )
         if self._options.control is not None:
             member = str(self._source.measures()["app"]["member"])
             self._followed = GroupControl(
@@ -206,20 +217,6 @@ class Outside:
     def followed(self) -> dict[str, Any] | None:
         """For the snapshot, how the control topic is followed; None without one."""
         return None if self._followed is None else self._followed.state()
-
-    def _report(self, topic: str, clients: Connection) -> None:
-        source = self._source
-
-        def failed(reason: str) -> None:
-            self._log("reports", "report not written", reason)
-
-        self._reporter = Reporter(
-            topic,
-            lambda: source.ready()[1],
-            source.report,
-            lambda: clients.producer(lambda: None, failed),
-            failed,
-        )
 
     def serve(self, clients: Connection) -> None:
         """The socket and HTTP. Raises ConfigError as `open` does."""

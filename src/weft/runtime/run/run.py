@@ -247,28 +247,25 @@ class Run:
     def _watch(self, member: Member, watching: Watching) -> None:
         """On a thread of its own: is it drained, and then the end."""
         try:
-            self._look_on(member, watching)
+            look_s, turns = LOOK_FIRST_S, guard.Turns("weft-watch")
+            while not member.ended.wait(look_s):
+                idle = watching.quiet and self._drain is None
+                look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
+                if self._drain is not None:
+                    self._drain.look_at_others(member.partitions)
+                with contextlib.suppress(InternalError):  # the member's thread ends the run then
+                    member.look_at_topic_ids()
+                    self._shares.look(member, self._admin)
+                    self.control.look()
+                    self._look_at_drain(member)
+                with turns.turn():  # it only logs and counts
+                    watching.look(self._admin)
+                if self._drain is not None and self._drain.acknowledging:
+                    look_s = LOOK_FIRST_S
         except BaseException as error:
             member.died("weft-watch", error)
             member.ended.wait()
         self._finish(member)
-
-    def _look_on(self, member: Member, watching: Watching) -> None:
-        look_s, turns = LOOK_FIRST_S, guard.Turns("weft-watch")
-        while not member.ended.wait(look_s):
-            idle = watching.quiet and self._drain is None
-            look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
-            if self._drain is not None:
-                self._drain.look_at_others(member.partitions)
-            with contextlib.suppress(InternalError):  # the member's own thread ends the run then
-                member.look_at_topic_ids()
-                self._shares.look(member, self._admin)
-                self.control.look()
-                self._look_at_drain(member)
-            with turns.turn():  # it only logs and counts
-                watching.look(self._admin)
-            if self._drain is not None and self._drain.acknowledging:
-                look_s = LOOK_FIRST_S
 
     def _look_at_drain(self, member: Member) -> None:
         drain = self._drain

@@ -78,7 +78,17 @@ class Snapshots:
             shot["counts"]["partitions_refetched"] = member.refetched
         if mapped:
             shot["maps"] = maps(account.parts())
-        self._add_runtime(shot["handlers"])
+        rows = shot["handlers"]
+        rates = self._rates.rates({name: row["done"] for name, row in rows.items()})
+        for plan in self._plans:
+            row = rows[plan.spec.name]
+            row["rate_per_s"] = round(rates.get(plan.spec.name, 0.0), 1)
+            row["latency_ms"] = plan.latency.percentiles_ms()
+            row["latency_buckets"] = plan.latency.buckets()
+            row["age_buckets"] = plan.ages.buckets()
+            row["wait_buckets"] = plan.waits.buckets()
+            if plan.ledger is not None:
+                row["repeats"] = plan.ledger.repeats
         calls = [halt["oldest"] for halt in shot["halts"] if "oldest" in halt]
         add_calls(member, [*calls, *shot["blockers"]])
         shot["halts"] += of_brokers(member)
@@ -97,19 +107,6 @@ class Snapshots:
                 member.committer.took.row(), sent.took.row() if sent else None
             ),
         }
-
-    def _add_runtime(self, rows: dict[str, dict[str, Any]]) -> None:
-        """What of the handlers the engine does not know."""
-        rates = self._rates.rates({name: row["done"] for name, row in rows.items()})
-        for plan in self._plans:
-            row = rows[plan.spec.name]
-            row["rate_per_s"] = round(rates.get(plan.spec.name, 0.0), 1)
-            row["latency_ms"] = plan.latency.percentiles_ms()
-            row["latency_buckets"] = plan.latency.buckets()
-            row["age_buckets"] = plan.ages.buckets()
-            row["wait_buckets"] = plan.waits.buckets()
-            if plan.ledger is not None:
-                row["repeats"] = plan.ledger.repeats
 
 
 def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:

@@ -156,14 +156,11 @@ class OpenTransactions:
             self._member.telling.stable_ends = {}
         elif now >= self._ask_at:
             self._ask_at = now + STABLE_ASKED_EVERY_S
-            self._ask(still)
-
-    def _ask(self, where: list[TopicPartition]) -> None:
-        telling = self._member.telling
-        try:
-            telling.stable_ends = self._member.seat.consumer.stable_ends(where, STABLE_ANSWER_S)
-        except KafkaUnavailable:
-            telling.stable_ends = {}
+            telling = self._member.telling
+            try:
+                telling.stable_ends = self._member.seat.consumer.stable_ends(still, STABLE_ANSWER_S)
+            except KafkaUnavailable:
+                telling.stable_ends = {}
 
 
 class Watching:

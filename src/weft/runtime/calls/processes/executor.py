@@ -335,17 +335,14 @@ class ProcessExecutor(Executor):
         elif isinstance(message, Opened):
             self._opened(link, message)
         elif isinstance(message, Cost):
-            self._charged(link, message)
+            with self._lock:
+                item = link.given.get(message.number)
+            if item is not None and self._plan.charges is not None:
+                self._plan.charges.report(item.works[0].record, message.cost, message.before)
         if not link.more_to_read():
             link.feeding = True
             self._door.turn()
             self._feed(link)
-
-    def _charged(self, link: Link, message: Cost) -> None:
-        with self._lock:
-            item = link.given.get(message.number)
-        if item is not None and self._plan.charges is not None:
-            self._plan.charges.report(item.works[0].record, message.cost, message.before)
 
     def _opened(self, link: Link, message: Opened) -> None:
         if message.error is None:
@@ -429,7 +426,15 @@ class ProcessExecutor(Executor):
         name, how = self._plan.spec.name, link.how_it_died()
         event(_log, "warning", "worker process ended", handler=name, how=how)
         if at_hand is not None:
-            self._charge(link, at_hand)
+            left = [work for work in at_hand.works if work not in at_hand.acked]
+            # Killed for the call before it, which ended in that very moment.
+            innocent = link.killed_for not in (None, at_hand) and not self._once
+            limit_s = at_hand.works[0].partition.handler.timeout_s
+            ends = [
+                self._deaths.end_of(work, link, at_hand, limit_s, innocent=innocent)
+                for work in left
+            ]
+            self._end(at_hand, ends, whole=not (self._spec.explicit or innocent))
         self._replace(link)
         self._door.turn()
         self._tokens.put(True)
@@ -451,15 +456,6 @@ class ProcessExecutor(Executor):
                 f"handler {self._plan.spec.name}: no worker process can be started: {error}: "
                 "raise the limit of processes, or lower concurrency="
             )
-
-    def _charge(self, link: Link, item: Item) -> None:
-        """The call that ran when its worker ended has failed, where it is to blame."""
-        left = [work for work in item.works if work not in item.acked]
-        # Killed for the call before it, which ended in that very moment.
-        innocent = link.killed_for not in (None, item) and not self._once
-        limit_s = item.works[0].partition.handler.timeout_s
-        ends = [self._deaths.end_of(work, link, item, limit_s, innocent=innocent) for work in left]
-        self._end(item, ends, whole=not (self._spec.explicit or innocent))
 
 
 def _is_at(link: Link, where: stacks.Where) -> bool:

@@ -86,7 +86,13 @@ class Link:
         self.process = SPAWN.Process(
             target=main, args=(childs, shared, spec), name=name, daemon=True
         )
-        self._start()
+        # Start the child, with the signals held back that it will leave to us.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _RUNNING.add(self)
         childs.close()  # or the pipe would not close when the child dies
         # The pipe's own poll() builds a selector each time, which costs more than a reply does.
         self._readable = select.poll()
@@ -106,15 +112,6 @@ class Link:
         self._on_message = on_message
         self._on_death = on_death
         guard.thread(f"{name}-pipe", self._read, died).start()
-
-    def _start(self) -> None:
-        """Start the child, with the signals held back that it will leave to us."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _RUNNING.add(self)
 
     def _read(self) -> None:
         while True:

@@ -342,7 +342,13 @@ class BatchOfWorker:
         worker, context = self._worker, Context()  # what the call sets stays private
         records, bad = all_decoded(self._records, worker.decode(context))
         if bad:
-            return self._undecodable(bad)
+            replies = [
+                self._worker.failed(number, record, bad[index])
+                if index in bad
+                else Reply(number, "given_back")
+                for index, (number, record) in enumerate(self._job.records)
+            ]
+            return self._reply(replies, whole=False)
         try:
             batch = RecordBatch(self, records, worker.warned)
             value = worker.call_handler(context, batch)
@@ -358,16 +364,6 @@ class BatchOfWorker:
     ) -> BatchReply:
         self._acks.end()
         return BatchReply(self._numbers[0], replies, whole, shared)
-
-    def _undecodable(self, bad: dict[int, BaseException]) -> BatchReply:
-        """Only the bad ones failed; the others are gathered again."""
-        replies = [
-            self._worker.failed(number, record, bad[index])
-            if index in bad
-            else Reply(number, "given_back")
-            for index, (number, record) in enumerate(self._job.records)
-        ]
-        return self._reply(replies, whole=False)
 
     def _returned(self, value: Any) -> BatchReply:
         if self.explicit:
