@@ -27,7 +27,7 @@ from weft.core.engine import Engine
 from weft.core.events import Ended
 from weft.core.partition import Partition
 from weft.core.states import InternalError
-from weft.core.work import Work
+from weft.core.work import Call, Work
 
 EVENTS_MAX = 200
 TEXT_MAX = 60
@@ -165,6 +165,23 @@ class Door:
         """Calls of one handler that began only so long ago."""
         if works:
             self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
+
+    def batch_ended(
+        self,
+        works: Sequence[Work],
+        done: Sequence[Work],
+        ended: Sequence[Ended],
+        *,
+        whole: bool,
+        call: Call | None,
+    ) -> None:
+        """A call of a batch handler has ended; `call` is the core's."""
+        handler = works[0].partition.handler.index
+        self.post(
+            lambda engine, now: engine.batch_ended(
+                now, handler, done, ended, whole=whole, call=call
+            )
+        )
 
     def turn(self) -> None:
         """Bring posted events to the engine, unless another thread is doing it."""

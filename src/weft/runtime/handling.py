@@ -6,20 +6,25 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from weft.charging import CHARGE, Charge
+from weft.core.events import Charged
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.core.states import CLOSED, DONE, RUNNING
 from weft.core.work import Work
 from weft.decoding import Decoding
 from weft.policies import Retry
+from weft.runtime.door import Door
 from weft.runtime.histogram import AGE_S, AGES_MAX, Latency
+from weft.types import Record
 
 if TYPE_CHECKING:
     from weft.core.engine import Engine
     from weft.ledger.ledger_run import LedgerRun
-    from weft.runtime.charges import Charges
 
 #: polls remembered of one partition; of what came earlier nothing is known any more
 POLLS_MAX = 2_000
@@ -95,6 +100,40 @@ class Arrivals:
         offsets, times = self._polls.get((topic, partition), ((), ()))
         place = bisect_right(offsets, offset) - 1
         return times[place] if place >= 0 else None
+
+
+class Charges:
+    """Makes `record.charge` work in a handler: what its calls report goes to the engine."""
+
+    #: set before the first call
+    door: Door
+
+    def __init__(self, handler: int) -> None:
+        """`handler`: its index."""
+        self._handler = handler
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler; what it sets stays in the context of its call."""
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def charged(record: Any, *more: Any) -> Any:
+                CHARGE.set(Charge(self.report))
+                return await function(record, *more)
+
+            return charged
+
+        @wraps(function)
+        def called(record: Any, *more: Any) -> Any:
+            CHARGE.set(Charge(self.report))
+            return function(record, *more)
+
+        return called
+
+    def report(self, record: Record[Any], cost: float, before: float | None) -> None:
+        """A call of this record costs so much; any thread."""
+        one = Charged(self._handler, record.topic, record.partition, record.offset, cost, before)
+        self.door.post(lambda engine, now: engine.charged(now, [one]))
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ def test_an_error_that_the_hold_names_is_reported_as_that():
 
 
 def messages(returned, output="out"):
-    return [(m.topic, m.key, m.value) for m in invoke.outputs_of(Work(), returned, output)]
+    return [(m.topic, m.key, m.value) for m in invoke.messages_of(Work().record, returned, output)]
 
 
 @pytest.mark.parametrize(

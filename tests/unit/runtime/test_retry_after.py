@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import weft
-from weft.runtime.calls.retry_after import asked_wait_s
+from weft.runtime.calls.invoke import asked_wait_s
 
 
 class HttpError(Exception):

@@ -19,7 +19,7 @@ from weft.core.work import Work
 from weft.decoding import all_decoded
 from weft.runtime.calls import stacks
 from weft.runtime.calls.aio import AttemptTimeout
-from weft.runtime.calls.invoke import BadReturn, failed, outputs_of
+from weft.runtime.calls.invoke import BadReturn, failed, messages_of
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
@@ -99,7 +99,7 @@ class BatchCall:
         """See RecordBatch.ack."""
         self._acks.check(index)
         work = self.works[index]
-        messages = [] if outputs is None else outputs_of(work, outputs, self.plan.output)
+        messages = [] if outputs is None else messages_of(work.record, outputs, self.plan.output)
         if not self._acks.ack(index, lambda: self._fresh.append((work, messages))):
             return
         now = time.perf_counter()
@@ -168,7 +168,8 @@ class BatchCall:
             messages: list[OutMessage] = []
             try:
                 if value is not None:  # in the call's context: a generator's body runs only now
-                    messages = self.context.run(outputs_of, self.works[0], value, self.plan.output)
+                    record, output = self.works[0].record, self.plan.output
+                    messages = self.context.run(messages_of, record, value, output)
             except BaseException as error:
                 self.raised(error)
                 return
@@ -211,12 +212,7 @@ class BatchCall:
     ) -> None:
         self._acks.end()
         self._called(done, ended, returned)
-        handler = self.works[0].partition.handler.index
-        self._door.post(
-            lambda engine, now: engine.batch_ended(
-                now, handler, done, ended, whole=whole, call=self.call
-            )
-        )
+        self._door.batch_ended(self.works, done, ended, whole=whole, call=self.call)
 
 
 class _Calls:

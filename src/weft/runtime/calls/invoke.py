@@ -1,4 +1,7 @@
-"""Prepare the call of a handler, and convert what it returns to messages."""
+"""What a handler's call returned or raised: messages to send, or a failed attempt.
+
+Also the call of a function that is `on_exhausted`, on the callbacks' thread.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import json
 import logging
 import math
 import re
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from weft.core.events import Ended, Failed, Returned
+from weft.core import effects as fx
+from weft.core.events import Decided, Ended, Failed, Returned
 from weft.core.work import Work
 from weft.decoding import Undecodable, message_of
-from weft.errors import Reject, RetryAfter
+from weft.errors import Reject, RemoteError, RetryAfter
 from weft.kafka.ports import OutMessage
-from weft.policies import Retry
-from weft.runtime.calls.retry_after import asked_wait_s
+from weft.policies import DeadLetter, GivenUp, Park, Retry
 from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
@@ -31,6 +37,10 @@ TRACEBACK_CHARS_MAX = 2_000  # its end: kept for each failing record
 MESSAGE_CHARS_MAX = 2_000
 OUTPUTS_MAX = 100_000
 PARTITION_MAX = 2**31 - 1
+TOO_MANY_REQUESTS = 429
+CAUSES_MAX = 5
+KIND = "OnExhausted"
+RETURN_ONE = "return weft.Park(), DeadLetter(TOPIC), Skip(), Stop() or Retry(...)"
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -101,11 +111,6 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
             event(_log, "error", "Retry(delay_s=...) failed: waiting 1 s instead", error=text)
         return None
     return delay_s
-
-
-def outputs_of(work: Work, returned: Any, output: str | None) -> list[OutMessage]:
-    """What to produce for a returned value of this record's handler."""
-    return messages_of(work.record, returned, output)
 
 
 def messages_of(record: Record, returned: Any, output: str | None) -> list[OutMessage]:
@@ -214,7 +219,75 @@ def _header_name(name: Any) -> str:
 def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:
     """How a call that returned something ended; None when there is nothing to send."""
     try:
-        messages = outputs_of(work, returned, output)
+        messages = messages_of(work.record, returned, output)
     except BaseException as error:  # a generator of the user's may raise anything, or sys.exit()
         return failed(work, error, retry)
     return Returned(work, messages) if messages else None
+
+
+def decided(effect: fx.AskExhausted) -> Decided:
+    """What it returned; with the reason where it raised, or returned no outcome."""
+    work, number, record, info = effect
+    raised = info.raised if isinstance(info, Raised) else None
+    error: BaseException = raised or RemoteError(*info)
+    function: Any = work.partition.handler.spec.on_exhausted
+    try:
+        outcome = function(record, error)
+        wrong = _wrong(outcome, record.topic)
+    except BaseException as why:  # whatever it raises, sys.exit() too: no record is lost by it
+        info = error_info(why)
+        text = f"on_exhausted raised {info.line}"
+        return Decided(work, number, None, ErrorInfo(KIND, text, info.traceback))
+    if wrong:
+        return Decided(work, number, None, ErrorInfo(KIND, f"on_exhausted returned {wrong}"))
+    delay_s = asked_delay(1, error, outcome) if isinstance(outcome, Retry) else None
+    return Decided(work, number, outcome, None, delay_s)
+
+
+def _wrong(outcome: object, topic: str) -> str:
+    """What is wrong with it, and the cure; empty for an outcome."""
+    if isinstance(outcome, CoroutineType):
+        outcome.close()
+        return "a coroutine: make it a plain `def`"
+    if not isinstance(outcome, GivenUp | Retry):
+        return f"{outcome!r:.80}: {RETURN_ONE}"
+    if isinstance(outcome, DeadLetter | Park) and outcome.topic_for(topic) == topic:
+        return f"{outcome!r:.80}, and {topic} is the topic it reads: name another"
+    return ""
+
+
+def asked_wait_s(error: BaseException) -> float | None:
+    """Seconds that nothing else should be sent: `RetryAfter`, or the answer 429 of an HTTP client.
+
+    httpx, requests and those built on them (openai, anthropic) raise an error with a `response`;
+    that of aiohttp has `status` and `headers` itself. None where neither it nor a cause names any.
+    """
+    if isinstance(error, RetryAfter):
+        return error.delay_s
+    one: BaseException | None = error
+    try:
+        for _ in range(CAUSES_MAX):
+            if one is None:
+                break
+            both: tuple[Any, Any] = (getattr(one, "response", None), one)
+            for answered in both:
+                status = getattr(answered, "status_code", None) or getattr(answered, "status", None)
+                if status == TOO_MANY_REQUESTS:
+                    return _seconds(answered.headers.get("Retry-After"))
+            one = one.__cause__ or one.__context__
+    except Exception:  # an error of the user's: its attributes may be anything
+        return None
+    return None
+
+
+def _seconds(value: Any) -> float | None:
+    """The header's value: a number of seconds, or an HTTP date."""
+    if value is None:
+        return None
+    text = str(value).strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        at = parsedate_to_datetime(text)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()
+    return max(0.0, seconds) if seconds < float("inf") else None

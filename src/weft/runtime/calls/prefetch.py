@@ -114,7 +114,18 @@ class Prefetcher(Executor):
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches; records that are not being loaded yet are returned."""
-        self._recall(partitions)
+        for _ in range(self._queue.qsize()):
+            try:
+                works = self._queue.get_nowait()
+            except Empty:
+                break
+            kept = partitions is not None and not any(
+                w.partition in partitions for w in works or ()
+            )
+            if not works or kept:
+                self._queue.put(works)
+            else:
+                self._end(works, [GivenBack(work) for work in works], whole=False)
         self.inner.warn(partitions)
 
     def stack(self, where: stacks.Where) -> list[str]:
@@ -131,21 +142,6 @@ class Prefetcher(Executor):
         deadline = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _recall(self, partitions: Sequence[Partition] | None) -> None:
-        """Give back what waits to be loaded."""
-        for _ in range(self._queue.qsize()):
-            try:
-                works = self._queue.get_nowait()
-            except Empty:
-                return
-            kept = partitions is not None and not any(
-                w.partition in partitions for w in works or ()
-            )
-            if not works or kept:
-                self._queue.put(works)
-            else:
-                self._end(works, [GivenBack(work) for work in works], whole=False)
 
     # -- on a loader's thread ----------------------------------------------------------------------
 
@@ -166,9 +162,8 @@ class Prefetcher(Executor):
             works = self._queue.get(timeout=LOOK_S if self._groups else None)
         except Empty:
             return []
-        return works if batched or works is None else self._gather(works)
-
-    def _gather(self, works: list[Work]) -> list[Work]:
+        if batched or works is None:
+            return works
         deadline = time.monotonic() + GATHER_S
         while len(works) < self._limit:
             try:
@@ -246,12 +241,7 @@ class Prefetcher(Executor):
         with self._handing_on:
             self._loading.difference_update(works)
         if self._plan.spec.batch is not None:
-            handler, call = works[0].partition.handler.index, works[0].call
-            self._door.post(
-                lambda engine, now: engine.batch_ended(
-                    now, handler, [], ends, whole=whole, call=call
-                )
-            )
+            self._door.batch_ended(works, [], ends, whole=whole, call=works[0].call)
         else:
             self._door.ended.extend(ends)
             self._door.turn()

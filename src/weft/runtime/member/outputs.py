@@ -164,11 +164,7 @@ class Letters:
             known = self._ends.get(letter.topic, letter.partition)
             self._ends[letter.topic] = min(known, letter.partition)
             return letter._replace(partition=None)
-        return self._cut(record, letter) if error.type in TOO_LARGE else None
-
-    def _cut(self, record: Record, letter: OutMessage) -> OutMessage | None:
-        """The letter without its next part; None when there is nothing to give up."""
-        cut = smaller(letter)
+        cut = smaller(letter) if error.type in TOO_LARGE else None
         if cut is None:
             return None
         self.count += 1
@@ -252,9 +248,18 @@ class Outputs:
     def send(self, work: Work, messages: Sequence[OutMessage]) -> None:
         """Produce all outputs of a record."""
         if isinstance(messages, SharedOutputs):
-            self._send_shared(work, messages)
-            return
-        if len(messages) == 1:  # most have one: no counting
+            # Of a batch: sent for the first of its records, waited for by all.
+            pending = messages.pending
+            if pending is None:
+                pending = messages.pending = _Pending(work, messages)
+                self._send_from(pending, 0)
+                return
+            with self._lock:
+                if pending.left:
+                    pending.works.append(work)
+                    return
+            self.answered.append((work, pending.sent(), pending.error))
+        elif len(messages) == 1:  # most have one: no counting
             self._send_one(work, messages[0])
         else:
             self._send_from(_Pending(work, messages), 0)
@@ -265,19 +270,6 @@ class Outputs:
     def _send_from(self, pending: _Pending, first: int) -> None:
         for index in range(first, len(pending.messages)):
             self._queue(pending.messages[index], partial(self._delivered, pending, index))
-
-    def _send_shared(self, work: Work, shared: SharedOutputs) -> None:
-        """Outputs of a batch: sent for the first of its records, waited for by all."""
-        pending = shared.pending
-        if pending is None:
-            pending = shared.pending = _Pending(work, shared)
-            self._send_from(pending, 0)
-            return
-        with self._lock:
-            if pending.left:
-                pending.works.append(work)
-                return
-        self.answered.append((work, pending.sent(), pending.error))
 
     def send_dead_letter(self, work: Work, topic: str, error: ErrorInfo) -> None:
         """Produce the record as it came, with KIP-1191's headers."""

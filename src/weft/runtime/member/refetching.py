@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from weft import guard
 from weft.core import effects as fx
 from weft.core import states
-from weft.core.engine import Engine
-from weft.core.work import Tags
 from weft.kafka.log_reader import LogReader, fetch
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
@@ -77,14 +74,16 @@ class Refetcher:
     def _answer(self, effect: fx.Refetch) -> None:
         partition = effect.partition
         while partition.state != states.CLOSED and not self._seat.ended.is_set():
-            records = self._read(effect)
-            if records is not None:
-                sizes = [content_bytes(one.key, one.value, one.headers) for one in records]
-                tags = tags_of(partition.handler.spec, records)
-                found = partial(_found, effect, records, sizes, tags)
-                self._seat.door.post(found)
-                return
+            if (records := self._read(effect)) is not None:
+                break
             self._seat.pause(AGAIN_S)
+        else:
+            return
+        sizes = [content_bytes(one.key, one.value, one.headers) for one in records]
+        tags, number = tags_of(partition.handler.spec, records), effect.number
+        self._seat.door.post(
+            lambda engine, now: engine.refetched(now, partition, number, records, sizes, tags)
+        )
 
     def _read(self, effect: fx.Refetch) -> list[Record] | None:
         """What the log has of it; None where that cannot be known now."""
@@ -113,14 +112,3 @@ class Refetcher:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-
-
-def _found(
-    effect: fx.Refetch,
-    records: list[Record],
-    sizes: list[int],
-    tags: list[Tags],
-    engine: Engine,
-    now: float,
-) -> None:
-    engine.refetched(now, effect.partition, effect.number, records, sizes, tags)

@@ -15,8 +15,7 @@ from weft.kafka.ports import AdminPort
 from weft.kafka.secrets import redacted
 from weft.options import HandlerOptions
 from weft.policies import Commit
-from weft.runtime.charges import Charges
-from weft.runtime.handling import HandlerPlan
+from weft.runtime.handling import Charges, HandlerPlan
 from weft.runtime.logs import event
 from weft.types import Committed, RunReport
 

@@ -17,8 +17,8 @@ from weft.core.states import InternalError
 from weft.kafka.connect import Connection, connect
 from weft.kafka.ports import AdminPort
 from weft.routing import Routes
-from weft.runtime.calls.deciding import decided
 from weft.runtime.calls.executors import Executors, needs_loop
+from weft.runtime.calls.invoke import decided
 from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.calls.tracing import tracing
 from weft.runtime.door import Door, Event

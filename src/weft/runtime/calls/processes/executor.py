@@ -321,7 +321,7 @@ class ProcessExecutor(Executor):
 
     def _end(self, item: Item, ends: Sequence[Ended], *, whole: bool) -> None:
         if item.batch:
-            self._batch_ended(item, [], ends, whole=whole)
+            self._door.batch_ended(item.works, [], ends, whole=whole, call=item.call)
         else:
             self._door.ended.extend(ends)
 
@@ -398,17 +398,7 @@ class ProcessExecutor(Executor):
         for reply in message.replies:
             self._spans.note(item.works[reply.number - message.number].record, reply)
         done, ended = ends_of(item.works, message)
-        self._batch_ended(item, done, ended, whole=message.whole)
-
-    def _batch_ended(
-        self, item: Item, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool
-    ) -> None:
-        handler = item.works[0].partition.handler.index
-        self._door.post(
-            lambda engine, now: engine.batch_ended(
-                now, handler, done, ended, whole=whole, call=item.call
-            )
-        )
+        self._door.batch_ended(item.works, done, ended, whole=message.whole, call=item.call)
 
     # -- death -------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from weft.runtime.calls import stacks
 from weft.runtime.calls.invoke import (
     BadReturn,
     asked_delay,
+    asked_wait_s,
     error_info,
     is_final,
     messages_of,
@@ -45,7 +46,6 @@ from weft.runtime.calls.processes.protocol import (
     tell_parent,
 )
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
-from weft.runtime.calls.retry_after import asked_wait_s
 from weft.runtime.calls.tracing import Tracing, flush, tracing_of
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.hosted import owner_of
