@@ -1,4 +1,4 @@
-"""Fills in what the docs take from the code: diagrams, files, a snapshot's tables, commands.
+"""Fills in what the docs take from the code: diagrams, files, tables, commands, Kafka's errors.
 
 `make docs` writes them; a test fails when they are stale (`python docs/generate.py --check`).
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import import_graph
+import kafka_errors
 import typer
 
 from weft.cli.commands import app
@@ -137,11 +138,13 @@ def filled(text: str, made: dict[str, str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with --check say whether one is stale."""
-    graph = HERE / "packages.svg"
-    picture = import_graph.svg()
-    stale = not graph.exists() or graph.read_text() != picture
-    if "--check" not in arguments:
-        graph.write_text(picture)
+    stale = False
+    whole = {"packages.svg": import_graph.svg(), "kafka-errors.md": kafka_errors.page()}
+    for name, content in whole.items():
+        path = HERE / name
+        stale = stale or not path.exists() or path.read_text("utf-8") != content
+        if "--check" not in arguments:
+            path.write_text(content, "utf-8")
     for page, made in parts().items():
         path = HERE / page
         text = path.read_text()

@@ -253,7 +253,18 @@ class KafkaAdmin:
             return {}
 
         def ask(left_s: float) -> dict[TopicPartition, int | None]:
-            reader = self._reader(group)
+            if group not in self._groups:
+                config = {
+                    "log_level": 2,
+                    **self._settings.admin,
+                    "group.id": group,
+                    "enable.auto.commit": False,
+                    # Under read_committed the answer waits for every open transaction.
+                    "isolation.level": "read_uncommitted",
+                    "error_cb": self._failures.note,
+                }
+                self._groups[group] = Consumer(with_client_log(config))
+            reader = self._groups[group]
             try:
                 found = clib.committed(reader, partitions, left_s)
             except KafkaException:
@@ -391,21 +402,6 @@ class KafkaAdmin:
         here = [(topic.name, number) for topic in found for number in range(topic.partitions)]
         left_s = max(deadline - time.monotonic(), _REQUEST_MIN_S)
         return self.offsets(here, spec, committed=committed, timeout_s=left_s)
-
-    def _reader(self, group: str) -> Consumer:
-        """A consumer that asks for the group's offsets and never joins."""
-        if group not in self._groups:
-            config = {
-                "log_level": 2,
-                **self._settings.admin,
-                "group.id": group,
-                "enable.auto.commit": False,
-                # Under read_committed the answer waits for every open transaction.
-                "isolation.level": "read_uncommitted",
-                "error_cb": self._failures.note,
-            }
-            self._groups[group] = Consumer(with_client_log(config))
-        return self._groups[group]
 
     def _within(
         self, timeout_s: float, what: str, ask: Callable[[float], T], first_s: float | None = None

@@ -300,7 +300,14 @@ class CommitQueue:
             # An event that is not destroyed makes Consumer.close() hang for ever.
             try:
                 if library().rd_kafka_event_type(event) == _EVENT_OFFSET_COMMIT:
-                    answers.append(_answer(event))
+                    # A commit event as plain data; it points into the event, so copy before
+                    # destroying.
+                    calls = library()
+                    partitions = _read(calls.rd_kafka_event_topic_partition_list(event))
+                    error = calls.rd_kafka_event_error(event)
+                    first_failed = next((one.error for one in partitions if one.error), 0)
+                    token = calls.rd_kafka_event_opaque(event) or 0
+                    answers.append(CommitReply(token, error or first_failed, partitions))
             finally:
                 library().rd_kafka_event_destroy(event)
         return answers
@@ -316,16 +323,6 @@ class CommitQueue:
         if self._queue is None:
             raise RuntimeError("the commit queue is closed")
         return self._queue
-
-
-def _answer(event: int) -> CommitReply:
-    """A commit event as plain data; it points into the event, so copy before destroying."""
-    calls = library()
-    partitions = _read(calls.rd_kafka_event_topic_partition_list(event))
-    error = calls.rd_kafka_event_error(event)
-    first_failed = next((one.error for one in partitions if one.error), 0)
-    token = calls.rd_kafka_event_opaque(event) or 0
-    return CommitReply(token, error or first_failed, partitions)
 
 
 class GroupMetadata:

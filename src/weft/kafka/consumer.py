@@ -202,7 +202,15 @@ class KafkaConsumer(_Asking):
         assert self._listener is not None
         self._joining = False
         if self._leaving:
-            self._assign_silently(consumer, partitions)
+            # Accepted while leaving, so that librdkafka can revoke them with the rest: it refuses
+            # to unassign any of them when one was never assigned, and the poll then breaks.
+            if not self._incremental:
+                consumer.assign([])
+                return
+            none = [TopicPartition(p.topic, p.partition, 0) for p in partitions]
+            consumer.incremental_assign(none)
+            if partitions:
+                consumer.pause(partitions)
             return
         where = [(p.topic, p.partition) for p in partitions]
         self._assigned.update(where)
@@ -226,18 +234,6 @@ class KafkaConsumer(_Asking):
         if again:
             consumer.resume([TopicPartition(*tp) for tp in again])
         self._left_paused.difference_update(where)
-
-    def _assign_silently(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Accept these while leaving, so that librdkafka can revoke them with the rest.
-
-        It refuses to unassign any of them when one was never assigned, and the poll then breaks.
-        """
-        if not self._incremental:
-            consumer.assign([])
-            return
-        consumer.incremental_assign([TopicPartition(p.topic, p.partition, 0) for p in partitions])
-        if partitions:
-            consumer.pause(partitions)
 
     def _give_up(self, partitions: list[TopicPartition], *, lost: bool) -> None:
         assert self._listener is not None
@@ -317,22 +313,19 @@ class KafkaConsumer(_Asking):
         polled = ports.Polled()
         if messages:
             self._refusals.served()
-            self._take(messages, polled)
+            if any(map(Message.error, messages)):
+                errors = [message for message in messages if message.error()]
+                messages = [message for message in messages if not message.error()]
+                for message in errors:
+                    self._take_error(message, polled)
+            if messages:
+                polled.batches = batches_of(messages, self._only_topic)
         elif refusal := self._refusals.lasting():
             self._refusals.served()  # reported once
             polled.problems.append(ports.Problem("stop", *refusal))
         if self._unanswered or self._early:
             polled.commits += self._answers(0.0)
         return polled
-
-    def _take(self, messages: list[Message], polled: ports.Polled) -> None:
-        if any(map(Message.error, messages)):
-            errors = [message for message in messages if message.error()]
-            messages = [message for message in messages if not message.error()]
-            for message in errors:
-                self._take_error(message, polled)
-        if messages:
-            polled.batches = batches_of(messages, self._only_topic)
 
     def _take_error(self, message: Message, polled: ports.Polled) -> None:
         error = message.error()

@@ -176,28 +176,24 @@ class LastWords:
             self._failed("its messages have no time of the broker: " + NOT_STAMPED)
             return
         with self._lock:
-            self._keep(bytes(key), b"" if value is None and self._whole else value, at)
-
-    def _keep(self, key: bytes, value: Any, at: float) -> None:
-        self._drop(key)
-        if value is None:
-            return
-        if len(value) > VALUE_BYTES_MAX:
-            self._failed(f"a record of {len(value):,} bytes was passed over")
-            return
-        self._last[key] = Word(bytes(value), at)
-        self._bytes += len(value)
-        if self._whole and (not value or self._of_now(key)):
-            self._passing[key] = None
-        self._make_room()
-
-    def _make_room(self) -> None:
-        passing, most = self._passing, LASTING_MAX if self._whole else KEYS_MAX
-        while len(passing) > KEYS_MAX or (passing and self._bytes > BYTES_MAX):
-            self._drop(next(iter(passing)))
-        while len(self._last) - len(passing) > most or self._bytes > BYTES_MAX:
-            self._drop(next(key for key in self._last if key not in passing))
-            self._failed(f"more than {most:,} keys: those written first are left out")
+            key = bytes(key)
+            value = b"" if value is None and self._whole else value
+            self._drop(key)
+            if value is None:
+                return
+            if len(value) > VALUE_BYTES_MAX:
+                self._failed(f"a record of {len(value):,} bytes was passed over")
+                return
+            self._last[key] = Word(bytes(value), at)
+            self._bytes += len(value)
+            if self._whole and (not value or self._of_now(key)):
+                self._passing[key] = None
+            passing, most = self._passing, LASTING_MAX if self._whole else KEYS_MAX
+            while len(passing) > KEYS_MAX or (passing and self._bytes > BYTES_MAX):
+                self._drop(next(iter(passing)))
+            while len(self._last) - len(passing) > most or self._bytes > BYTES_MAX:
+                self._drop(next(key for key in self._last if key not in passing))
+                self._failed(f"more than {most:,} keys: those written first are left out")
 
     def _drop(self, key: bytes) -> None:
         gone = self._last.pop(key, None)

@@ -224,7 +224,21 @@ class GroupLag(GroupOffsets):
 
     def _read_stamps(self, wanted: Mapping[TopicAndPartition, int | None], deadline: float) -> None:
         """Read one record of each; where gaps follow, the next there is."""
-        reader = self._stamp_reader()
+        if self._reader is None:
+            config: dict[str, str | int | bool] = {
+                "log_level": "0",
+                **self._properties,
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,  # never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_uncommitted",
+                "auto.offset.reset": "earliest",
+                "max.partition.fetch.bytes": FETCH_BYTES,
+                "queued.max.messages.kbytes": 16 * 1024,
+            }
+            self._reader = Consumer(config)
+        reader = self._reader
         left = dict(wanted)
         try:
             reader.assign([TopicPartition(*where, offset or 0) for where, offset in left.items()])
@@ -240,20 +254,3 @@ class GroupLag(GroupOffsets):
             reader.unassign()
         except KafkaException:
             return  # ages are a courtesy: without them the rest still holds
-
-    def _stamp_reader(self) -> Consumer:
-        if self._reader is None:
-            config: dict[str, str | int | bool] = {
-                "log_level": "0",
-                **self._properties,
-                "bootstrap.servers": self.bootstrap,
-                "group.id": self.group,  # never joined
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_uncommitted",
-                "auto.offset.reset": "earliest",
-                "max.partition.fetch.bytes": FETCH_BYTES,
-                "queued.max.messages.kbytes": 16 * 1024,
-            }
-            self._reader = Consumer(config)
-        return self._reader

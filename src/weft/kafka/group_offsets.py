@@ -116,21 +116,17 @@ def _answered() -> Iterator[None]:
         raise FatalError(str(error)) from None
 
 
-def _check(properties: Mapping[str, str]) -> None:
-    """ConfigError for a property that this tool sets itself or that librdkafka does not take."""
-    known = librdkafka.properties()
-    for name in properties:
-        if name in _OWN:
-            raise ConfigError(f"the property {name} is set by {_OWN[name]}: omit it")
-        if name not in known or not known[name].settable:
-            raise ConfigError(f"librdkafka does not accept {name}: {librdkafka.cure_for(name)}")
-
-
 class GroupOffsets:
     """The committed offsets of one group; close it, or use it as a context manager."""
 
     def __init__(self, bootstrap: str, group: str, properties: Mapping[str, str]) -> None:
-        _check(properties)
+        # ConfigError for a property that this tool sets itself or that librdkafka does not take.
+        known = librdkafka.properties()
+        for name in properties:
+            if name in _OWN:
+                raise ConfigError(f"the property {name} is set by {_OWN[name]}: omit it")
+            if name not in known or not known[name].settable:
+                raise ConfigError(f"librdkafka does not accept {name}: {librdkafka.cure_for(name)}")
         shared: dict[str, Any] = {"log_level": "0", **properties, "bootstrap.servers": bootstrap}
         self.bootstrap, self.group = bootstrap, group
         check_addresses({"bootstrap.servers": bootstrap})

@@ -108,7 +108,11 @@ class KafkaLogReader:
             where = (str(one.topic()), _number(one.partition()))
             error = one.error()
             if error is not None and error.code() != _EOF:
-                _check(error, where)
+                # ConfigError for what does not pass by waiting.
+                if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise ConfigError(f"topic {where[0]} may not be read: {reason(error.code())}")
+                if error.fatal():
+                    raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
                 continue
             # At an end the offset is the next one; a marker may be what is there.
             behind = _number(one.offset()) + (error is None)
@@ -130,20 +134,18 @@ class KafkaLogReader:
             try:
                 held = clib.committed(self._consumer, partitions, min(timeout_s, ASKED_S))
             except KafkaException as error:
-                self._check_group(error.args[0])
+                # ConfigError where the group is refused; a request may time out, and a message
+                # say why.
+                reported = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
+                for one in (error.args[0], *reported):
+                    if one is not None and one.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                        raise ConfigError(f"group {self._group}: {reason(one.code())}") from None
                 if time.monotonic() >= deadline:
                     text = error.args[0].str()
                     raise KafkaUnavailable(f"the offsets of {self._group}: {text}") from None
                 time.sleep(AGAIN_S)  # its coordinator is being looked for
             else:
                 return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
-
-    def _check_group(self, error: KafkaError) -> None:
-        """ConfigError where the group is refused; a request may time out, and a message say why."""
-        reported = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
-        for one in (error, *reported):
-            if one is not None and one.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise ConfigError(f"group {self._group}: {reason(one.code())}")
 
     def membership(self) -> clib.GroupMetadata:
         """Of no member: Kafka takes it while the group has no members."""
@@ -156,14 +158,6 @@ class KafkaLogReader:
 
 def _number(given: int | None) -> int:
     return -1 if given is None else given
-
-
-def _check(error: KafkaError, where: Where) -> None:
-    """ConfigError for what does not pass by waiting."""
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        raise ConfigError(f"topic {where[0]} may not be read: {reason(error.code())}")
-    if error.fatal():
-        raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
 
 
 def fetch(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -76,12 +75,6 @@ def properties() -> dict[str, Property]:
 def parsed(table: str) -> dict[str, Property]:
     """The table as data. A name may stand in it twice (of a client, of a topic): the first wins."""
     found: dict[str, Property] = {}
-    for one in _rows(table):
-        found.setdefault(one.name, one)
-    return found
-
-
-def _rows(table: str) -> Iterator[Property]:
     for line in table.splitlines():
         row, kind = _ROW.match(line), _KIND.search(line)
         if row is None or kind is None:
@@ -91,14 +84,11 @@ def _rows(table: str) -> Iterator[Property]:
         numbers = _NUMBERS.match(values)
         words = () if numbers or not values else tuple(v.strip() for v in values.split(","))
         alias = _ALIAS.search(line)
-        yield Property(
-            row["name"],
-            scope,
-            kind[1],
-            (int(numbers[1]), int(numbers[2])) if numbers else None,
-            words,
-            alias[1] if alias else row["name"],
-        )
+        limits = (int(numbers[1]), int(numbers[2])) if numbers else None
+        main = alias[1] if alias else row["name"]
+        one = Property(row["name"], scope, kind[1], limits, words, main)
+        found.setdefault(one.name, one)
+    return found
 
 
 def canonical(name: str) -> str:

@@ -366,7 +366,14 @@ _ADDRESS = re.compile(
 def checked_value(name: str, value: Any, option: str) -> Any:
     """The value, if the property takes it; raises ConfigError."""
     if name in CALLBACKS:
-        return _callback(name, value, option)
+        if name == "logger":
+            if not isinstance(value, logging.Logger | logging.LoggerAdapter):
+                raise ConfigError(
+                    f"{option}: logger takes a logging.Logger, not {type(value).__name__}"
+                )
+        elif not callable(value):
+            raise ConfigError(f"{option}: {name} takes a function, not {type(value).__name__}")
+        return value
     known = properties()[name]
     if value is None or (name in _NEVER_EMPTY and not str(value).strip()):
         raise ConfigError(
@@ -381,17 +388,6 @@ def checked_value(name: str, value: Any, option: str) -> Any:
     if not _takes(known, value):
         shown = f" {value!r:.60}" if is_shown(name) else " its value"
         raise ConfigError(f"{option}: {name} takes {known.wants()}, not{shown}")
-    return value
-
-
-def _callback(name: str, value: Any, option: str) -> Any:
-    if name == "logger":
-        if not isinstance(value, logging.Logger | logging.LoggerAdapter):
-            raise ConfigError(
-                f"{option}: logger takes a logging.Logger, not {type(value).__name__}"
-            )
-    elif not callable(value):
-        raise ConfigError(f"{option}: {name} takes a function, not {type(value).__name__}")
     return value
 
 

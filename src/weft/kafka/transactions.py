@@ -265,18 +265,7 @@ class KafkaTransactions:
                 error = self._cause(worse)
             else:
                 return self._aborted("aborted", deliveries, error)
-        return self._renew(error, offsets, deliveries, read_back, timed_out=timed_out)
-
-    def _renew(
-        self,
-        error: KafkaError,
-        offsets: Sequence[ToCommit],
-        deliveries: list[Delivery | None],
-        read_back: ReadBack,
-        *,
-        timed_out: bool,
-    ) -> TransactionEnd:
-        """A new producer ends the open transaction; the group's offsets show how."""
+        # A new producer ends the open transaction; the group's offsets show how.
         verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
         if verdict == "fenced":  # reported by the abort
             return TransactionEnd("fenced", deliveries, _why(error))

@@ -3,7 +3,7 @@
 The meaning of an error code depends on where it occurs, so there are four questions, one
 for each place. The codes stand in families that share their answers; a code this version of Weft
 does not know gets the verdicts of `UNKNOWN`, which never end a run.
-`docs/kafka-errors.md` is made from this table.
+`docs/kafka_errors.py` makes a page of this table.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class Family(NamedTuple):
     transaction: TransactionVerdict
     reason: str
     codes: str
-
-
-#: The questions, which are also the names of a family's answers.
-_PLACES = ("commit", "poll", "delivery", "transaction")
 
 
 class Row(NamedTuple):
@@ -332,33 +328,3 @@ def error_text(error: KafkaError) -> str:
     """The text of a client error; with the fix if it ends the run."""
     stops = poll_verdict(error.code()) == "stop"
     return f"{error.str()}: {reason(error.code())}" if stops else str(error.str())
-
-
-def documentation() -> str:
-    """The table as a page: docs/kafka-errors.md holds exactly this."""
-    lines = [
-        "# Kafka errors and what Weft does about them",
-        "",
-        "Generated from the table in `src/weft/kafka/verdicts.py`; a test fails if they differ.",
-        "A code that is not listed here is logged and does not end the run.",
-        "",
-        "- **commit**: `retry` within the same assignment; `too_large`: committed again without",
-        "  the offset map; `gone`: another member owns the partition; `stop`: exit 1.",
-        "- **poll**: `retry`: librdkafka recovers by itself; `rejoin`: the consumer is recreated",
-        "  after a pause; `report`: logged; `stop`: exit 1.",
-        "- **delivery** (of a produced message): `retry`: produced again; `refused`: the attempt",
-        "  of its record has failed; `fatal`: the producer cannot be used any more.",
-        "- **transaction**: `retry` the call; `abort` and produce again; `new_producer` under the",
-        "  same id, as the outcome is unknown; `fenced` and `fatal`: exit 1.",
-    ]
-    for family in FAMILIES:
-        lines += ["", f"## {family.reason[0].upper()}{family.reason[1:]}", ""]
-        lines += [
-            " · ".join(f"{place} `{getattr(family, place)}`" for place in _PLACES),
-            "",
-            "| code | name | message of librdkafka |",
-            "|---|---|---|",
-        ]
-        rows = [row for row in table().values() if row.family is family]
-        lines += [f"| {r.code} | `{r.name}` | {KafkaError(r.code).str()} |" for r in rows]
-    return "\n".join(lines) + "\n"

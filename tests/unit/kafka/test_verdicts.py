@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -18,7 +17,6 @@ from weft.kafka.verdicts import (
     TransactionVerdict,
     commit_verdict,
     delivery_verdict,
-    documentation,
     error_text,
     family_of,
     of_content,
@@ -34,7 +32,6 @@ CODES = {
     if isinstance(value := getattr(KafkaError, name), int) and not name.startswith("__")
 }
 FUTURE = 30_000
-DOCS = Path(__file__).parents[3] / "docs" / "kafka-errors.md"
 
 
 def test_the_library_has_as_many_codes_as_we_think() -> None:
@@ -206,13 +203,6 @@ def test_families_read_as_sentences() -> None:
         assert family.reason[:2].lower() == family.reason[:2] or family.codes == "_SSL"
         assert not family.reason.endswith(".")
     assert family_of(0).reason == "not an error"
-
-
-def test_the_documentation_is_this_table() -> None:
-    """docs/kafka-errors.md is made from the table."""
-    assert DOCS.read_text("utf-8") == documentation(), (
-        "write docs/kafka-errors.md anew with weft.kafka.verdicts.documentation()"
-    )
 
 
 @pytest.mark.parametrize(
