@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,8 +18,6 @@ from weft.types import RunReport, StopMode
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
     from weft.runtime.run.result_stream import ResultStream
     from weft.runtime.run.run_handle import RunHandle
-
-_log = logging.getLogger("weft")
 
 
 class App:
@@ -138,7 +135,7 @@ class App:
             from weft.runtime.logs import event
 
             text = f"{type(error).__name__}: {error}"
-            event(_log, "error", "app.serve() failed", group=self._options.group, error=text)
+            event("error", "app.serve() failed", group=self._options.group, error=text)
             raise
 
     def _prepare(self, how: RunOptions) -> RunHandle:

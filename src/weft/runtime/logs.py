@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.account.shown import shown_lines
 
+_log = logging.getLogger("weft")
 _REPORTED: list[bool] = []
 
 
@@ -22,9 +23,9 @@ def say_how_to_see_more() -> None:
         )
 
 
-def event(log: logging.Logger, level: str, what: str, **fields: Any) -> None:
+def event(level: str, what: str, **fields: Any) -> None:
     """Log `what key=value …`; the fields also stand in `record.weft` for structured handlers."""
-    traced(log, level, what, fields, "")
+    traced(_log, level, what, fields)
 
 
 def traced(
@@ -32,10 +33,10 @@ def traced(
     level: str,
     what: str,
     fields: Mapping[str, Any],
-    traceback: str,
+    traceback: str = "",
     error: BaseException | None = None,
 ) -> None:
-    """The same with a traceback, as the text that an ErrorInfo has of one.
+    """The same to any logger, with a traceback, as the text that an ErrorInfo has of one.
 
     Every formatter prints it below the line, so what comes from data is escaped here. `error` is
     the record's `exc_info`, which Sentry and its like report.

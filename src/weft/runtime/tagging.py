@@ -6,7 +6,6 @@ cannot call them. The record is as it was fetched: its key and value are bytes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from weft.runtime.logs import event
 from weft.sparse import Sparse
 from weft.types import Record
 
-_log = logging.getLogger("weft")
 _sparse = Sparse()
 _COST = 1.0
 
@@ -78,7 +76,7 @@ def _asked(
             more = {"similar_lines_omitted": left_out} if left_out else {}
             what = "costs 1" if instead == _COST else "belongs to the value None"
             event(
-                _log, "error", f"{name} failed: the record {what}",
+                "error", f"{name} failed: the record {what}",
                 handler=handler, offset=record.offset,
                 error=f"{type(error).__name__}: {message_of(error)}", **more,
             )  # fmt: skip

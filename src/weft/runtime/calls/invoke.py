@@ -6,7 +6,6 @@ Also the call of a function that is `on_exhausted`, on the callbacks' thread.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 import time
@@ -29,7 +28,6 @@ from weft.runtime.calls.tracing import carried
 from weft.runtime.logs import event
 from weft.types import ErrorInfo, Headers, Produce, Raised, Record, _SameKey
 
-_log = logging.getLogger("weft")
 #: callables of Retry(delay_s=...) that failed, and were logged
 _REPORTED: list[Callable[..., float]] = []
 
@@ -108,7 +106,7 @@ def asked_delay(attempt: int, error: BaseException, retry: Retry) -> float | Non
         if retry.delay_s not in _REPORTED:
             _REPORTED.append(retry.delay_s)
             text = f"{type(why).__name__}: {why}"
-            event(_log, "error", "Retry(delay_s=...) failed: waiting 1 s instead", error=text)
+            event("error", "Retry(delay_s=...) failed: waiting 1 s instead", error=text)
         return None
     return delay_s
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from abc import abstractmethod
@@ -31,8 +30,6 @@ from weft.runtime.calls.invoke import ending, failed
 from weft.runtime.door import Door
 from weft.runtime.handling import Executor, HandlerPlan
 from weft.runtime.logs import event
-
-_log = logging.getLogger("weft")
 
 FAST_S = 100e-6  # calls shorter than this report together
 #: whether calls may still begin at all is asked once in so long, by whichever thread: see Lease
@@ -121,7 +118,6 @@ class WorkerThreads(Executor, Generic[T]):
             elif not self._short_of_threads:
                 self._short_of_threads = True
                 event(
-                    _log,
                     "warning",
                     "no more threads available: raise the limit of processes (ulimit -u, pids.max)",
                     handler=self._plan.spec.name,

@@ -20,7 +20,6 @@ nothing starts until the broker has taken a commit from this member.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -35,8 +34,6 @@ from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
 from weft.types import TopicPartition
-
-_log = logging.getLogger("weft")
 
 READ_S = 5.0
 LAST_COMMIT_S = 3.0
@@ -225,7 +222,6 @@ class Lease:
             # No thread was faster: the door must see it before the mark moves.
             door.call(lambda _engine, _now: None)
             event(
-                _log,
                 "warning",
                 "the polling thread was blocked",
                 seconds=round(now - door.round_at, 3),

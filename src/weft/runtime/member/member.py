@@ -174,7 +174,7 @@ class Member:
         if self.fatal is None:
             self.may_restart = may_restart
             self.fatal, self.exit_code = fx.Fatal(reason, error), exit_code
-            event(_log, "error", "stopping", reason=reason)
+            event("error", "stopping", reason=reason)
         if self._stopped_at is None:
             self._stopped_at = self.now()
         # Posted, not called: this may run inside the door.
@@ -379,7 +379,7 @@ class Member:
                 fenced = "FENCED_INSTANCE" in problem.code
                 self.fail(f"{problem.code}: {problem.reason}", may_restart=not fenced)
             else:
-                event(_log, "warning", "kafka", code=problem.code, reason=problem.reason)
+                event("warning", "kafka", code=problem.code, reason=problem.reason)
         if polled.out_of_range:
             self._out_of_range.received(polled.out_of_range)
 

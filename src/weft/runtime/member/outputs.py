@@ -15,7 +15,6 @@ is always logged.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -33,8 +32,6 @@ from weft.runtime.logs import event
 from weft.runtime.shared import SharedOutputs
 from weft.sparse import Sparse
 from weft.types import ErrorInfo, Headers, Record, Sent
-
-_log = logging.getLogger("weft")
 
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "_MSG_SIZE_TOO_LARGE"})
 NO_PARTITION = "_UNKNOWN_PARTITION"
@@ -98,7 +95,6 @@ def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Header
             raise TypeError(f"the value it returned is of type {type(value).__name__}, not bytes")
     except BaseException as error:  # a user's function may raise anything: nothing of it is shown
         event(
-            _log,
             "error",
             "DeadLetter(transform=...) failed, the letter goes without value and headers",
             record=f"{record.topic}[{record.partition}]@{record.offset}",
@@ -170,7 +166,6 @@ class Letters:
         self.count += 1
         if self._sparse.left_out() is not None:
             event(
-                _log,
                 "warning",
                 "dead letter too large, a part is dropped: raise max.message.bytes of its topic",
                 topic=letter.topic,
@@ -414,4 +409,4 @@ class Refusals:
         where = error.message.partition(": ")[0], cure
         if where not in self._reported and len(self._reported) < REPORTED_MAX:
             self._reported.add(where)
-            event(_log, "error", "output refused", reason=error.message, next=cure)
+            event("error", "output refused", reason=error.message, next=cure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +17,6 @@ from weft.runtime.member.telling import Telling
 from weft.runtime.member.transactor import Transactor
 from weft.sparse import Sparse
 from weft.types import TopicPartition
-
-_log = logging.getLogger("weft")
 
 
 class Performer:
@@ -103,7 +100,7 @@ class Performer:
     def _answered(self, effect: fx.Answered) -> None:
         action, reason = effect.command.action, effect.command.reason
         for row in effect.rows:
-            event(_log, "info", "command", action=action, reason=reason, **row._asdict())
+            event("info", "command", action=action, reason=reason, **row._asdict())
         for listener in tuple(self._seat.answered):
             listener(effect)
 
@@ -134,7 +131,7 @@ class Performer:
         left_out = self._sparse.left_out(effect.event)
         if left_out is not None:
             more = {"alike": left_out} if left_out else {}
-            event(_log, effect.level, effect.event, **(effect.fields | more))
+            event(effect.level, effect.event, **(effect.fields | more))
 
     def _drained(self, _effect: fx.Drained) -> None:
         self._on_drained()

@@ -11,7 +11,6 @@ gets the error that the instance id is still in use, which is final for that lib
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +26,6 @@ from weft.runtime.member.committing import Committer, Lease
 from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.seat import Seat
 from weft.types import TopicPartition
-
-_log = logging.getLogger("weft")
 
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
@@ -113,7 +110,7 @@ class Rebalance:
         try:
             found = self._seat.consumer.find(partitions, FIND_S)
         except KafkaUnavailable as error:
-            event(_log, "warning", "assigned, offsets unreadable", reason=str(error))
+            event("warning", "assigned, offsets unreadable", reason=str(error))
             found = {}
         if left := [where for where in partitions if where not in found]:
             self.find_later(left)
@@ -125,7 +122,7 @@ class Rebalance:
         """Open the epochs and log it."""
         starts = self.open(found)
         seconds = round(self._seat.now() - began, 3)
-        event(_log, "info", "assigned", partitions=names(list(found)), seconds=seconds)
+        event("info", "assigned", partitions=names(list(found)), seconds=seconds)
         self._config.on_found(found)
         return starts
 
@@ -187,7 +184,6 @@ class Rebalance:
             self.waiting.update(dict.fromkeys(left, Waiting(look.token, look.began, reason)))
             if now >= look.say_at:
                 event(
-                    _log,
                     "warning",
                     "assigned, start offset unknown",
                     partitions=names(left),
@@ -216,7 +212,7 @@ class Rebalance:
                 seat.fail(f"{where[0]}[{where[1]}]: {start.reason}")
                 continue
             if start.warning:
-                event(_log, "warning", start.warning, topic=where[0], partition=where[1])
+                event("warning", start.warning, topic=where[0], partition=where[1])
             assignments.append(
                 Assignment(
                     where[0],
@@ -267,7 +263,6 @@ class Rebalance:
         seat.door.call(lambda engine, now: engine.closed(now, ours))
         self._forget(ours)
         event(
-            _log,
             "info",
             "revoked",
             partitions=names(partitions),
@@ -290,7 +285,7 @@ class Rebalance:
             executor.warn(ours)
         for work in running:  # another member is at them already
             seat.executors[work.partition.handler.index].cancel(work, expired=False)
-        event(_log, "warning", "lost", partitions=names(partitions))
+        event("warning", "lost", partitions=names(partitions))
         seat.callbacks.call(self._config.on_revoke, list(partitions))
 
     def _forget(self, ours: Sequence[Partition]) -> None:
@@ -394,7 +389,6 @@ class Rejoining:
         self._wait_s = REJOIN_FIRST_S if calm else min(REJOIN_MOST_S, 2 * self._wait_s)
         self._began_at = now
         event(
-            _log,
             "warning",
             "recreating the consumer",
             code=problem.code,

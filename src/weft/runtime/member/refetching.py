@@ -6,7 +6,6 @@ meanwhile, and no lookup waits. The client is closed when nothing is asked for a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -19,8 +18,6 @@ from weft.runtime.logs import event
 from weft.runtime.member.seat import Seat
 from weft.runtime.tagging import tags_of
 from weft.types import Record, content_bytes
-
-_log = logging.getLogger("weft")
 
 #: so long the client is kept with nothing to read
 IDLE_S = 10.0
@@ -98,7 +95,6 @@ class Refetcher:
         except Exception as error:
             self._close_reader()
             event(
-                _log,
                 "warning",
                 "released records cannot be read again now",
                 topic=partition.topic,

@@ -8,7 +8,6 @@ unless a commit for the new topic exists.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,6 @@ from weft.kafka.ports import KafkaUnavailable, LoginRefused
 from weft.runtime.logs import event
 from weft.runtime.member.seat import Reread, Seat
 from weft.types import TopicPartition
-
-_log = logging.getLogger("weft")
 
 LOOK_EVERY_S = 2.0
 #: looks in a row without it: a broker may be a moment behind
@@ -71,7 +68,6 @@ class TopicIds:
         for topic, looks in self._missed.items():
             if looks == MISSED_MAX:
                 event(
-                    _log,
                     "warning",
                     "topic no longer exists",
                     topic=topic,
@@ -125,7 +121,7 @@ class TopicIds:
                 # "latest" too: whatever the new topic holds came while the group was subscribed.
                 result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
         for topic, present in again.items():  # also if the group noticed it before this check
-            event(_log, "warning", "topic was recreated", topic=topic, topic_id=present)
+            event("warning", "topic was recreated", topic=topic, topic_id=present)
         return result
 
     def _now(self, topics: Sequence[str]) -> Mapping[str, str] | None:

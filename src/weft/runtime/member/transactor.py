@@ -228,7 +228,7 @@ class Transactor:
         committed, slow = end.outcome == "committed", self._slow
         if not committed:
             why = end.reason or next((error.message for _, error in refused + stuck), "")
-            event(_log, "warning", "transaction aborted", reason=why, refused=len(refused))
+            event("warning", "transaction aborted", reason=why, refused=len(refused))
         self._seat.door.post(
             lambda engine, now: engine.transacted(
                 now,
@@ -296,7 +296,6 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
         place, free = _held_place(hashlib.sha256(group.encode()).hexdigest()[:16])
     except OSError as error:
         event(
-            _log,
             "warning",
             "no directory for locks, so this member's transactional.id is random: what it "
             "leaves open when it is killed blocks read_committed readers for up to 10 s; set "

@@ -14,7 +14,6 @@ decides where.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -29,8 +28,6 @@ from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.member.rebalance import Waiting
 from weft.runtime.member.seat import Reread, Seat
 from weft.types import TopicPartition
-
-_log = logging.getLogger("weft")
 
 LOOK_EVERY_S = 1.0
 #: this long without a record although the log grows: the fetch is restarted
@@ -161,7 +158,6 @@ class Watchdog:
             self.stuck = {**self.stuck, where: one.since}
             self.ends[where] = end
             event(
-                _log,
                 "warning",
                 "partition was not fetched although its log grows: fetch restarted",
                 topic=where[0],
@@ -260,7 +256,6 @@ class OutOfRange:
                 self._later[one] = partition, now + AGAIN_S
             elif partition.position > log.log_end:
                 event(
-                    _log,
                     "warning",
                     "the log was truncated: records already read are finished first",
                     topic=one[0],
@@ -277,7 +272,6 @@ class OutOfRange:
         seat = self._seat
         if log.log_start > partition.position:
             event(
-                _log,
                 "warning",
                 "records were deleted before they were read",
                 topic=one[0],

@@ -75,7 +75,7 @@ def logged(order: Order, answer: Answer) -> None:
     """Log a command and its answer; not a dry run."""
     if not order.dry_run:
         event(
-            _log, "warning" if answer.outcome == "refused" else "info",
+            "warning" if answer.outcome == "refused" else "info",
             f"command {order.action}", about=what(order), outcome=answer.outcome,
             detail=answer.detail, reason=order.reason, claimed_by=order.claimed_by or "?",
             id=order.id,
@@ -158,7 +158,7 @@ class Control:
                 if ended and self._send():
                     for one in ended:
                         event(
-                            _log, "info", f"command {one.order.action} expired",
+                            "info", f"command {one.order.action} expired",
                             about=what(one.order), reason=one.order.reason, id=one.order.id,
                         )  # fmt: skip
 

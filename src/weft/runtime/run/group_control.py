@@ -9,7 +9,6 @@ members.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import threading
 import time
@@ -41,8 +40,6 @@ from weft.sparse import Sparse
 
 if TYPE_CHECKING:
     from weft.kafka.connect import Connection
-
-_log = logging.getLogger("weft")
 
 LOOK_S = 0.2
 #: a start waits so long for what is in force; then it continues without
@@ -88,7 +85,7 @@ class GroupControl:
         if not self._ready.wait(READY_S):
             reason = self._reason or "no answer yet"
             event(
-                _log, "warning", "control topic not read yet", topic=self._topic, reason=reason,
+                "warning", "control topic not read yet", topic=self._topic, reason=reason,
                 seconds=READY_S, next="what is in force by it is obeyed when it can be read",
             )  # fmt: skip
 
@@ -127,7 +124,7 @@ class GroupControl:
                     if not self._ready.is_set():
                         self._ready.set()
                         event(
-                            _log, "info", "control topic followed", topic=self._topic,
+                            "info", "control topic followed", topic=self._topic,
                             obeyed=self._obeyed, expired=self._expired, refused=self._refused,
                         )  # fmt: skip
             self._over.wait(LOOK_S)
@@ -204,7 +201,7 @@ class GroupControl:
         self._refused += 1
         if self._refused <= NAMED_MAX:
             event(
-                _log, "warning", "command record refused", topic=self._topic, reason=reason,
+                "warning", "command record refused", topic=self._topic, reason=reason,
                 key=key[:200].decode(errors="backslashreplace"), count=self._refused,
             )  # fmt: skip
 
@@ -221,4 +218,4 @@ class GroupControl:
     def _failed(self, reason: str) -> None:
         self._reason = reason
         if self._failures.left_out() is not None:
-            event(_log, "warning", "control topic fails", topic=self._topic, reason=reason)
+            event("warning", "control topic fails", topic=self._topic, reason=reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,8 +20,6 @@ from weft.types import Committed, RunReport
 
 if TYPE_CHECKING:
     from weft.ledger.ledger_run import LedgerRun
-
-_log = logging.getLogger("weft")
 
 PROCESS_AHEAD = 32
 
@@ -106,7 +103,6 @@ def log_start(
         for handler, plan in zip(handlers, plans, strict=True)
     }
     event(
-        _log,
         "info",
         "starting",
         **options.shown(),
@@ -120,7 +116,6 @@ def log_start(
 def log_end(report: RunReport) -> None:
     """The last line of a run."""
     event(
-        _log,
         "info",
         "ended",
         exit_code=report.exit_code,
@@ -168,7 +163,6 @@ def open_ledgers(
             if ledger.concurrency < asked:  # more calls than connections would only wait for one
                 plan.spec = replace(plan.spec, concurrency=ledger.concurrency)
                 event(
-                    _log,
                     "warning",
                     "the ledger's connection pool caps concurrency",
                     handler=plan.spec.name,

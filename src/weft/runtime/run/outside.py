@@ -236,12 +236,12 @@ class Outside:
                 source, options.http, options.http_token_file,
                 allow_control=options.allow_control, asked=self._asked(), letters=self._letters,
             )  # fmt: skip
-            event(_log, "info", "serving http", address=self._http.address)
+            event("info", "serving http", address=self._http.address)
         if os.environ.get(SOCKET_VARIABLE) == "1":
             try:
                 self._local = LocalServer(source)
             except (ConfigError, OSError) as error:  # it is optional: a run continues without it
-                event(_log, "warning", "no socket for weft status", reason=str(error))
+                event("warning", "no socket for weft status", reason=str(error))
 
     def _asked(self) -> dict[str, Any]:
         """What only the page asks: separate clients answer it, not the engine."""
@@ -293,7 +293,7 @@ class Outside:
 
     def _log(self, kind: str, what: str, reason: str, **more: Any) -> None:
         if self._failures.left_out(kind) is not None:
-            event(_log, "warning", what, topic=self._options.reports, reason=reason, **more)
+            event("warning", what, topic=self._options.reports, reason=reason, **more)
 
     def close(self) -> None:
         """Serve no more."""

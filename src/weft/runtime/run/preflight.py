@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,6 @@ from weft.routing import Routes
 from weft.runtime.logs import event
 from weft.runtime.run.drain import Drain
 from weft.types import TopicPartition
-
-_log = logging.getLogger("weft")
 
 ANSWER_S = 15.0
 #: the first request at a start gets so long, each later one twice as much, up to ANSWER_S
@@ -127,7 +124,6 @@ def _report(
     connection: Connection, error: Exception, waited_s: float, patience: float | None
 ) -> None:
     event(
-        _log,
         "warning",
         "no broker answers yet",
         brokers=connection.described(),
@@ -213,8 +209,6 @@ def drain_of(
     return Drain(admin, group, starts, ends)
 
 
-_log = logging.getLogger("weft")
-
 RESET = "auto.offset.reset"
 DEFAULT = "earliest"
 
@@ -246,7 +240,7 @@ class FirstStart:
         if self._reset is None and self._stakes:
             level = "warning"
             fields["next"] = f"with {' and '.join(self._stakes)} set {RESET} to choose the start"
-        event(_log, level, "no commits yet", **fields)
+        event(level, "no commits yet", **fields)
 
 
 def _at_stake(handler: HandlerOptions) -> str:

@@ -6,7 +6,6 @@ Without a terminal, one log line per minute has the same content.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Self
@@ -19,8 +18,6 @@ from weft import guard
 from weft.account.snapshot import is_away, total
 from weft.errors import NotStarted
 from weft.runtime.logs import event
-
-_log = logging.getLogger("weft")
 
 REFRESHES_PER_S = 2
 LOGGED_EVERY_S = 60.0
@@ -57,7 +54,7 @@ class ProgressLine:
         turns = guard.Turns("weft-progress")
         while not self._over.wait(LOGGED_EVERY_S):
             with turns.turn(), contextlib.suppress(NotStarted):
-                event(_log, "info", "progress", **counts_of(self._snapshot()))
+                event("info", "progress", **counts_of(self._snapshot()))
 
     def _line(self) -> Text:
         try:

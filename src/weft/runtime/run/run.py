@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -45,8 +44,6 @@ from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:
     from weft.ledger.ledger_run import LedgerRun
-
-_log = logging.getLogger("weft")
 
 #: between two looks: while records come, or a drain is waited for, and while nothing happens
 WATCH_S, WATCH_IDLE_S = 0.1, 0.4
@@ -295,7 +292,7 @@ class Run:
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the run: see `App.stop`."""
         self._stop_asked = mode  # for `start`, where it has not come so far
-        event(_log, "info", "stop asked", mode=mode)
+        event("info", "stop asked", mode=mode)
         if self._member is not None:
             self._member.stop(mode)
 

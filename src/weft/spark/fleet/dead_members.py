@@ -150,7 +150,6 @@ class DeadMembers:
         if due:
             self.push_out(due, PUSHES_MAX)
             event(
-                _log,
                 "warning",
                 "pushed out what an earlier run left in the group",
                 members=",".join(sorted(due)),
@@ -166,7 +165,7 @@ class DeadMembers:
             reason = f"{type(error).__name__}: {error}"
             level = "debug" if name in self._logged else "warning"
             self._logged.add(name)
-            event(_log, level, "push-out failed", member=name, reason=reason)
+            event(level, "push-out failed", member=name, reason=reason)
 
     def _end_transaction(self, name: str) -> None:
         """Abort what a dead member left open: who gets its partitions cannot read them before."""

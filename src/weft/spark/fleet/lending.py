@@ -6,7 +6,6 @@ a member is dead. Nothing runs, and nothing is sent, where no handler has a budg
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from weft.policies import Budget
     from weft.runtime.member.member import Member
     from weft.spark.fleet.slots import Slot
-
-_log = logging.getLogger("weft")
 
 #: between two rounds in which the driver divides what several members wait for
 _ROUND_S = 0.1
@@ -195,7 +192,7 @@ class Lending:
                         self._over(name)
                 if held:
                     event(
-                        _log, "info", "what was lent to a dead member is lent to others",
+                        "info", "what was lent to a dead member is lent to others",
                         member=life.index, budgets=",".join(held),
                     )  # fmt: skip
 

@@ -96,7 +96,7 @@ class Lost:
         left = self._dead.push_out([name])
         what = "a dead member is still in the group" if left else "pushed out a dead member"
         silent = {} if since is None else {"seconds": round(time.monotonic() - since, 1)}
-        event(_log, "warning", what, member=slot.index, **silent, reason=reason)
+        event("warning", what, member=slot.index, **silent, reason=reason)
 
     def _waits(self, slot: Slot, since: float) -> bool:
         """It has not returned, and the run continues."""
@@ -191,7 +191,6 @@ class AwayWatch:
         if slot.wire is not None:
             why = "It is connected and does not report: is it suspended, or its network cut?"
         event(
-            _log,
             "warning",
             "member is away",
             member=slot.index,

@@ -21,8 +21,6 @@ from weft.spark.fleet.slots import Incarnation, Slot, places_read
 from weft.spark.fleet.wire import Message, Wire, WireError
 from weft.types import Result, StopMode, TopicPartition
 
-_log = logging.getLogger("weft")
-
 
 @dataclass(slots=True)
 class Orders:
@@ -125,7 +123,7 @@ class Roster:
                 slot.displaced.append(slot.seat)
                 slot.seat += 1
         if slot.begin(incarnation, wire) and slot.lives > 1:
-            event(_log, "info", "member is back", member=slot.index, pid=incarnation[1])
+            event("info", "member is back", member=slot.index, pid=incarnation[1])
         self.changed.notify_all()
 
     def _fold(self, slot: Slot) -> None:
@@ -227,7 +225,7 @@ class Roster:
             slot.leaving = True
             slot.ended = slot.ended or final or self.orders.stop is not None
             self.changed.notify_all()
-        event(_log, "info", "member left", member=slot.index, why=why)
+        event("info", "member left", member=slot.index, why=why)
         if why in ("refused", "failed"):
             code = 2 if why == "refused" else int(message.get("code", 1))
             reason = f"member {slot.index}: {message.get('reason')}"
@@ -238,7 +236,7 @@ class Roster:
         with self.changed:
             last = slot.died(story)
             deaths = len(slot.deaths)
-        event(_log, "warning", "member died", member=slot.index, deaths=deaths, reason=story)
+        event("warning", "member died", member=slot.index, deaths=deaths, reason=story)
         if last and self.orders.stop is None:
             self._receivers.fatal(
                 1,
@@ -267,7 +265,7 @@ class Roster:
             return decoded(data)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            event(_log, "error", "results unreadable here", member=slot.index, reason=reason)
+            event("error", "results unreadable here", member=slot.index, reason=reason)
             return []
 
     @staticmethod
@@ -286,7 +284,7 @@ class Roster:
             for slot in there:
                 slot.executor = None  # reported once
         for slot in there:
-            event(_log, "info", "member moves", member=slot.index, reason="its executor goes")
+            event("info", "member moves", member=slot.index, reason="its executor goes")
             wire = slot.wire
             if wire is not None:
                 _send(wire, {"type": "leave", "why": "moved"})

@@ -152,7 +152,6 @@ class FleetRun:
         self._lookout = Lookout(self._roster, session, self._upfront.session_ms(), self._dead)
         self._jobs = MemberJobs(session, group, self._describe, self._next_task)
         event(
-            _log,
             "info",
             "starting fleet",
             members=self._settings.members,
@@ -239,7 +238,7 @@ class FleetRun:
             self._fatal_from(2, reason, None)
             return None
         if error is not None:
-            event(_log, "warning", "job failed", member=task.index, reason=one_line(error))
+            event("warning", "job failed", member=task.index, reason=one_line(error))
         with self._roster.changed:
             slot.generation = task.generation + 1
         return replace(task, generation=slot.generation)
@@ -249,7 +248,7 @@ class FleetRun:
     def _fatal_from(self, code: int, reason: str, error: list[str] | None) -> None:
         if self._ending.break_off(code, reason, error):
             if not self._starting:
-                event(_log, "error", "stopping", reason=reason)
+                event("error", "stopping", reason=reason)
             self.stop("in_flight")
 
     def _want_results(self, on: bool) -> None:  # noqa: FBT001  # as Relay calls it
@@ -343,7 +342,6 @@ class FleetRun:
         seconds = time.monotonic() - self._began
         self._report = self._ending.report(self._roster, self._signals.exit_code, seconds)
         event(
-            _log,
             "info",
             "ended",
             exit_code=self._report.exit_code,
@@ -355,7 +353,7 @@ class FleetRun:
     def _see_all_off(self) -> None:
         """Remove killed members from the group, so that no one waits a session for them."""
         for name in [] if self._dead is None else self._dead.push_out_own():
-            event(_log, "warning", "a member is still in the group", member=name)
+            event("warning", "a member is still in the group", member=name)
 
     def _clean_up(self) -> None:
         self._outside.close()

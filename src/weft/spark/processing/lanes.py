@@ -30,7 +30,7 @@ from weft.policies import Commit
 from weft.runtime.calls.executors import Executors
 from weft.runtime.door import Door
 from weft.runtime.handling import HandlerPlan
-from weft.runtime.logs import event
+from weft.runtime.logs import traced
 from weft.runtime.member.outputs import dead_letter
 from weft.spark.processing.intake import Group
 from weft.spark.processing.leftovers import Key
@@ -239,7 +239,7 @@ class Lanes:
                 case fx.Cancel(_, work):
                     self._executor.cancel(work, expired=True)
                 case fx.Note(level, what, fields):
-                    event(_log, level, what, **fields)
+                    traced(_log, level, what, fields)
                 case fx.Fatal():
                     self._fatal = effect
                     self._engine.enough.set()
@@ -329,8 +329,9 @@ class SlowCalls:
             return
         self._next_line = now + SLOW_S
         (work, attempts), since = min(self._seen.items(), key=lambda item: item[1])
-        event(
-            _log, "warning", "slow call", handler=name, record=repr(work.record),
-            attempt=attempts + 1, running_s=round(now - since), slow_calls=len(slow),
-            next="timeout_s= ends such calls",
-        )  # fmt: skip
+        fields = {
+            "handler": name, "record": repr(work.record), "attempt": attempts + 1,
+            "running_s": round(now - since), "slow_calls": len(slow),
+            "next": "timeout_s= ends such calls",
+        }  # fmt: skip
+        traced(_log, "warning", "slow call", fields)

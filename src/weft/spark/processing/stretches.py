@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from weft.errors import ConfigError
-from weft.runtime.logs import event
+from weft.runtime.logs import traced
 from weft.spark.processing.intake import by_place
 from weft.types import TopicPartition
 
@@ -190,7 +190,8 @@ class Stretches:
         try:
             table = pq.read_table(io.BytesIO(data or b""), columns=columns)
         except pa.ArrowInvalid:  # a machine that lost its power may leave an empty file
-            event(_log, "warning", "stretch unreadable", file=name, next="its rows are done again")
+            fields = {"file": name, "next": "its rows are done again"}
+            traced(_log, "warning", "stretch unreadable", fields)
             return []
         return list(table.combine_chunks().to_batches())
 

@@ -184,7 +184,7 @@ class Committer:
             self._rest_s = min(max(_REST_S, self._rest_s * 2), _REST_MAX_S)
             self._next_at = self._now() + self._rest_s
             event(
-                _log, "warning", "table cannot be written", table=self._store.name,
+                "warning", "table cannot be written", table=self._store.name,
                 reason=str(error), again_in_s=self._rest_s,
             )  # fmt: skip
             with self._changed:
@@ -221,7 +221,7 @@ class Committer:
             self._desk.learn(draft.progress)
         self._rest_s, self._next_at = 0.0, self._now() + self._interval_s
         seconds = round(self._now() - began, 3)
-        event(_log, "debug", "table", rows=count, members=len(mine), version=version, s=seconds)
+        event("debug", "table", rows=count, members=len(mine), version=version, s=seconds)
         added = {id(one[0]) for one in mine}
         for asked, hand, _ in opened:
             if id(asked) in added:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from weft.core.events import Ended, Failed, GivenBack, Returned
@@ -15,8 +14,6 @@ from weft.runtime.calls.tracing import Attempts, SpanIds, tracing_of
 from weft.runtime.logs import event
 from weft.runtime.shared import SharedOutputs
 from weft.types import ErrorInfo, Record
-
-_log = logging.getLogger("weft")
 
 DEATHS_MAX = 2  # a record that kills its worker so often is exhausted
 
@@ -101,7 +98,6 @@ class WorkerSpans:
             return
         self._expected = False
         event(
-            _log,
             "warning",
             "no spans of worker processes",
             handler=self._handler,

@@ -414,7 +414,7 @@ class ProcessExecutor(Executor):
             self._waiting.extendleft(reversed(list(rest.values())))
             self._failed_starts += not link.opened
         name, how = self._plan.spec.name, link.how_it_died()
-        event(_log, "warning", "worker process ended", handler=name, how=how)
+        event("warning", "worker process ended", handler=name, how=how)
         if at_hand is not None:
             left = [work for work in at_hand.works if work not in at_hand.acked]
             # Killed for the call before it, which ended in that very moment.
