@@ -234,6 +234,12 @@ class Engine:
         reports = [budget.report() for budget in self.state.budgets]
         return [one for one in reports if one is not None]
 
+    def repeat_lease_reports(self, _now: float) -> None:
+        """The last reports may have been lost: they are made again, also where nothing is new."""
+        for budget in self.state.budgets:
+            if budget.lease is not None:
+                budget.lease.repeat()
+
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
         """Calls of one handler that were asked for and have not begun: it is not their fault."""
         self.state.now = now

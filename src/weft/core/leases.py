@@ -186,6 +186,10 @@ class BudgetLease(Bucket):
         self.calls += lent.calls
         self.keep = lent.keep
 
+    def repeat(self) -> None:
+        """The last report may have been lost: the next one is made whether or not it is new."""
+        self._quiet = False
+
     def report(
         self, now: float, *, in_flight: int, waiting: int, wait_s: float
     ) -> LeaseReport | None:

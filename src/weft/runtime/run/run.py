@@ -88,7 +88,8 @@ class Run:
         self._snapshots = Snapshots(self._plans, self._options.group, name)
         self._report: RunReport | None = None
         self._over = threading.Event()
-        self._early: list[Event] = []  # before the start
+        self._early: list[Event] | None = []  # before the start; None from then on
+        self._posting = threading.Lock()
         self._release_id: Callable[[], None] = lambda: None
         self._ledgers: list[LedgerRun] = []
         self._on_commit = self._options.on_commit
@@ -154,8 +155,10 @@ class Run:
             self._outside.open(self._connection)
             self._results.begin(member)
             gc_pace.slow_down()
-            for event in self._early:
-                member.door.post(event)
+            with self._posting:
+                for event in self._early or ():
+                    member.door.post(event)
+                self._early = None
             self._shares.begin(member, self._admin)
             member.start()
         except BaseException:
@@ -394,7 +397,12 @@ class Run:
 
     def _post(self, event: Event) -> None:
         """Post an event to the engine; before the start it is stored."""
-        (self._early.append if self._member is None else self._member.door.post)(event)
+        with self._posting:
+            if self._early is not None:
+                self._early.append(event)
+                return
+        assert self._member is not None, "which took the early ones"
+        self._member.door.post(event)
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
         """See `App.snapshot`, and `Snapshots.taken` for less and for more."""

@@ -18,8 +18,10 @@ from weft.app_options import AppOptions
 from weft.core.engine import Engine
 from weft.core.epochs import Found
 from weft.core.partition import Partition
+from weft.core.states import InternalError
 from weft.errors import ConfigError, WeftError
 from weft.runtime.calls.processes.protocol import by_value
+from weft.runtime.logs import event
 from weft.runtime.run.drain import passed
 from weft.runtime.run.outside import RunSource
 from weft.runtime.run.result_stream import ResultStream
@@ -70,6 +72,10 @@ class Host:
         mine = static_id(task.name, task.index, int(welcome["seat"]))
         self._instance_id = mine if welcome["static"] else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
+        #: held while orders that last change, or a run is made that obeys them
+        self._ordering = threading.Lock()
+        #: the run that obeys them: the next one, from before its start
+        self._ordered: MemberRun | None = None
         self._paused: set[str | None] = set(welcome["paused"])
         self._results_wanted = bool(welcome["results"])
         self._results = ResultsUp(link)
@@ -86,7 +92,9 @@ class Host:
         #: nothing has moved since then
         self._idle = False
         self._borrowing = Borrowing(
-            link.send, needed=any(one.budget is not None for one in app.handlers)
+            link.send,
+            link.deliver,
+            needed=any(one.budget is not None for one in app.handlers),
         )
         self._borrowing.wake = self._woken.set
         self._log = _ToDriver(link)
@@ -128,10 +136,9 @@ class Host:
 
     def _live(self) -> RunReport:
         """One life of the member: from joining the group to having left it."""
-        self._stream = ResultStream() if self._results_wanted else None
         run = MemberRun(
             self._app,
-            stream=self._stream,
+            stream=None,
             instance_id=self._instance_id,
             checked=bool(self._welcome["again"]),
             table=self._table,
@@ -139,10 +146,7 @@ class Host:
             borrowing=self._borrowing,
         )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)
-        for topic in self._paused:
-            run.pause(topic)
-        if self._stream is not None:
-            self._results.follow(self._stream)
+        self._give_orders(run)
         run.start()
         self._run = run
         self._link.deliver({"type": "up"})
@@ -156,6 +160,20 @@ class Host:
         self._borrowing.end()
         self._results.flush()
         return run.wait()
+
+    def _give_orders(self, run: MemberRun) -> None:
+        """What is in force; what comes while it starts, and later, it is given as it comes."""
+        with self._ordering:
+            self._ordered = run
+            for topic in self._paused:
+                run.pause(topic)
+            self._stream = None
+            if self._results_wanted:
+                self._follow(run)
+
+    def _follow(self, run: MemberRun) -> None:
+        self._stream = run.open_results()
+        self._results.follow(self._stream)
 
     def _begun(self, found: Mapping[TopicPartition, Found]) -> None:
         rows = places_at_start(found, self._app.options.on_offset_lost)
@@ -195,7 +213,10 @@ class Host:
         member = run.member
         if member is None:
             return
-        known = member.door.call(lambda engine, _: self._known(engine, dict(member.partitions)))
+        try:
+            known = member.door.call(lambda engine, _: self._known(engine, dict(member.partitions)))
+        except InternalError:  # the member ends by itself
+            return
         known["parked"] = sum(one.parked for one in list(member.partitions.values()))
         self._idle, now = known == self._progress, time.monotonic()
         if self._idle and now < self._alive_at:
@@ -243,7 +264,10 @@ class Host:
         elif kind == "taken":
             self._results.acknowledged(int(message["sequence"]))
         elif kind == "welcome again":
+            if not message["again"] and self._run is not None and not self._run.over:
+                self._link.send({"type": "up"})  # it was lost with the line
             self._results.again()
+            self._borrowing.again()
             if self._table is not None:
                 self._table.again()
             self._catch_up(message)
@@ -273,14 +297,15 @@ class Host:
         self._stop("in_flight", why)
 
     def _pause(self, topic: str | None, *, on: bool) -> None:
-        if on:
-            self._paused.add(topic)
-        elif topic is None:
-            self._paused.clear()
-        else:
-            self._paused.discard(topic)
-        if self._run is not None:
-            (self._run.pause if on else self._run.resume)(topic)
+        with self._ordering:
+            if on:
+                self._paused.add(topic)
+            elif topic is None:
+                self._paused.clear()
+            else:
+                self._paused.discard(topic)
+            if self._ordered is not None:
+                (self._ordered.pause if on else self._ordered.resume)(topic)
 
     def _send_snapshot(self, number: int) -> None:
         run = self._run
@@ -300,12 +325,12 @@ class Host:
         self._link.send({"type": "answer", "id": question["id"], "answer": known})
 
     def _want_results(self, *, on: bool) -> None:
-        self._results_wanted = on
-        if not on and self._stream is not None:
-            self._stream.close()
-        elif on and self._run is not None and (self._stream is None or self._stream.closed):
-            self._stream = self._run.open_results()
-            self._results.follow(self._stream)
+        with self._ordering:
+            self._results_wanted = on
+            if not on and self._stream is not None:
+                self._stream.close()
+            elif on and self._ordered is not None and (self._stream is None or self._stream.closed):
+                self._follow(self._ordered)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -359,9 +384,14 @@ class _ToDriver(logging.Handler):
         super().__init__()
         self._link = link
         # Log calls may come from inside the door, where nothing may block: lines wait here.
-        self._lines: deque[dict[str, Any]] = deque(maxlen=LOG_LINES_MAX)
+        self._lines: deque[dict[str, Any]] = deque()
+        #: lines that found too many waiting, since the last one that was sent
+        self._left_out = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        if len(self._lines) >= LOG_LINES_MAX:
+            self._left_out += 1
+            return
         fields = getattr(record, "weft", None)
         text = record.getMessage()
         if record.exc_info:
@@ -380,6 +410,9 @@ class _ToDriver(logging.Handler):
         """Send the waiting lines."""
         while self._lines and self._link.send(self._lines[0]):
             self._lines.popleft()
+        if self._left_out and not self._lines:
+            count, self._left_out = self._left_out, 0
+            event(_log, "warning", "log lines of this member were left out", count=count)
 
     @contextmanager
     def installed(self, level: int) -> Iterator[None]:

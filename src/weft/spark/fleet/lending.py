@@ -38,9 +38,15 @@ _WORKERS_END_S = 1.0
 class Borrowing:
     """A member's end. Of the thread that looks after the member, but for `urge` and `lent`."""
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], bool], *, needed: bool) -> None:
-        """`needed`: a handler has a budget."""
-        self._send, self._needed = send, needed
+    def __init__(
+        self,
+        send: Callable[[Mapping[str, Any]], bool],
+        deliver: Callable[[Mapping[str, Any]], object],
+        *,
+        needed: bool,
+    ) -> None:
+        """`needed`: a handler has a budget. `deliver`: also where the line is broken now."""
+        self._send, self._deliver, self._needed = send, deliver, needed
         self._life = ""
         self._member: Member | None = None
         self._reported_at = 0.0
@@ -78,6 +84,12 @@ class Borrowing:
             if reports:
                 self._send({"type": "lease", "life": self._life, "reports": reports})
 
+    def again(self) -> None:
+        """The line was broken, and the last report may be lost; any thread."""
+        member = self._member
+        if member is not None:
+            member.door.post(lambda engine, now: engine.repeat_lease_reports(now))
+
     def lent(self, message: Message) -> None:
         """The driver lends; any thread."""
         member = self._member
@@ -93,7 +105,8 @@ class Borrowing:
         running = True
         with suppress(InternalError):
             running = member.door.call(lambda engine, _: engine.budgets_in_use)
-        self._send({"type": "lease", "life": self._life, "reports": [], "running": running})
+        # Once: what a life that has ended held would not be lent again while its process lives.
+        self._deliver({"type": "lease", "life": self._life, "reports": [], "running": running})
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +197,7 @@ class Lending:
         """Wait until it is back, or its process is known to have ended."""
         since = time.monotonic()
         while not self._closed.wait(_PROOF_EVERY_S) and self._waits(name, life):
+            held: list[str] = []
             ended = self._has_ended(life.kernel, life.pid)
             if ended and time.monotonic() - since >= _WORKERS_END_S:
                 with self._lock:

@@ -6,6 +6,7 @@ again`; what has no answer goes through `deliver`.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -14,13 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft import guard
+from weft.runtime.logs import event
 from weft.spark.fleet.limits import DRIVER_GONE_S, DRIVER_REFUSES_S, HANDSHAKE_S
 from weft.spark.fleet.wire import Message, Wire, WireError, introduce
+
+_log = logging.getLogger("weft")
 
 _DIAL_S = 2.0
 _DIAL_EVERY_S = 0.2
 _FIRST_DIAL_S = 15.0
-#: messages that wait for a broken line
+#: reports to callbacks that wait for a broken line; all else that waits is a few lines
 _KEPT_MAX = 1_000
 
 
@@ -34,7 +38,9 @@ class Link:
         self._wire: Wire | None = None
         self._closed = False
         self._delivering = threading.Lock()
-        self._kept: deque[Mapping[str, Any]] = deque(maxlen=_KEPT_MAX)
+        self._kept: deque[Mapping[str, Any]] = deque()
+        #: of these, reports to callbacks; and how many were dropped since the line broke
+        self._reports = self._dropped = 0
 
     def open(self, facts: Mapping[str, Any]) -> Message:
         """Connect; returns the driver's welcome. Raises WireError without an answer."""
@@ -45,6 +51,7 @@ class Link:
 
     def listen(self, on_message: Callable[[Message], None]) -> None:
         """Serve the driver's messages, on a separate thread."""
+        self._listening = True
         guard.thread("weft-link", self._listen, guard.log_death, on_message).start()
 
     def send(self, message: Mapping[str, Any]) -> bool:
@@ -63,6 +70,11 @@ class Link:
         with self._delivering:
             if self._kept or not self.send(message):
                 self._kept.append(message)
+                self._reports += _is_report(message)
+                while self._reports > _KEPT_MAX:
+                    oldest = next(at for at, one in enumerate(self._kept) if _is_report(one))
+                    del self._kept[oldest]
+                    self._reports, self._dropped = self._reports - 1, self._dropped + 1
 
     def end(self, message: Mapping[str, Any]) -> None:
         """Send the last message, and wait until the driver has it."""
@@ -77,15 +89,15 @@ class Link:
     def close(self) -> None:
         """Give the socket back."""
         self._closed = True
-        if self._wire is not None:
-            self._wire.close()
+        wire = self._wire  # the listener takes it away where it breaks
+        if wire is not None:
+            wire.close()
 
     # -- inside ------------------------------------------------------------------------------------
 
     _listening = False
 
     def _listen(self, on_message: Callable[[Message], None]) -> None:
-        self._listening = True
         try:
             while self._wire is not None:
                 self._read(self._wire, on_message)
@@ -115,7 +127,11 @@ class Link:
         self._wire = wire
         with self._delivering:
             while self._kept and self.send(self._kept[0]):
-                self._kept.popleft()
+                self._reports -= _is_report(self._kept.popleft())
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            what = "callbacks were not called while the line to the driver was broken"
+            event(_log, "warning", what, left_out=dropped)
         on_message({**welcome, "type": "welcome again"})
 
     def _dial_for(self, seconds: float, *, refused_s: float) -> tuple[Wire, Message]:
@@ -139,6 +155,11 @@ class Link:
         except BaseException:
             wire.close()
             raise
+
+
+def _is_report(message: Mapping[str, Any]) -> bool:
+    """What a callback of the user's is called with: nothing of Weft depends on it."""
+    return bool(message["type"] == "event")
 
 
 def _read_out(wire: Wire) -> None:

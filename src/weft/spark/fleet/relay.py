@@ -34,6 +34,8 @@ class Relay:
         self._options, self._stream, self._want = options, stream, want
         self.callbacks = Callbacks()
         self._lock = threading.Lock()
+        #: held while the members are informed: the last word is of the last state
+        self._wanting = threading.Lock()
         self._full = False
         self._over = False
         self._owed: list[Callable[[], None]] = []
@@ -96,9 +98,14 @@ class Relay:
         self.callbacks.call(getattr(self._options, name), values)
 
     def _attach(self, stream: ResultStream) -> None:
-        stream.on_level = self._level
-        stream.on_close = lambda: self._want(False)
-        self._want(True)
+        def gone() -> None:
+            with self._wanting:
+                if self._stream is stream:  # else another reader has come meanwhile
+                    self._want(False)
+
+        stream.on_level, stream.on_close = self._level, gone
+        with self._wanting:
+            self._want(True)
 
     def _level(self, full: bool) -> None:  # noqa: FBT001  # as ResultStream.on_level calls it
         with self._lock:

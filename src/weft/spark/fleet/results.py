@@ -93,10 +93,10 @@ class ResultsUp:
             return
         if len(data) > _DATA_BYTES_MAX:
             data = encoded([without_values(results[0])])
-        self._sequence += 1
         text = base64.b64encode(data).decode()
-        message = {"type": "results", "sequence": self._sequence, "data": text}
-        with self._in_order:
+        with self._in_order:  # numbered inside: a former stream's thread may send its last ones
+            self._sequence += 1
+            message = {"type": "results", "sequence": self._sequence, "data": text}
             with self._changed:
                 self._under_way.append((self._sequence, len(results), message))
                 self._count += len(results)

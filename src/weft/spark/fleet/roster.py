@@ -248,15 +248,16 @@ class Roster:
     def _take_results(self, slot: Slot, wire: Wire, message: Message) -> None:
         life = self._lives[wire]
         sequence = int(message["sequence"])
-        fresh = sequence > self._taken.get(life, 0)
-        self._taken[life] = max(sequence, self._taken.get(life, 0))
 
         def taken() -> None:
             _send(wire, {"type": "taken", "sequence": sequence})
 
-        # Values are pickles: unrequested ones and duplicates are not loaded.
-        wanted = fresh and self.orders.results
-        self._receivers.results(self._readable(slot, message["data"]) if wanted else [], taken)
+        with slot.taking:
+            fresh = sequence > self._taken.get(life, 0)
+            self._taken[life] = max(sequence, self._taken.get(life, 0))
+            # Values are pickles: unrequested ones and duplicates are not loaded.
+            wanted = fresh and self.orders.results
+            self._receivers.results(self._readable(slot, message["data"]) if wanted else [], taken)
 
     @staticmethod
     def _readable(slot: Slot, data: str) -> list[Result]:

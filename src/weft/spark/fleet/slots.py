@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -101,6 +102,8 @@ class Slot:
     silent_since: float | None = None
     shot: Message | None = None
     shot_id: int = 0
+    #: held while results of it are taken: a line that broke may still be read beside the next one
+    taking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def name(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from weft.core.states import InternalError
 from weft.spark.fleet import hosting
 from weft.spark.fleet.hosting import Host
 from weft.spark.fleet.limits import ALIVE_EVERY_S, SILENT_S
@@ -37,3 +40,66 @@ def test_progress_is_reported_when_there_is_some(monkeypatch, after_s, done, tol
 def test_an_idle_member_is_not_silent() -> None:
     """It reports before the driver would call it that, also where two looks come too early."""
     assert ALIVE_EVERY_S + 2 * hosting._IDLE_LOOK_S < SILENT_S
+
+
+class Ordered:
+    """A run in a member, and what it was ordered; `made` while it starts."""
+
+    def __init__(self) -> None:
+        self.orders: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.orders.append((name, *given))
+
+
+def test_orders_that_come_while_a_member_starts_are_obeyed() -> None:
+    """Its start takes seconds: a pause or a reader that comes meanwhile is for it, too."""
+    host = Host.__new__(Host)
+    host._ordering, host._ordered = threading.Lock(), None
+    host._paused, host._results_wanted, host._stream = {"t"}, False, None
+    host._results = SimpleNamespace(follow=lambda _: None)  # type: ignore[assignment]  # no line is needed
+    former, run = Ordered(), Ordered()
+    host._run = former  # type: ignore[assignment]  # the life before, which has ended
+    host._give_orders(run)
+    host._on_message({"type": "pause", "topic": "u", "on": True})
+    host._on_message({"type": "results", "on": True})
+    assert run.orders == [("pause", "t"), ("pause", "u"), ("open_results",)]
+    assert former.orders == []
+
+
+def test_a_member_that_is_ending_reports_no_progress() -> None:
+    """Its engine has failed: it leaves by itself, and is not taken for one that did not start."""
+
+    def call(_: Any) -> None:
+        raise InternalError("the engine has failed before")
+
+    host = Host.__new__(Host)
+    run: Any = SimpleNamespace(
+        member=SimpleNamespace(door=SimpleNamespace(call=call), partitions={})
+    )
+    host._report_progress(run)
+
+
+def test_log_lines_that_are_left_out_are_counted(monkeypatch) -> None:
+    """While the line is broken too many wait: the driver's log has how many are missing."""
+    sent: list[dict[str, Any]] = []
+    line = [False]
+
+    def send(message: dict[str, Any]) -> bool:
+        if line[0]:
+            sent.append(message)
+        return line[0]
+
+    monkeypatch.setattr(hosting, "LOG_LINES_MAX", 2)
+    lines = hosting._ToDriver(SimpleNamespace(send=send))
+    log = logging.getLogger("weft")
+    with lines.installed(logging.INFO):
+        for number in range(5):
+            log.info("line %d", number)
+        lines.flush()
+        line[0] = True
+        lines.flush()
+        lines.flush()
+    assert [one["text"] for one in sent] == [
+        "line 0", "line 1", "log lines of this member were left out count=3",
+    ]  # fmt: skip

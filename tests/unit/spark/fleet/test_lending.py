@@ -140,7 +140,7 @@ def test_without_a_budget_nothing_runs_and_nothing_is_sent():
     Lending([], lambda *_: True).begin()
     assert threading.active_count() == before
     sent: list[Any] = []
-    member = Borrowing(sent.append, needed=False)
+    member = Borrowing(sent.append, sent.append, needed=False)
     member.begin(SimpleNamespace())
     member.look()
     member.end()
@@ -174,7 +174,7 @@ def test_a_member_and_its_driver(driver):
         driver.received(slot(0, 1), wire, sent[-1])
         return True
 
-    end = Borrowing(send, needed=True)
+    end = Borrowing(send, send, needed=True)
     end.begin(member)
     end.look()
     assert sent == []
@@ -187,3 +187,38 @@ def test_a_member_and_its_driver(driver):
     end.end()
     assert sent[-1]["running"] is True
     assert end.within_s(0.4) == 0.4
+
+
+def test_what_a_broken_line_lost_of_a_budget_is_reported_again():
+    """An idle member has nothing new to report, and would hold for ever what it has returned."""
+    sent: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
+    line = [True]
+
+    def send(message):
+        if line[0]:
+            sent.append(message)
+        return line[0]
+
+    member, end = Member(BUDGET), Borrowing(send, kept.append, needed=True)
+    end.begin(member)
+
+    def look() -> int:
+        end._reported_at = 0.0
+        end.look()
+        return len(sent)
+
+    member.poll(1)
+    assert look() == 1
+    life = sent[0]["life"]
+    end.lent({"life": life, "lents": [["b", 1, 1, 0.0, 1, 1]]})
+    wait_for(lambda: member.engine.under_way() == 1)
+    before = look()
+    line[0] = False
+    look()
+    line[0] = True
+    end.again()
+    assert look() == before + 1
+    line[0] = False
+    end.end()
+    assert [(one["life"], one["running"]) for one in kept] == [(life, True)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.unit.spark.fleet.test_wire import RUN, SECRET
 
 from weft.broker.process import wait_until
+from weft.spark.fleet import link as links
 from weft.spark.fleet.hosting import Host
 from weft.spark.fleet.link import Link
 from weft.spark.fleet.results import ResultsUp
@@ -96,6 +99,65 @@ def test_what_the_driver_must_know_waits_for_the_line(driver, link) -> None:
     assert wait_until(lambda: driver.numbers() == [1, 2, 3], WAIT_S), driver.received_messages
 
 
+def test_reports_to_callbacks_are_dropped_first_and_that_is_logged(
+    driver, link, caplog, monkeypatch
+) -> None:
+    """What the driver must know is never dropped."""
+    monkeypatch.setattr(links, "_KEPT_MAX", 2)
+    back = threading.Event()
+    link.listen(lambda _: back.set())
+    cut(driver, link)
+    link.deliver({"type": "died", "sequence": 0})
+    for number in range(1, 5):
+        link.deliver({"type": "event", "sequence": number})
+        link.deliver({"type": "ask", "sequence": 10 * number})
+    driver.free.set()
+    assert back.wait(WAIT_S)
+    assert wait_until(lambda: driver.numbers() == [0, 10, 20, 3, 30, 4, 40], WAIT_S)
+    assert "left_out=2" in caplog.text
+    assert (link._reports, link._dropped) == (0, 0)
+
+
+def test_a_line_that_breaks_while_it_is_closed_is_closed() -> None:
+    """The listener takes the wire away between two looks at it."""
+
+    class Breaking(Link):
+        looks = 0
+
+        @property
+        def _wire(self) -> Any:
+            self.looks += 1
+            return SimpleNamespace(close=lambda: None) if self.looks == 1 else None
+
+        @_wire.setter
+        def _wire(self, _wire: Any) -> None:
+            return
+
+    link = Breaking(("127.0.0.1", 1), SECRET, "0.0")
+    link.close()
+    assert link.looks == 1
+
+
+def test_two_streams_number_their_results_together(monkeypatch) -> None:
+    """A former stream's last results are under way as the next one begins: none is a twin."""
+    sent: list[int] = []
+    up = ResultsUp(SimpleNamespace(send=lambda message: sent.append(message["sequence"])))
+    result = Result(Record("t", 0, 0, 0, None, None), "done", 1, None, None, (), 0.0, 0.0)
+    encode, began = base64.b64encode, threading.Event()
+
+    def b64encode(data: bytes) -> bytes:
+        if not began.is_set():
+            began.set()
+            other = threading.Thread(target=up._send, args=([result],))
+            other.start()
+            other.join(WAIT_S)
+        return encode(data)
+
+    monkeypatch.setattr(base64, "b64encode", b64encode)
+    up._send([result])
+    assert sent == [1, 2]
+
+
 def test_results_are_sent_again_in_their_order(driver, link) -> None:
     """The driver drops a lower number that comes after a higher one."""
     up, back = ResultsUp(link), threading.Event()
@@ -160,11 +222,16 @@ def host_of(run: Run, *, paused: set[str | None]) -> Host:
     host._run, host._paused, host._table = run, paused, None  # type: ignore[assignment]  # what it uses
     host._stream, host._results_wanted, host._stop_mode = None, False, None
     host._results = Results(run)  # type: ignore[assignment]  # nothing is under way
-    host._woken = threading.Event()
+    host._woken, host._ordering, host._ordered = threading.Event(), threading.Lock(), host._run
+    host._link = SimpleNamespace(send=lambda message: run.orders.append((message["type"],)))  # type: ignore[assignment]  # as above
+    host._borrowing = SimpleNamespace(again=lambda: None)  # type: ignore[assignment]  # as above
     return host
 
 
-WELCOME = {"type": "welcome again", "paused": [], "results": False, "stop": None, "leave": False}
+WELCOME = {
+    "type": "welcome again", "paused": [], "results": False, "stop": None, "leave": False,
+    "again": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -177,6 +244,7 @@ WELCOME = {"type": "welcome again", "paused": [], "results": False, "stop": None
         (set(), {"results": True}, [("follow", None), ("open_results",)]),
         (set(), {"stop": "now"}, [("stop", "now")]),
         (set(), {"leave": True}, [("hurry", 3.0), ("stop", "in_flight")]),
+        (set(), {"again": False}, [("up",)]),
     ],
 )
 def test_orders_given_while_the_line_was_broken_are_obeyed(before, welcome, ordered) -> None:

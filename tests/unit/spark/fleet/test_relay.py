@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import weft
 from weft.spark.fleet.relay import Relay
+
+WAIT_S = 60.0
+#: a thread that is to wait has had its chance after so long
+CHANCE_S = 0.3
 
 
 def relay(wanted: list[bool]) -> Relay:
@@ -31,3 +37,23 @@ def test_a_reader_in_time_is_served() -> None:
     assert wanted == [True]
     one.end()
     assert list(stream) == []
+
+
+def test_a_reader_that_comes_as_the_former_one_leaves_is_served() -> None:
+    """Members stop for the one, and then begin for the other."""
+    wanted: list[bool] = []
+    threads: list[threading.Thread] = []
+
+    def want(on: bool) -> None:  # as Relay calls it
+        if not on:
+            threads.append(threading.Thread(target=one.open))
+            threads[0].start()
+            threads[0].join(CHANCE_S)
+        wanted.append(on)
+
+    app = weft.App(group="g", kafka={"bootstrap.servers": "localhost:9092"})
+    one = Relay(app.options, None, want, None)
+    one.begin()
+    one.open().close()
+    threads[0].join(WAIT_S)
+    assert wanted == [True, False, True]

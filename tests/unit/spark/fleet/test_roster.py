@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import threading
 import time
 from typing import Any
 
@@ -364,6 +365,33 @@ def test_twins_of_results_are_dropped(roster, heard) -> None:
     assert heard.results == ["r"]
     roster.received(0, join(roster, pid=2), {"type": "results", "sequence": 1, "data": data})
     assert heard.results == ["r", "r"]
+
+
+def test_results_of_a_line_that_broke_are_taken_before_those_of_the_next(
+    roster, heard, monkeypatch
+) -> None:
+    """It is still read while the member has dialled again, and sends what may be lost once more."""
+    old, new = join(roster), join(roster)
+    roster.orders.results = True
+    ones = [base64.b64encode(pickle.dumps([name])).decode() for name in ("first", "second")]
+    messages = [
+        {"type": "results", "sequence": number, "data": data} for number, data in enumerate(ones, 1)
+    ]
+    readable, others = roster._readable, list[threading.Thread]()
+
+    def slow(slot: Any, data: str) -> Any:
+        if not others:
+            others.append(
+                threading.Thread(target=lambda: [roster.received(0, new, m) for m in messages])
+            )
+            others[0].start()
+            others[0].join(PATIENCE_S)
+        return readable(slot, data)
+
+    monkeypatch.setattr(roster, "_readable", slow)
+    roster.received(0, old, messages[0])
+    others[0].join(60)
+    assert heard.results == ["first", "second"]
 
 
 def test_results_that_cannot_be_read_here_end_nothing(roster, heard, caplog) -> None:
