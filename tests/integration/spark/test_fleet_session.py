@@ -434,7 +434,7 @@ app = weft.App(group="g", kafka={"bootstrap.servers": %r})
 
 @app.consume(%r)
 def handle(record): ...
-app.run(engine="spark", members=1, master="local[1]")
+app.main(engine="spark", members=1, master="local[1]")
 """
 
 
