@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.spark.source import fetch, worker
-from weft.spark.source.consumers import Consumers
-from weft.spark.source.fetch import FetchSettings
+from weft.spark.source.fetch import Consumers, FetchSettings
 from weft.spark.source.ranges import OffsetRange
 
 pytestmark = pytest.mark.spark

@@ -37,29 +37,25 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One for each task."""
         with one_line_errors():
-            options = self._options
-            ranges = split_ranges(
-                self._ranges(), options.min_partitions, options.max_records_per_partition
-            )
-            return list[InputPartition](ranges) or [NOTHING]
+            options, cluster = self._options, Cluster(self._options)
+            layout = cluster.layout()
+            require_topics(options.subscription, layout)
+            report = reporter(fail_on_data_loss=options.fail_on_data_loss)
+            ends: list[tuple[Bound, PartitionMap]] = []
+            for bound, starting in ((options.starting, True), (options.ending, False)):
+                assert bound is not None, "for_batch() fills both"
+                no_time = options.on_no_timestamp
+                offsets = resolve(
+                    bound, layout, cluster, starting=starting, on_no_timestamp=no_time
+                )
+                ends.append((bound, offsets))
+            ranges = ordered_ranges(*inside_logs(ends, cluster, report))
+            pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+            return list[InputPartition](pieces) or [NOTHING]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one of them; runs in a task."""
         return read_range(partition, self._settings, self._options.columns)
-
-    def _ranges(self) -> list[OffsetRange]:
-        options, cluster = self._options, Cluster(self._options)
-        layout = cluster.layout()
-        require_topics(options.subscription, layout)
-        report = reporter(fail_on_data_loss=options.fail_on_data_loss)
-        ends: list[tuple[Bound, PartitionMap]] = []
-        for bound, starting in ((options.starting, True), (options.ending, False)):
-            assert bound is not None, "for_batch() fills both"
-            offsets = resolve(
-                bound, layout, cluster, starting=starting, on_no_timestamp=options.on_no_timestamp
-            )
-            ends.append((bound, offsets))
-        return ordered_ranges(*inside_logs(ends, cluster, report))
 
 
 def ordered_ranges(starts: PartitionMap, ends: PartitionMap) -> list[OffsetRange]:

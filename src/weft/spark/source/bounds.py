@@ -91,17 +91,15 @@ def assigned_partitions(text: str) -> tuple[TopicPartition, ...]:
     for topic, partitions in topic_object("assign", text, example).items():
         if not isinstance(partitions, list) or not partitions:
             raise ConfigError(f"assign: topic {topic!r} needs a list: write {example}")
-        found += [(topic, listed_partition(topic, number, example)) for number in partitions]
+        for number in partitions:
+            if not is_whole(number, 0, PARTITION_MAX):
+                raise ConfigError(
+                    f"assign: {shown(number)} of {topic!r} is no partition: write {example}"
+                )
+            found.append((topic, number))
     if len(set(found)) != len(found):
         raise ConfigError("assign: a partition is listed twice: list each once")
     return tuple(sorted(found))
-
-
-def listed_partition(topic: str, number: object, example: str) -> int:
-    """One entry of a list of partitions, checked."""
-    if not is_whole(number, 0, PARTITION_MAX):
-        raise ConfigError(f"assign: {shown(number)} of {topic!r} is no partition: write {example}")
-    return number
 
 
 def topic_object(option: str, text: str, example: str) -> dict[str, Any]:

@@ -81,7 +81,26 @@ class Cluster:
 
     def layout(self) -> Layout:
         """What is there now. Topics that do not exist are left out (after retries)."""
-        return self._asked(self._layout)
+        asked = self._subscription
+
+        def there() -> Layout:
+            names = {*asked.topics, *(topic for topic, _ in asked.assigned)}
+            if asked.pattern is not None:
+                listed = self._admin.list_topics(timeout=self._timeout_s).topics
+                names = {name for name in listed if re.fullmatch(asked.pattern, name)}
+            if not names:
+                return Layout(frozenset(), {})
+            futures = self._admin.describe_topics(
+                TopicCollection(sorted(names)), request_timeout=self._timeout_s
+            )
+            found = answers(futures, self._timeout_s + LATE_S, MISSING_TOPIC).values()
+            # A pattern never matches Kafka's internal topics, as in Spark's connector.
+            topics = [t for t in found if asked.pattern is None or not t.is_internal]
+            here = {(t.name, p.id) for t in topics for p in t.partitions}
+            kept = here.intersection(asked.assigned) if asked.assigned else here
+            return Layout(frozenset(kept), {t.name: str(t.topic_id) for t in topics})
+
+        return self._asked(there)
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where each log starts. A partition that does not exist is left out."""
@@ -102,7 +121,17 @@ class Cluster:
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The committed offsets of a group; a partition without one is left out."""
-        return self._asked(lambda: self._committed(group, frozenset(partitions)))
+        places = sorted(frozenset(partitions))
+
+        def read() -> dict[TopicPartition, int]:
+            consumer = self.group_consumer(group)
+            try:
+                found = committed_of(consumer, places, self._timeout_s)
+            finally:
+                consumer.close()
+            return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
+        return self._asked(read)
 
     def group_consumer(self, group: str, on_commit: OnCommit | None = None) -> Consumer:
         """A consumer that may read and write the group's offsets; see `consumer_of`."""
@@ -113,48 +142,14 @@ class Cluster:
         """Wait for `fetchOffset.retryIntervalMs`."""
         time.sleep(self._retry_s)
 
-    def _layout(self) -> Layout:
-        names = self._topic_names()
-        if not names:
-            return Layout(frozenset(), {})
-        futures = self._admin.describe_topics(
-            TopicCollection(sorted(names)), request_timeout=self._timeout_s
-        )
-        found = answers(futures, self._timeout_s + LATE_S, MISSING_TOPIC).values()
-        # A pattern never matches Kafka's internal topics, as in Spark's connector.
-        topics = [t for t in found if self._subscription.pattern is None or not t.is_internal]
-        here = {(t.name, p.id) for t in topics for p in t.partitions}
-        kept = (
-            here.intersection(self._subscription.assigned) if self._subscription.assigned else here
-        )
-        return Layout(frozenset(kept), {t.name: str(t.topic_id) for t in topics})
-
-    def _topic_names(self) -> set[str]:
-        subscription = self._subscription
-        if subscription.pattern is None:
-            return set(subscription.topics) | {topic for topic, _ in subscription.assigned}
-        pattern = re.compile(subscription.pattern)
-        listed = self._admin.list_topics(timeout=self._timeout_s).topics
-        return {name for name in listed if pattern.fullmatch(name)}
-
     def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
-        return self._asked(lambda: self._listed(specs)) if specs else {}
+        def listed() -> dict[TopicPartition, int]:
+            asked = {KafkaPartition(*tp): spec for tp, spec in specs.items()}
+            futures = list_offsets(self._admin, asked, self._isolation, self._timeout_s)
+            found = answers(futures, self._timeout_s + LATE_S, MISSING)
+            return {(tp.topic, tp.partition): offset_of(at.offset) for tp, at in found.items()}
 
-    def _listed(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
-        asked = {KafkaPartition(*tp): spec for tp, spec in specs.items()}
-        futures = list_offsets(self._admin, asked, self._isolation, self._timeout_s)
-        found = answers(futures, self._timeout_s + LATE_S, MISSING)
-        return {(tp.topic, tp.partition): offset_of(at.offset) for tp, at in found.items()}
-
-    def _committed(
-        self, group: str, partitions: frozenset[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        consumer = self.group_consumer(group)
-        try:
-            found = committed_of(consumer, sorted(partitions), self._timeout_s)
-        finally:
-            consumer.close()
-        return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+        return self._asked(listed) if specs else {}
 
     def _asked(self, question: Callable[[], T]) -> T:
         """The answer; a question that fails is asked `fetchOffset.numRetries` times in all.
@@ -167,8 +162,11 @@ class Cluster:
                 answer = question()
             except (KafkaException, TimeoutError) as error:
                 away_s = time.monotonic() - began
-                if self._gives_up(error, attempt, away_s):
-                    raise self._failed(error) from None
+                waits = self._answered and away_s < self._reconnect_s and not is_final(error)
+                if not waits and (attempt >= self._attempts or unreachable(error)):
+                    self._admin.poll(0)  # Serves the callback that fills `_last_error`.
+                    text = not_answered(self._servers, error, self._last_error)
+                    raise SourceError(text) from None
                 self._tell(error, away_s)
                 if not unreachable(error) and error.args[0].code() in NOT_READY:
                     self._hear_again()
@@ -186,11 +184,6 @@ class Cluster:
             # stays so for minutes; a new client asks `bootstrap.servers`.
             self._admin = admin_client(self._kafka, self._on_error)
 
-    def _gives_up(self, error: Exception, attempt: int, away_s: float) -> bool:
-        if self._answered and away_s < self._reconnect_s and not is_final(error):
-            return False
-        return attempt >= self._attempts or unreachable(error)
-
     def _tell(self, error: Exception, away_s: float) -> None:
         """One line a minute: a query that waits looks like one that has nothing to do."""
         now = time.monotonic()
@@ -201,10 +194,6 @@ class Cluster:
             "Kafka at %s does not answer (%s); the query waits %d s more for it (reconnectTimeout)",
             self._servers, error_text(error), max(0, self._reconnect_s - away_s),
         )  # fmt: skip
-
-    def _failed(self, error: Exception) -> SourceError:
-        self._admin.poll(0)  # Serves the callback that fills `_last_error`.
-        return SourceError(not_answered(self._servers, error, self._last_error))
 
     def _on_error(self, error: KafkaError) -> None:
         self._last_error = error.str()

@@ -35,12 +35,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except WeftError:
-        if in_spark_worker():
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if spec is not None and str(spec.name).startswith("pyspark."):  # a worker of Spark's
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
-
-
-def in_spark_worker() -> bool:
-    """Whether this process is one that Spark started to run Python code for it."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and str(spec.name).startswith("pyspark.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -9,12 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from weft.kafka.clientlog import with_client_log
 from weft.spark.source.cluster import accepted, error_text, may_come_back
 from weft.spark.source.codes import DISCONNECTED, MISSING, OUT_OF_RANGE, PARTITION_EOF
-from weft.spark.source.consumers import CONSUMERS, Held, Key, key_of
 from weft.spark.source.errors import SourceError
 from weft.spark.source.plan import Report, reporter
 from weft.spark.source.ranges import OffsetRange
@@ -167,7 +175,14 @@ class RangeFetch:
         wanted = min(self._settings.poll_records, self._span.end - self._next)
         messages = self._consumer.consume(wanted, CONSUME_TIMEOUT_S)
         if any(map(Message.error, messages)):
-            messages = self._without_events(messages)
+            records: list[Message] = []
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    records.append(message)
+                else:
+                    self._on_event(error, message)
+            messages = records
         if messages:
             last = messages[-1].offset() or 0
             self._moved_to(last + 1)
@@ -194,21 +209,18 @@ class RangeFetch:
                 " kafkaConsumer.pollTimeoutMs"
             )
 
-    def _without_events(self, messages: list[Message]) -> list[Message]:
-        """The messages that are records; events and errors among them are dealt with."""
-        records: list[Message] = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                records.append(message)
-            else:
-                self._on_event(error, message)
-        return records
-
     def _on_event(self, error: KafkaError, message: Message) -> None:
         code = error.code()
         if code == PARTITION_EOF:
-            self._on_log_end(message.offset() or 0)
+            # The fetcher is at the end of the log: everything below was delivered or is a gap. A
+            # follower (`client.rack`) may know less than the leader, so an end inside the range is
+            # believed only if the leader confirms it.
+            end = message.offset() or 0
+            if end < self._span.end and self._watermarks()[1] < self._span.end:
+                self._report(f"the log of {self._span} was cut: it ends at {end} now")
+                end = self._span.end
+            if end >= self._span.end:
+                self._moved_to(self._span.end)
         elif self._another is not None:
             # It may be outdated: a recreated topic, new partitions, an old leader.
             self._is_stale = True
@@ -219,18 +231,6 @@ class RangeFetch:
             self._moved_to(self._span.end)
         elif not error.retriable() and code not in DISCONNECTED:
             raise SourceError(f"reading {self._span} failed: {' '.join(error.str().split())}")
-
-    def _on_log_end(self, offset: int) -> None:
-        """The fetcher stands at the end of the log: everything below was delivered or is a gap.
-
-        A follower (`client.rack`) may know less than the leader, so an end inside the range is
-        believed only if the leader confirms it.
-        """
-        if offset < self._span.end and self._watermarks()[1] < self._span.end:
-            self._report(f"the log of {self._span} was cut: it ends at {offset} now")
-            offset = self._span.end
-        if offset >= self._span.end:
-            self._moved_to(self._span.end)
 
     def _on_out_of_range(self) -> None:
         """The next offset is not in the log: deleted by retention, or the log was cut."""
@@ -273,3 +273,113 @@ class RangeFetch:
 
     def _kafka_partition(self) -> TopicPartition:
         return TopicPartition(self._span.topic, self._span.partition)
+
+
+# -- kept consumers --------------------------------------------------------------------------------
+# Consumers that a worker process keeps for the next range of a partition, in any query.
+#
+# Spark gives the tasks of each micro-batch to Python workers that it uses again. A consumer that
+# waits there has its connections, with TLS and the login done, and knows the brokers: a small batch
+# would otherwise spend more on these than on its records.
+#
+# It is taken again for the same partition with the same settings only, and closed when it was idle
+# for a minute, when there are too many, after any error, and when the process ends.
+
+
+#: Most tasks of a batch are of a few partitions; each consumer holds some threads and sockets.
+KEPT_MAX = 8
+IDLE_MAX_S = 60.0
+
+Key = tuple[object, ...]
+
+
+class Held:
+    """A consumer with what listens to its troubles now."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.on_error: Callable[[KafkaError], None] = _unheard
+        self.consumer: Consumer
+        #: it has read something before
+        self.used = False
+        self.idle_since = 0.0
+
+    def report(self, error: KafkaError) -> None:
+        """Forward librdkafka's errors about its connections."""
+        self.on_error(error)
+
+
+def _unheard(_: KafkaError) -> None:
+    """No reader uses it."""
+
+
+class Consumers:
+    """Unused ones, the longest unused first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._idle: list[Held] = []
+        self._lock = threading.Lock()
+        self._sweeping = False
+
+    def take(self, key: Key) -> Held | None:
+        """One that was kept under this key, if there is any; no other reader gets it meanwhile."""
+        with self._lock:
+            found = next((held for held in self._idle if held.key == key), None)
+            if found is not None:
+                self._idle.remove(found)
+        if found is None:
+            return None
+        topic, partition = found.key[:2]
+        place = TopicPartition(str(topic), int(str(partition)))
+        # Only one that has forgotten where it read: its position is what ends a range.
+        if found.consumer.position([place])[0].offset != OFFSET_INVALID:
+            found.consumer.close()
+            return None
+        return found
+
+    def put(self, held: Held) -> None:
+        """Keep one that has read its range without any trouble."""
+        held.consumer.unassign()
+        held.on_error, held.used, held.idle_since = _unheard, True, self._clock()
+        with self._lock:
+            self._idle.append(held)
+            over = self._idle[:-KEPT_MAX]
+            del self._idle[:-KEPT_MAX]
+            starts, self._sweeping = not self._sweeping, True
+        for one in over:
+            one.consumer.close()
+        if starts:
+            threading.Thread(target=self._sweep, name="weft-consumers", daemon=True).start()
+
+    def close(self, idle_s: float = 0.0) -> None:
+        """Close those that were idle for so long."""
+        since = self._clock() - idle_s
+        with self._lock:
+            over = [held for held in self._idle if held.idle_since <= since]
+            self._idle = [held for held in self._idle if held.idle_since > since]
+        for one in over:
+            one.consumer.close()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def _sweep(self) -> None:
+        """Close what is idle too long, until there is nothing any more."""
+        while True:
+            time.sleep(IDLE_MAX_S / 4)
+            self.close(IDLE_MAX_S)
+            with self._lock:
+                if not self._idle:
+                    self._sweeping = False
+                    return
+
+
+CONSUMERS = Consumers()
+atexit.register(CONSUMERS.close)
+
+
+def key_of(topic: str, partition: int, group_prefix: str, config: Mapping[str, Any]) -> Key:
+    """What a consumer is kept under: its partition and everything that it was made with."""
+    made_with = frozenset((name, str(value)) for name, value in config.items())
+    return topic, partition, group_prefix, made_with

@@ -90,7 +90,16 @@ def librdkafka_properties(java: Mapping[str, str]) -> Properties:
     for take in (take_jaas, take_truststore, take_keystore):
         found += take(rest)
     found += [(name, *renamed(name, value)) for name, value in rest.items()]
-    return without_clashes(found)
+    givers: dict[str, str] = {}
+    result: Properties = {}
+    for given, name, value in found:
+        if name in givers:
+            raise ConfigError(
+                f"options kafka.{givers[name]} and kafka.{given} both set librdkafka's {name}:"
+                " give one of them"
+            )
+        givers[name], result[name] = given, value
+    return result
 
 
 def renamed(name: str, value: str) -> tuple[str, str]:
@@ -108,20 +117,6 @@ def renamed(name: str, value: str) -> tuple[str, str]:
 def refused(name: str, cure: str) -> ConfigError:
     """The error for a property that cannot be passed on."""
     return ConfigError(f"option kafka.{name} is not supported: {cure}")
-
-
-def without_clashes(found: list[tuple[str, str, str]]) -> Properties:
-    """The properties as a dict; ConfigError where two names given mean the same one."""
-    givers: dict[str, str] = {}
-    result: Properties = {}
-    for given, name, value in found:
-        if name in givers:
-            raise ConfigError(
-                f"options kafka.{givers[name]} and kafka.{given} both set librdkafka's {name}:"
-                " give one of them"
-            )
-        givers[name], result[name] = given, value
-    return result
 
 
 Found = list[tuple[str, str, str]]

@@ -274,11 +274,6 @@ def check_together(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
         )
     needs(given, "maxTriggerDelay", ("minOffsetsPerTrigger",))
     needs(given, "startingOffsetsByTimestampStrategy", STARTING[1:3])
-    check_limits(given)
-
-
-def check_limits(given: Mapping[str, str]) -> None:
-    """ConfigError where the least of a trigger is more than its most."""
     low, high = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
     if low is None or high is None:
         return
@@ -300,22 +295,20 @@ def subscription(given: Mapping[str, str]) -> Subscription:
     if "assign" in given:
         return Subscription(assigned=assigned_partitions(given["assign"]))
     if "subscribePattern" in given:
-        return Subscription(pattern=topic_pattern(given["subscribePattern"].strip()))
+        pattern = given["subscribePattern"].strip()
+        if not pattern:
+            raise ConfigError("subscribePattern: it is empty: write a pattern such as gps\\..*")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"subscribePattern: {shown(pattern)} is no pattern ({error})"
+            ) from None
+        return Subscription(pattern=pattern)
     topics = [name.strip() for name in given["subscribe"].split(",") if name.strip()]
     if not topics:
         raise ConfigError("subscribe: no topic in it: write topicA or topicA,topicB")
     return Subscription(topics=tuple(dict.fromkeys(topics)))
-
-
-def topic_pattern(text: str) -> str:
-    """The pattern, checked."""
-    if not text:
-        raise ConfigError("subscribePattern: it is empty: write a pattern such as gps\\..*")
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"subscribePattern: {shown(text)} is no pattern ({error})") from None
-    return text
 
 
 def bound(given: Mapping[str, str], names: tuple[str, ...]) -> Bound | None:

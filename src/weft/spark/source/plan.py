@@ -59,7 +59,11 @@ def resolve(
     check_all_named(bound, partitions)
     if bound.kind == "timestamps":
         return found_at(bound.by_partition)
-    return at_sentinels(bound.by_partition, cluster)
+    # The user's offsets with -1 and -2 replaced by where the logs end and start.
+    offsets = bound.by_partition
+    ends = cluster.latest(tp for tp, offset in offsets.items() if offset == LATEST)
+    starts = cluster.earliest(tp for tp, offset in offsets.items() if offset == EARLIEST)
+    return {**offsets, **ends, **starts}
 
 
 def check_all_named(bound: Bound, partitions: frozenset[TopicPartition]) -> None:
@@ -93,13 +97,6 @@ def at_times(
             " startingOffsetsByTimestampStrategy=latest"
         )
     return {**found, **cluster.latest(beyond)}
-
-
-def at_sentinels(offsets: PartitionMap, cluster: Cluster) -> dict[TopicPartition, int]:
-    """The user's offsets with -1 and -2 replaced by where the logs end and start."""
-    ends = cluster.latest(tp for tp, offset in offsets.items() if offset == LATEST)
-    starts = cluster.earliest(tp for tp, offset in offsets.items() if offset == EARLIEST)
-    return {**offsets, **ends, **starts}
 
 
 def inside_logs(
@@ -142,13 +139,21 @@ def resumed(
     Partitions that came since `start`, and those of a recreated topic, start at the
     start of their log; that beginning is kept in the second map and so in the write-ahead log.
     """
-    remade = remade_topics(start, latest, report)
+    # Recreated topics: their id has changed.
+    remade = {topic for topic, _ in start.positions if not start.same_topic(latest, topic)}
+    for topic in sorted(remade):
+        report(f"topic {topic} was deleted and recreated; its unread records are lost")
     known = {
         tp: offset
         for tp, offset in start.positions.items()
         if tp in latest.positions and tp[0] not in remade
     }
-    report_missing(start.positions, known, latest, remade, report)
+    for tp, offset in sorted(start.positions.items()):
+        if tp in known and latest.positions[tp] < offset:
+            end = latest.positions[tp]
+            report(f"{named(tp)} was read to {offset}, but its log ends at {end} now")
+        elif tp not in known and tp[0] not in remade:
+            report(f"partition {named(tp)} is gone")
     begun = dict(earliest(tp for tp in latest.positions if tp not in known))
     for tp, offset in sorted(begun.items()):
         if offset > 0 and tp[0] not in remade:
@@ -156,30 +161,6 @@ def resumed(
     before = start.first if start.first is not None else start.positions
     first = {tp: before[tp] for tp in known if tp in before}
     return {**known, **begun}, {**first, **begun}
-
-
-def remade_topics(start: StreamOffset, latest: StreamOffset, report: Report) -> set[str]:
-    """Recreated topics: their id has changed."""
-    remade = {topic for topic, _ in start.positions if not start.same_topic(latest, topic)}
-    for topic in sorted(remade):
-        report(f"topic {topic} was deleted and recreated; its unread records are lost")
-    return remade
-
-
-def report_missing(
-    before: PartitionMap,
-    known: PartitionMap,
-    latest: StreamOffset,
-    remade: set[str],
-    report: Report,
-) -> None:
-    """Report partitions that are gone and logs that are shorter than what was read."""
-    for tp in sorted(before):
-        if tp in known and latest.positions[tp] < before[tp]:
-            end = latest.positions[tp]
-            report(f"{named(tp)} was read to {before[tp]}, but its log ends at {end} now")
-        elif tp not in known and tp[0] not in remade:
-            report(f"partition {named(tp)} is gone")
 
 
 def batch_start(tp: TopicPartition, start: StreamOffset, end: StreamOffset) -> int | None:
@@ -207,20 +188,15 @@ def batch_ranges(
         begin = batch_start(tp, start, end)
         if tp in lows and here.same_topic(end, tp[0]):
             begin = lows[tp] if begin is None else begin
-            ranges += still_there(tp, begin, stop, lows[tp], report)
+            low = lows[tp]
+            if begin < low and begin < stop:
+                gone = f"{begin} to {min(low, stop) - 1}"
+                report(f"{named(tp)}: offsets {gone} are gone from the log")
+            if max(begin, low) < stop:
+                ranges.append(OffsetRange(*tp, max(begin, low), stop))
         elif begin is None or begin < stop:
             report(f"{named(tp)} was deleted or recreated before offset {stop} was read")
     return ranges
-
-
-def still_there(
-    tp: TopicPartition, begin: int, stop: int, low: int, report: Report
-) -> list[OffsetRange]:
-    """The range without what the log has deleted at its start; none if nothing is left."""
-    if begin < low and begin < stop:
-        report(f"{named(tp)}: offsets {begin} to {min(low, stop) - 1} are gone from the log")
-    begin = max(begin, low)
-    return [OffsetRange(*tp, begin, stop)] if begin < stop else []
 
 
 def named(tp: TopicPartition) -> str:

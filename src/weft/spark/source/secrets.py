@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,15 @@ def resolved(kafka: Mapping[str, str]) -> dict[str, str]:
                 f"option kafka.{name} holds a secret in clear, which Spark writes into plans and"
                 " event logs: write ${file:/path/on/the/driver} or ${env:NAME} instead"
             )
-    return {name: _value(name, text) for name, text in kafka.items()}
+    values: dict[str, str] = {}
+    for name, text in kafka.items():
+        whole = text.strip() if REFERENCE.fullmatch(text.strip()) else text
+        values[name] = REFERENCE.sub(partial(_looked_up, name), whole)
+    return values
 
 
-def _value(name: str, text: str) -> str:
-    whole = text.strip() if REFERENCE.fullmatch(text.strip()) else text
-    return REFERENCE.sub(lambda found: _looked_up(name, *found.groups()), whole)
-
-
-def _looked_up(name: str, kind: str, place: str) -> str:
+def _looked_up(name: str, found: re.Match[str]) -> str:
+    kind, place = found.groups()
     if kind == "env":
         value = os.environ.get(place)
         if value is None:
@@ -89,10 +90,7 @@ def with_oauth(config: dict[str, Any]) -> dict[str, Any]:
     name = config.get(OAUTH_CB)
     if not isinstance(name, str):
         return config
-    return {**config, OAUTH_CB: _callback(name.strip())}
-
-
-def _callback(name: str) -> Callable[..., Any]:
+    name = name.strip()
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"option kafka.oauth_cb: {name!r:.80} is no dotted name: write package.module.factory, "
@@ -117,4 +115,4 @@ def _callback(name: str) -> Callable[..., Any]:
             f"option kafka.oauth_cb: {name}() returned {type(callback).__name__}, not a callback: "
             "return a function that takes sasl.oauthbearer.config and returns (token, expiry)"
         )
-    return callback  # type: ignore[no-any-return]  # callable, as just seen
+    return {**config, OAUTH_CB: callback}

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from weft.errors import ConfigError
 from weft.spark.source.batch import read_range
 from weft.spark.source.bounds import PartitionMap
-from weft.spark.source.cluster import Cluster, Layout, missing_topics, require_topics
+from weft.spark.source.cluster import Cluster, missing_topics, require_topics
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.fetch import FetchSettings
 from weft.spark.source.offsets import StreamOffset, limit_rows, stream_offset, with_lag
@@ -78,22 +78,19 @@ class GroupProgress:
                 break
         error, self._error = self._error, None
         if error is not None:
-            self._failed(error)
+            if error.code() in LIVING_MEMBERS:
+                raise ConfigError(
+                    f"commitGroup={self._group}: the group has living members, whose offsets they"
+                    " are: give the query a group of its own"
+                )
+            self._last = None  # committed again at Spark's next question
+            log.warning("offsets of group %s were not committed: %s", self._group, error.str())
         return not self._waiting
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         refused = [offset.error for offset in offsets if offset.error is not None]
         self._error = error or (refused[0] if refused else None)
         self._waiting = False
-
-    def _failed(self, error: KafkaError) -> None:
-        if error.code() in LIVING_MEMBERS:
-            raise ConfigError(
-                f"commitGroup={self._group}: the group has living members, whose offsets they are:"
-                " give the query a group of its own"
-            )
-        self._last = None  # committed again at Spark's next question
-        log.warning("offsets of group %s were not committed: %s", self._group, error.str())
 
 
 LIVING_MEMBERS = frozenset(
@@ -149,7 +146,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query starts; decided once in this process (see `offsets`)."""
         with one_line_errors():
             if self._initial is None:
-                self._initial = self._starting_offset()
+                options, cluster = self._options, self._connected()
+                layout = cluster.layout()
+                require_topics(options.subscription, layout)
+                bound, no_time = options.starting, options.on_no_timestamp
+                assert bound is not None, "for_stream() fills it"
+                offsets = resolve(bound, layout, cluster, starting=True, on_no_timestamp=no_time)
+                report = reporter(fail_on_data_loss=options.fail_on_data_loss)
+                (kept,) = inside_logs([(bound, offsets)], cluster, report)
+                self._initial = StreamOffset(kept, topic_ids=layout.topic_ids)
             return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -224,19 +229,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return offset
 
-    def _starting_offset(self) -> StreamOffset:
-        options, cluster = self._options, self._connected()
-        layout = cluster.layout()
-        require_topics(options.subscription, layout)
-        bound = options.starting
-        assert bound is not None, "for_stream() fills it"
-        offsets = resolve(
-            bound, layout, cluster, starting=True, on_no_timestamp=options.on_no_timestamp
-        )
-        report = reporter(fail_on_data_loss=options.fail_on_data_loss)
-        (kept,) = inside_logs([(bound, offsets)], cluster, report)
-        return StreamOffset(kept, topic_ids=layout.topic_ids)
-
     def _somewhere(self) -> StreamOffset:
         """The ends of the logs, for a restart on a PySpark that does not report where it was."""
         latest = self._log_ends(StreamOffset({}))
@@ -244,7 +236,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(latest.positions, {}, latest.topic_ids)
 
     def _next_end(self, start: StreamOffset, limit: ReadLimit | None) -> StreamOffset:
-        self._tell_group(start)
+        name = self._options.commit_group
+        if name is not None:
+            # Spark asks for the end of a batch once the one before it is in its commit log.
+            self._group = self._group or GroupProgress(self._connected(), name)
+            # With this trigger the process may be killed right after the last question.
+            self._group.reached(start.positions, wait=self._available_now)
         latest = self._log_ends(start)
         if latest.positions == start.positions and start.first is not None:
             # With this trigger Spark ends the query at such an answer: no reason to wait.
@@ -257,16 +254,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, first = resumed(start, latest, self._connected().earliest, report)
         end = self._ended = self._admitted(begin, latest.positions, limit)
         return StreamOffset(end, first, latest.topic_ids)
-
-    def _tell_group(self, done: StreamOffset) -> None:
-        """Spark asks for the end of a batch once the one before it is in its commit log."""
-        name = self._options.commit_group
-        if name is None:
-            return
-        if self._group is None:
-            self._group = GroupProgress(self._connected(), name)
-        # With this trigger the process may be killed right after the last question.
-        self._group.reached(done.positions, wait=self._available_now)
 
     def _admitted(
         self, begin: PartitionMap, end: PartitionMap, limit: ReadLimit | None
@@ -295,33 +282,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _log_ends(self, known: StreamOffset) -> StreamOffset:
-        """Where the logs end now; under `availableNow`, where they ended at the first question."""
-        if self._latest is None or not self._available_now:
-            self._latest = self._believable_ends(known)
-        return self._latest
+        """Where the logs end now; under `availableNow`, where they ended at the first question.
 
-    def _believable_ends(self, known: StreamOffset) -> StreamOffset:
-        """The ends of the logs, asked again while something is missing that was there.
-
-        Brokers that have just started, or a metadata cache that lags, answer so for a moment.
+        Asked again while something is missing that was there: brokers that have just started, or a
+        metadata cache that lags, answer so for a moment.
         """
+        if self._latest is not None and self._available_now:
+            return self._latest
         cluster = self._connected()
         for attempt in range(self._options.offset_attempts):
             if attempt:
                 cluster.retry_pause()
             layout = cluster.layout()
             ends = StreamOffset(cluster.latest(layout.partitions), topic_ids=layout.topic_ids)
-            if not self._is_less(ends, known, layout):
+            less = missing_topics(self._options.subscription, layout) or any(
+                ends.positions.get(tp, -1) < offset and ends.same_topic(known, tp[0])
+                for tp, offset in known.positions.items()
+            )
+            if not less:
                 break
+        self._latest = ends
         return ends
-
-    def _is_less(self, ends: StreamOffset, known: StreamOffset, layout: Layout) -> bool:
-        if missing_topics(self._options.subscription, layout):
-            return True
-        return any(
-            ends.positions.get(tp, -1) < offset and ends.same_topic(known, tp[0])
-            for tp, offset in known.positions.items()
-        )
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -9,10 +9,8 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
 from weft.spark.openings import fetch_settings
-from weft.spark.source import consumers as consumers_module
 from weft.spark.source import fetch, worker
-from weft.spark.source.consumers import Consumers, Held, key_of
-from weft.spark.source.fetch import FetchSettings, consumer_config
+from weft.spark.source.fetch import Consumers, FetchSettings, Held, consumer_config, key_of
 from weft.spark.source.options import source_options
 from weft.spark.source.ranges import OffsetRange
 
@@ -90,7 +88,7 @@ def test_one_that_still_knows_its_place_is_not_taken(kept):
 
 def test_the_longest_idle_goes_where_there_are_too_many(kept, monkeypatch):
     """So many and no more."""
-    monkeypatch.setattr(consumers_module, "KEPT_MAX", 2)
+    monkeypatch.setattr(fetch, "KEPT_MAX", 2)
     three = [held(partition) for partition in range(3)]
     for one in three:
         kept.put(one)
