@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.membership import MemberTask
 
 _MEMBER = """
 import pickle, sys

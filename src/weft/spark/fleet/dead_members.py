@@ -21,7 +21,7 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.runtime.logs import event
 from weft.runtime.member.transactor import stable_id
 from weft.spark.fleet.limits import HELLO_BYTES_MAX
-from weft.spark.fleet.membership import DriverPlace, driver_of, instance_name, run_of, static_id
+from weft.spark.fleet.membership import driver_of, instance_name, run_of, static_id
 from weft.spark.fleet.wire import Wire, WireError
 from weft.types import TopicPartition
 
@@ -130,31 +130,24 @@ class DeadMembers:
             return None
 
     def _look(self) -> None:
-        until, others = time.monotonic() + LOOK_FOR_S, True
-        while others and time.monotonic() < until:
-            others = self._look_once()
+        """Remove members whose time is over, as long as any remain to be checked."""
+        until, mine = time.monotonic() + LOOK_FOR_S, (None, self._run)
+        while time.monotonic() < until:
+            found = self._static_members()
+            if found is not None:  # else the brokers may be back in a moment
+                others = [one for one in found if run_of(one.instance_id, self.group) not in mine]
+                if not others:
+                    return
+                dead = [one.instance_id for one in others if driver_is_dead(one)]
+                now = time.monotonic()
+                self._since = {name: self._since.get(name, now) for name in dead}
+                due = [name for name, since in self._since.items() if now - since >= GRACE_S]
+                if due:
+                    self.push_out(due, PUSHES_MAX)
+                    what = "pushed out what an earlier run left in the group"
+                    event("warning", what, members=",".join(sorted(due)))
             if self._over.wait(_LOOK_EVERY_S):
                 return
-
-    def _look_once(self) -> bool:
-        """Remove members whose time is over; whether any remain to be checked."""
-        found = self._static_members()
-        if found is None:  # the brokers may be back in a moment
-            return True
-        mine = (None, self._run)
-        others = [one for one in found if run_of(one.instance_id, self.group) not in mine]
-        dead = [one.instance_id for one in others if driver_is_dead(one)]
-        now = time.monotonic()
-        self._since = {name: self._since.get(name, now) for name in dead}
-        due = [name for name, since in self._since.items() if now - since >= GRACE_S]
-        if due:
-            self.push_out(due, PUSHES_MAX)
-            event(
-                "warning",
-                "pushed out what an earlier run left in the group",
-                members=",".join(sorted(due)),
-            )
-        return bool(others)
 
     def _take_and_leave(self, name: str) -> None:
         try:
@@ -205,16 +198,14 @@ class _NoCallbacks:
 
 
 def driver_is_dead(member: StaticMember) -> bool:
-    """Whether the driver of a member's run is known to be gone. False where one cannot know."""
-    place = driver_of(member.client_id)
-    return place is not None and _is_dead(place)
+    """Whether the driver of a member's run is known to be gone. False where one cannot know.
 
-
-def _is_dead(place: DriverPlace) -> bool:
-    """Its port refuses on its own machine, or another run's channel answers there.
-
-    A port that only does not answer may be behind a firewall; then the session time-out decides.
+    Its port refuses on its own machine, or another run's channel answers there. A port that only
+    does not answer may be behind a firewall; then the session time-out decides.
     """
+    place = driver_of(member.client_id)
+    if place is None:
+        return False
     try:
         peer = socket.create_connection((place.host, place.port), _DIAL_S)
     except ConnectionRefusedError:

@@ -8,24 +8,33 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.app_options import AppOptions
 from weft.core.engine import Engine
 from weft.core.epochs import Found
-from weft.core.partition import Partition
 from weft.core.states import InternalError
 from weft.errors import ConfigError, WeftError
+from weft.kafka.connect import Connection, RealConnection
+from weft.kafka.ports import AdminPort
+from weft.routing import Routes
 from weft.runtime.calls.processes.protocol import by_value
+from weft.runtime.handling import HandlerPlan
+from weft.runtime.hosted import Hosted
 from weft.runtime.logs import event
+from weft.runtime.member.member import Member
+from weft.runtime.member.member_config import MemberConfig
 from weft.runtime.run.drain import passed
 from weft.runtime.run.outside import RunSource
+from weft.runtime.run.preflight import check_cluster
 from weft.runtime.run.result_stream import ResultStream
-from weft.spark.fleet import pickles
+from weft.runtime.run.run import Run
+from weft.runtime.run.shares import Shares
 from weft.spark.fleet.lending import Borrowing
 from weft.spark.fleet.limits import (
     AGAIN_MAX_S,
@@ -37,12 +46,16 @@ from weft.spark.fleet.limits import (
     PROGRESS_EVERY_S,
 )
 from weft.spark.fleet.link import Link
-from weft.spark.fleet.member_run import MemberApp, MemberHandle, MemberRun
-from weft.spark.fleet.member_task import MemberTask
-from weft.spark.fleet.membership import client_id, has_ended, member_kafka, static_id
+from weft.spark.fleet.membership import (
+    MemberTask,
+    client_id,
+    has_ended,
+    member_kafka,
+    static_id,
+)
 from weft.spark.fleet.outside import answered
-from weft.spark.fleet.relay import REPORTED
-from weft.spark.fleet.results import ResultsUp
+from weft.spark.fleet.results import REPORTED, ResultsUp
+from weft.spark.fleet.shipping import dumps
 from weft.spark.fleet.slots import place_of, places_at_start
 from weft.spark.fleet.wire import Message
 from weft.types import RunReport, StopMode, TopicPartition
@@ -54,8 +67,158 @@ _log = logging.getLogger("weft")
 
 #: between two looks around: while something moves, and while nothing does
 _LOOK_S, _IDLE_LOOK_S = 0.1, 0.4
-Held = dict[TopicPartition, Partition]
 COUNTS = ("done", "failures", "retries", "dead_lettered", "skipped", "parked", "superseded")
+
+
+class Lent(Shares):
+    """A member of a fleet has no shares by its partitions: the driver lends."""
+
+    def __init__(self, routes: Routes, plans: Sequence[HandlerPlan], borrowing: Borrowing) -> None:
+        super().__init__(routes, plans)
+        self._borrowing = borrowing
+
+    def begin(self, member: Member, admin: AdminPort) -> None:
+        """Before the member has anything."""
+        self._borrowing.begin(member)
+
+    def look(self, member: Member, admin: AdminPort | None) -> None:
+        """Nothing to look up."""
+
+
+class MemberRun(Run):
+    """The runtime of one process, with what its host needs to see and to hurry."""
+
+    def __init__(
+        self,
+        app: Hosted,
+        *,
+        stream: ResultStream | None,
+        instance_id: str | None,
+        checked: bool,
+        table: TableLine | None,
+        on_found: Callable[[Mapping[TopicPartition, Found]], None],
+        borrowing: Borrowing,
+    ) -> None:
+        """`instance_id` is the member's static id in the group, None for a dynamic one.
+
+        `checked`: an earlier life on an executor has found the cluster in order.
+        `table`: the way to the table that results go into.
+        `on_found` gets the committed offsets of partitions as they are assigned.
+        `borrowing`: what the driver lends of budgets.
+        """
+        self._on_found = on_found
+        self.instance_id = instance_id
+        self._checked = checked
+        self._table = table
+        self._borrowing = borrowing
+        super().__init__(app, until=None, stream=stream)
+        self._outside.muted = True  # the driver shows all members
+        self._shares = Lent(self._routes, self._plans, borrowing)
+
+    def _connect(self) -> Connection:
+        connection = super()._connect()
+        if self._table is None:
+            return connection
+        from weft.spark.table.transactions import (
+            TableConnection,  # needs PyArrow
+            TableTransactor,
+        )
+
+        assert isinstance(connection, RealConnection)
+        self.transactor = TableTransactor
+        return TableConnection(connection.settings, self._table)
+
+    def _check(self, admin: AdminPort) -> list[str]:
+        # Coming back is a matter of half a second, and asking again would take a part of that.
+        if self._checked:
+            return self._routes.topics
+        handlers = self._handlers
+        if self._table is not None:
+            from weft.spark.table.sink import without_table
+
+            handlers = tuple(without_table(handlers))
+        return check_cluster(self._connection, admin, self._routes, handlers, self._options)
+
+    def _member_config(self) -> MemberConfig:
+        config = super()._member_config()
+        also = config.on_found
+
+        def found(committed: Mapping[TopicPartition, Found]) -> None:
+            also(committed)
+            self._on_found(committed)
+
+        return replace(config, on_found=found, on_lease=self._borrowing.urge)
+
+    @property
+    def may_restart(self) -> bool:
+        """It broke in a way that a new one in its place may not."""
+        return self._member is None or self._member.may_restart
+
+    def hurry(self, drain_timeout_s: float) -> None:
+        """A stop may take no longer than this from now on."""
+        if self._member is not None:
+            config = self._member.config
+            config.drain_timeout_s = min(config.drain_timeout_s, drain_timeout_s)
+
+    def latencies(self) -> dict[str, list[float]]:
+        """Samples of the calls' durations in seconds, by handler."""
+        return {plan.spec.name: plan.latency.samples() for plan in self._plans}
+
+
+class MemberApp(Hosted, Protocol):
+    """The app inside a member."""
+
+    def adopt(self, run: Any, options: AppOptions) -> None:
+        """Be run by this member, with these options."""
+
+
+class MemberHandle:
+    """What a handler's `app.stop()`, `app.pause()` and the like reach inside a member.
+
+    It speaks for itself, and asks the driver for what concerns all.
+    """
+
+    def __init__(self, run: Run, link: Link) -> None:
+        self._run, self._link = run, link
+
+    @property
+    def over(self) -> bool:
+        """The member has ended."""
+        return self._run.over
+
+    def start(self) -> None:
+        """A member is started by its task."""
+        raise ConfigError("the app runs already, as a member of a fleet")
+
+    def wait(self, timeout_s: float | None = None) -> RunReport:
+        """Wait for the end of this member."""
+        return self._run.wait(timeout_s)
+
+    def stop(self, mode: StopMode = "in_flight") -> None:
+        """End the whole fleet."""
+        self._link.deliver({"type": "ask", "what": "stop", "mode": mode})
+
+    def pause(self, topic: str | None) -> None:
+        """Pause on all members."""
+        self._link.deliver({"type": "ask", "what": "pause", "topic": topic})
+
+    def resume(self, topic: str | None) -> None:
+        """Resume on all members."""
+        self._link.deliver({"type": "ask", "what": "resume", "topic": topic})
+
+    def snapshot(self) -> dict[str, Any]:
+        """The current state of this member."""
+        return self._run.snapshot()
+
+    def open_results(self) -> ResultStream:
+        """Results are the driver's."""
+        raise ConfigError("app.results() is read on the driver of a fleet, not in a member")
+
+    def install_signals(self) -> None:
+        """Signals are the task's."""
+
+    def restore_signals(self) -> None:
+        """Signals are the task's."""
 
 
 class Host:
@@ -64,11 +227,19 @@ class Host:
     def __init__(self, task: MemberTask, link: Link, welcome: Message, app: MemberApp) -> None:
         self._link = link
         self._welcome = welcome
-        self._table = _table_line(task, link)
+        self._table: TableLine | None = None
+        if task.table is not None:
+            from weft.spark.table import line  # needs PyArrow
+
+            self._table = line.TableLine(task.table, link.send, link.gone)
         self._app = app
-        app.adopt(
-            None, _led(app, link, welcome, client_id(task.run, task.index, task.host, task.port))
-        )
+        client = client_id(task.run, task.index, task.host, task.port)
+        kafka = member_kafka(app.options.kafka, client)
+        # Callbacks report to the driver, which calls the user's.
+        known: dict[str, Any] = {
+            name: partial(self._report, name) for name in REPORTED if name in welcome["callbacks"]
+        }
+        app.adopt(None, replace(app.options, kafka=kafka, **known))
         mine = static_id(task.name, task.index, int(welcome["seat"]))
         self._instance_id = mine if welcome["static"] else None
         self._ends = {(topic, number): end for topic, number, end in welcome["ends"]}
@@ -98,13 +269,27 @@ class Host:
         )
         self._borrowing.wake = self._woken.set
         self._log = _ToDriver(link)
-        by_value(pickles.dumps)  # worker processes cannot import the app either
+        by_value(dumps)  # worker processes cannot import the app either
+
+    def _report(self, name: str, items: list[Any]) -> None:
+        self._link.deliver({"type": "event", "name": name, "items": [list(one) for one in items]})
 
     def run(self) -> dict[str, Any]:
         """Run until the end; returns the last message to the driver."""
-        with self._signals(), self._log.installed(self._welcome["log_level"]):
-            self._link.listen(self._on_message)
-            bye = self._supervise()
+
+        def terminated(_number: int, _frame: FrameType | None) -> None:
+            # This process alone: finish what runs and leave; the driver brings another.
+            # Only a thread: a signal handler may interrupt one that holds a lock.
+            stopping = ("in_flight", "terminated")
+            threading.Thread(target=self._stop, args=stopping, daemon=True).start()
+
+        before = signal.signal(signal.SIGTERM, terminated)
+        try:
+            with self._log.installed(self._welcome["log_level"]):
+                self._link.listen(self._on_message)
+                bye = self._supervise()
+        finally:
+            signal.signal(signal.SIGTERM, before)
         self._log.flush()
         return bye
 
@@ -119,7 +304,11 @@ class Host:
                 reason = report.reason
                 may_restart = self._run is None or self._run.may_restart
                 if self._stop_mode is not None or not may_restart:
-                    return self._bye(report)
+                    assert self._run is not None
+                    self._report_progress(self._run)
+                    code, error = report.exit_code, report.error and list(report.error)
+                    why = self._why if code == 0 else "failed"
+                    return {"why": why, "code": code, "reason": reason, "error": error}
             except Exception as error:
                 _log.debug("the member did not start", exc_info=True)
                 bad = isinstance(error, ConfigError)
@@ -136,13 +325,18 @@ class Host:
 
     def _live(self) -> RunReport:
         """One life of the member: from joining the group to having left it."""
+
+        def begun(found: Mapping[TopicPartition, Found]) -> None:
+            rows = places_at_start(found, self._app.options.on_offset_lost)
+            self._link.deliver({"type": "begun", "partitions": rows})
+
         run = MemberRun(
             self._app,
             stream=None,
             instance_id=self._instance_id,
             checked=bool(self._welcome["again"]),
             table=self._table,
-            on_found=self._begun,
+            on_found=begun,
             borrowing=self._borrowing,
         )
         self._app.adopt(MemberHandle(run, self._link), self._app.options)
@@ -175,23 +369,15 @@ class Host:
         self._stream = run.open_results()
         self._results.follow(self._stream)
 
-    def _begun(self, found: Mapping[TopicPartition, Found]) -> None:
-        rows = places_at_start(found, self._app.options.on_offset_lost)
-        self._link.deliver({"type": "begun", "partitions": rows})
-
-    def _bye(self, report: RunReport) -> dict[str, Any]:
-        run = self._run
-        assert run is not None
-        self._report_progress(run)
-        error = None if report.error is None else list(report.error)
-        why = self._why if report.exit_code == 0 else "failed"
-        return {"why": why, "code": report.exit_code, "reason": report.reason, "error": error}
-
     # -- looking around ----------------------------------------------------------------------------
 
     def _look(self, run: MemberRun) -> None:
         if self._stop_mode is None or self._why == "stopped":
-            self._look_for_orphanage()
+            # Without its driver or executor it finishes soon, commits and leaves.
+            if self._link.gone.is_set():
+                self._leave("the driver is gone")
+            elif os.getppid() != self._parent:
+                self._leave("the executor is gone")
         self._borrowing.look()
         self._log.flush()
         now = time.monotonic()
@@ -199,22 +385,27 @@ class Host:
             self._progress_at = now + PROGRESS_EVERY_S
             self._report_progress(run)
 
-    def _look_for_orphanage(self) -> None:
-        """The driver is gone: finish soon, commit, leave."""
-        if self._link.gone.is_set():
-            why = "the driver is gone"
-        elif os.getppid() != self._parent:
-            why = "the executor is gone"
-        else:
-            return
-        self._leave(why)
-
     def _report_progress(self, run: MemberRun) -> None:
         member = run.member
         if member is None:
             return
+
+        def state(engine: Engine, _now: float) -> dict[str, Any]:
+            """Inside the door, so that counts and places are of one moment."""
+            held = dict(member.partitions)
+            return {
+                "counts": {name: sum(getattr(h, name) for h in engine.handlers) for name in COUNTS},
+                # What is held here and at its end of the start; False: but for parked.
+                "finished": [
+                    [*where, held[where].frontier >= end]
+                    for where, end in self._ends.items()
+                    if where in held and passed(held[where], end)
+                ],
+                "places": [[*where, place_of(partition)] for where, partition in held.items()],
+            }
+
         try:
-            known = member.door.call(lambda engine, _: self._known(engine, dict(member.partitions)))
+            known = member.door.call(state)
         except InternalError:  # the member ends by itself
             return
         known["parked"] = sum(one.parked for one in list(member.partitions.values()))
@@ -223,23 +414,6 @@ class Host:
             return
         self._progress, self._alive_at = known, now + ALIVE_EVERY_S
         self._link.send({"type": "progress", **known})
-
-    def _known(self, engine: Engine, held: Held) -> dict[str, Any]:
-        """Inside the door, so that counts and places are of one moment."""
-        handlers = engine.handlers
-        return {
-            "counts": {name: sum(getattr(one, name) for one in handlers) for name in COUNTS},
-            "finished": self._finished(held),
-            "places": [[*where, place_of(partition)] for where, partition in held.items()],
-        }
-
-    def _finished(self, held: Held) -> list[list[Any]]:
-        """What is held here and at its end of the start; False: but for parked."""
-        return [
-            [*where, held[where].frontier >= end]
-            for where, end in self._ends.items()
-            if where in held and passed(held[where], end)
-        ]
 
     # -- the driver's messages ---------------------------------------------------------------------
 
@@ -252,7 +426,10 @@ class Host:
         elif kind == "pause":
             self._pause(message["topic"], on=bool(message["on"]))
         elif kind == "snapshot":
-            self._send_snapshot(message["id"])
+            run = self._run
+            if run is not None and not run.over:
+                more = {"shot": run.snapshot(), "latencies": run.latencies()}
+                self._link.send({"type": "snapshot", "id": message["id"], **more})
         elif kind == "question":
             self._answer(message)
         elif kind == "results":
@@ -307,13 +484,6 @@ class Host:
             if self._ordered is not None:
                 (self._ordered.pause if on else self._ordered.resume)(topic)
 
-    def _send_snapshot(self, number: int) -> None:
-        run = self._run
-        if run is None or run.over:
-            return
-        shot, latencies = run.snapshot(), run.latencies()
-        self._link.send({"type": "snapshot", "id": number, "shot": shot, "latencies": latencies})
-
     def _answer(self, question: Message) -> None:
         """Answer a query about single records or a partition, from the driver."""
         run = self._run
@@ -331,50 +501,6 @@ class Host:
                 self._stream.close()
             elif on and self._ordered is not None and (self._stream is None or self._stream.closed):
                 self._follow(self._ordered)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM to this process alone: finish what runs and leave; the driver brings another."""
-
-        def terminated(_number: int, _frame: FrameType | None) -> None:
-            # Only a thread: a signal handler may interrupt one that holds a lock.
-            stopping = ("in_flight", "terminated")
-            threading.Thread(target=self._stop, args=stopping, daemon=True).start()
-
-        before = signal.signal(signal.SIGTERM, terminated)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _table_line(task: MemberTask, link: Link) -> TableLine | None:
-    """The member's way to the table, if its results go into one."""
-    if task.table is None:
-        return None
-    from weft.spark.table.line import TableLine  # needs PyArrow
-
-    return TableLine(task.table, link.send, link.gone)
-
-
-def _led(app: MemberApp, link: Link, welcome: Message, client: str) -> AppOptions:
-    """The app's options in a member; its callbacks report to the driver, which calls the user's."""
-
-    def reporter(name: str) -> Any:
-        def report_to(items: list[Any]) -> None:
-            link.deliver({"type": "event", "name": name, "items": [list(item) for item in items]})
-
-        return report_to
-
-    known = {name: reporter(name) for name in REPORTED if name in welcome["callbacks"]}
-    return replace(app.options, kafka=member_kafka(app.options.kafka, client), **known)
-
-
-def _plain(value: Any) -> Any:
-    """A log line's value as JSON has it: numbers stay numbers."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return str(value)[:LOG_LINE_CHARS_MAX]
 
 
 class _ToDriver(logging.Handler):
@@ -402,7 +528,12 @@ class _ToDriver(logging.Handler):
                 "level": record.levelno,
                 "name": record.name,
                 "text": text[:LOG_LINE_CHARS_MAX],
-                "fields": {name: _plain(value) for name, value in (fields or {}).items()},
+                "fields": {  # as JSON has them: numbers stay numbers
+                    name: one
+                    if one is None or isinstance(one, bool | int | float)
+                    else str(one)[:LOG_LINE_CHARS_MAX]
+                    for name, one in (fields or {}).items()
+                },
             }
         )
 
@@ -412,7 +543,7 @@ class _ToDriver(logging.Handler):
             self._lines.popleft()
         if self._left_out and not self._lines:
             count, self._left_out = self._left_out, 0
-            event(_log, "warning", "log lines of this member were left out", count=count)
+            event("warning", "log lines of this member were left out", count=count)
 
     @contextmanager
     def installed(self, level: int) -> Iterator[None]:

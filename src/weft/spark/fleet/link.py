@@ -6,20 +6,18 @@ again`; what has no answer goes through `deliver`.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from weft import guard
 from weft.runtime.logs import event
 from weft.spark.fleet.limits import DRIVER_GONE_S, DRIVER_REFUSES_S, HANDSHAKE_S
 from weft.spark.fleet.wire import Message, Wire, WireError, introduce
-
-_log = logging.getLogger("weft")
 
 _DIAL_S = 2.0
 _DIAL_EVERY_S = 0.2
@@ -83,8 +81,15 @@ class Link:
         if wire is None or not self.send(message):
             return
         wire.finish()
-        # A listener that reads sees the driver's end of the line; without one we read it here.
-        self.gone.wait(HANDSHAKE_S) if self._listening else _read_out(wire)
+        # A listener that reads sees the driver's end of the line; without one we read it here:
+        # closing with something unread would cut off what we sent last.
+        if self._listening:
+            self.gone.wait(HANDSHAKE_S)
+            return
+        wire.timeout(HANDSHAKE_S)
+        with suppress(WireError):
+            while wire.receive() is not None:
+                pass
 
     def close(self) -> None:
         """Give the socket back."""
@@ -100,7 +105,9 @@ class Link:
     def _listen(self, on_message: Callable[[Message], None]) -> None:
         try:
             while self._wire is not None:
-                self._read(self._wire, on_message)
+                with suppress(WireError):  # treated like a broken line: dial again
+                    while (message := self._wire.receive()) is not None:
+                        on_message(message)
                 if self._closed:
                     break
                 broken, self._wire = self._wire, None
@@ -108,14 +115,6 @@ class Link:
                 self._again(on_message)
         finally:
             self.gone.set()
-
-    @staticmethod
-    def _read(wire: Wire, on_message: Callable[[Message], None]) -> None:
-        try:
-            while (message := wire.receive()) is not None:
-                on_message(message)
-        except WireError:
-            return  # treated like a broken line: dial again
 
     def _again(self, on_message: Callable[[Message], None]) -> None:
         """The line broke: the driver's host may have blinked, or the driver is dead."""
@@ -131,7 +130,7 @@ class Link:
             dropped, self._dropped = self._dropped, 0
         if dropped:
             what = "callbacks were not called while the line to the driver was broken"
-            event(_log, "warning", what, left_out=dropped)
+            event("warning", what, left_out=dropped)
         on_message({**welcome, "type": "welcome again"})
 
     def _dial_for(self, seconds: float, *, refused_s: float) -> tuple[Wire, Message]:
@@ -139,7 +138,12 @@ class Link:
         began = time.monotonic()
         while True:
             try:
-                return self._dial()
+                wire = Wire(socket.create_connection(self._address, _DIAL_S))
+                try:
+                    return wire, introduce(wire, self._secret, self._place, self._facts)
+                except BaseException:
+                    wire.close()
+                    raise
             except (OSError, WireError) as error:
                 patience_s = refused_s if isinstance(error, ConnectionRefusedError) else seconds
                 if time.monotonic() - began >= patience_s or self._closed:
@@ -148,25 +152,7 @@ class Link:
             # A pause between two tries, ended early by nothing: nothing wakes this thread.
             time.sleep(_DIAL_EVERY_S)
 
-    def _dial(self) -> tuple[Wire, Message]:
-        wire = Wire(socket.create_connection(self._address, _DIAL_S))
-        try:
-            return wire, introduce(wire, self._secret, self._place, self._facts)
-        except BaseException:
-            wire.close()
-            raise
-
 
 def _is_report(message: Mapping[str, Any]) -> bool:
     """What a callback of the user's is called with: nothing of Weft depends on it."""
     return bool(message["type"] == "event")
-
-
-def _read_out(wire: Wire) -> None:
-    """Read to the end: closing with something unread would cut off what we sent last."""
-    wire.timeout(HANDSHAKE_S)
-    try:
-        while wire.receive() is not None:
-            pass
-    except WireError:
-        return

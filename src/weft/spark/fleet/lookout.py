@@ -36,8 +36,10 @@ from weft.spark.fleet.slots import Slot
 # former holder that the group still lists is pushed out then, without further proof: it would be
 # fenced by the same id, too.
 
+_log = logging.getLogger("weft")
 
 _LOOK_S = 0.1
+_MOVE_LOOK_S = 0.5
 _PROOF_EVERY_S = 0.5
 _ANSWER_S = 2.0
 
@@ -107,7 +109,8 @@ class Lost:
         if slot.leaving:
             return "it has said goodbye, and its group has not received that"
         while self._waits(slot, since):
-            if self._has_ended(slot):
+            life = slot.incarnation
+            if life and process_has_ended(self._roster, slot.kernel, life[1]):
                 return "its process is gone"
             executor = slot.executor
             given_up = executor is not None and self._session.removed(executor)
@@ -115,12 +118,6 @@ class Lost:
                 return "Spark has given its executor up"
             self._pause(slot, since, _PROOF_EVERY_S)
         return None
-
-    def _has_ended(self, slot: Slot) -> bool:
-        """Its process is gone, which only those know who live under its kernel."""
-        if slot.incarnation is None:
-            return False
-        return process_has_ended(self._roster, slot.kernel, slot.incarnation[1])
 
     def _await_return(self, slot: Slot, since: float) -> None:
         """Until Spark has had time to start it again; shorter where a rebalance waits for it."""
@@ -154,11 +151,6 @@ class Lost:
             self._roster.changed.wait_for(lambda: not self._waits(slot, since), seconds)
 
 
-_log = logging.getLogger("weft")
-
-_MOVE_LOOK_S = 0.5
-
-
 class AwayWatch:
     """Log each member that stays away: its partitions may be blocked."""
 
@@ -175,28 +167,21 @@ class AwayWatch:
             since = slot.silent_from(now)
             if since is None or slot.ended or now - since < AWAY_S:
                 continue
-            if self._logged.get(slot.index) != since:
-                self._logged[slot.index] = since
-                self._log_away(slot, now - since)
-
-    def _log_away(self, slot: Slot, seconds: float) -> None:
-        session = "the broker's session time-out"
-        if self._session_ms is not None:
-            session = f"the session time-out of {self._session_ms / 1000:g} s"
-        # A member that has left, or was removed, is not in the group any more.
-        whose = f"Its partitions go to the others after {session}"
-        if slot.leaving or slot.vacant:
-            whose = "The others have its partitions"
-        why = "Spark has not started its task again: is a slot free?"
-        if slot.wire is not None:
-            why = "It is connected and does not report: is it suspended, or its network cut?"
-        event(
-            "warning",
-            "member is away",
-            member=slot.index,
-            seconds=round(seconds, 1),
-            reason=f"{why} {whose}",
-        )
+            if self._logged.get(slot.index) == since:
+                continue
+            self._logged[slot.index] = since
+            session = "the broker's session time-out"
+            if self._session_ms is not None:
+                session = f"the session time-out of {self._session_ms / 1000:g} s"
+            # A member that has left, or was removed, is not in the group any more.
+            whose = f"Its partitions go to the others after {session}"
+            if slot.leaving or slot.vacant:
+                whose = "The others have its partitions"
+            why = "Spark has not started its task again: is a slot free?"
+            if slot.wire is not None:
+                why = "It is connected and does not report: is it suspended, or its network cut?"
+            seconds, reason = round(now - since, 1), f"{why} {whose}"
+            event("warning", "member is away", member=slot.index, seconds=seconds, reason=reason)
 
 
 class Lookout:
@@ -223,11 +208,8 @@ class Lookout:
         now = time.monotonic()
         if now - self._moved_at > _MOVE_LOOK_S:
             self._moved_at = now
-            self._move()
-
-    def _move(self) -> None:
-        """Members on executors that are being decommissioned go elsewhere first."""
-        theirs = {slot.executor for slot in self._roster.slots if slot.executor is not None}
-        going = self._session.going(theirs) if theirs else []
-        if going:
-            self._roster.move(going)
+            # Members on executors that are being decommissioned go elsewhere first.
+            theirs = {slot.executor for slot in self._roster.slots if slot.executor is not None}
+            going = self._session.going(theirs) if theirs else []
+            if going:
+                self._roster.move(going)

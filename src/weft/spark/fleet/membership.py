@@ -11,8 +11,12 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from weft.spark.table.line import TablePlan
 
 #: A member that is lost without a spare slot stops its partitions for so long. A killed one is
 #: back within seconds, and Kafka's own 45 s would be silence.
@@ -26,6 +30,31 @@ STRATEGY = "cooperative-sticky"
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9._-]")
 _ID_GROUP_CHARS_MAX = 200
 _CLIENT = re.compile(r"^weft-([0-9a-f]+)-\d+@([^/]+)/(.+):(\d+)$")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemberTask:
+    """One member's place in the fleet, as it travels inside the Spark task. Holds secrets."""
+
+    index: int
+    #: how often the driver has submitted this member
+    generation: int
+    #: `{group}-{run}`: begins the static ids, so that two runs never fence each other
+    name: str
+    host: str
+    port: int
+    secret: bytes
+    app: bytes
+    #: where results go as rows; None for topics
+    table: TablePlan | None = None
+
+    @property
+    def run(self) -> str:
+        """The run that it is of."""
+        return self.name.rpartition("-")[2]
+
+    def __repr__(self) -> str:
+        return f"<MemberTask {self.index} of {self.name}>"
 
 
 class DriverPlace(NamedTuple):

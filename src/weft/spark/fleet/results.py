@@ -1,6 +1,6 @@
-"""Results on their way from the members to the reader on the driver.
+"""Results and callbacks on their way from the members to the user on the driver.
 
-They are sent only if there is a reader. A member has a bounded number under way; what the driver
+Results are sent only if there is a reader. A member has a bounded number under way; what the driver
 took, it acknowledges, and holds that back while its reader is behind: so a slow reader slows the
 intake of every member, as in one process.
 """
@@ -8,18 +8,25 @@ intake of every member, as in one process.
 from __future__ import annotations
 
 import base64
+import logging
 import pickle
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from weft import guard
-from weft.runtime.run.result_stream import ResultStream
-from weft.spark.fleet import pickles
+from weft.app_options import AppOptions
+from weft.errors import ConfigError
+from weft.runtime.member.seat import Callbacks
+from weft.runtime.run.result_stream import ResultStream, forward
 from weft.spark.fleet.limits import LINE_BYTES_MAX, RESULTS_UNDER_WAY_MAX
 from weft.spark.fleet.link import Link
-from weft.types import Result
+from weft.spark.fleet.shipping import dumps
+from weft.types import Committed, Result
+
+_log = logging.getLogger("weft")
 
 _TAKE_S = 0.2
 #: of one line, before base64 makes it a third longer
@@ -109,22 +116,15 @@ def encoded(results: Sequence[Result]) -> bytes:
         return pickle.dumps(results, protocol=5)
     except Exception:
         # A class that travelled by value has no module here: cloudpickle knows where it is from.
-        return b"".join(_one_by_one(results))
-
-
-def _one_by_one(results: Sequence[Result]) -> list[bytes]:
-    try:
-        return [pickles.dumps(results)]
-    except Exception:
-        return [pickles.dumps([_sendable(result) for result in results])]
-
-
-def _sendable(result: Result) -> Result:
-    try:
-        pickles.dumps(result)
-    except Exception:
-        return without_values(result)
-    return result
+        with suppress(Exception):
+            return dumps(results)
+    sent = list(results)
+    for number, result in enumerate(results):
+        try:
+            dumps(result)
+        except Exception:
+            sent[number] = without_values(result)
+    return dumps(sent)
 
 
 def without_values(result: Result) -> Result:
@@ -138,3 +138,103 @@ def decoded(text: str) -> list[Result]:
     """What `encoded` made, from a member that has proved to be one of the run."""
     results: list[Result] = pickle.loads(base64.b64decode(text))  # noqa: S301  # authenticated
     return results
+
+
+#: callbacks that members report; on_result reads the results
+REPORTED = ("on_commit", "on_assign", "on_revoke")
+
+
+class Relay:
+    """The user's reader and callbacks. Callbacks run one after another on a thread of their own."""
+
+    def __init__(
+        self,
+        options: AppOptions,
+        stream: ResultStream | None,
+        want: Callable[[bool], None],
+        seen: Callable[[Result], Result] | None,
+    ) -> None:
+        """`want` informs the members whether results have a reader; `seen`: see `as_handled`."""
+        self._seen = seen
+        self._options, self._stream, self._want = options, stream, want
+        self.callbacks = Callbacks()
+        self._lock = threading.Lock()
+        #: held while the members are informed: the last word is of the last state
+        self._wanting = threading.Lock()
+        self._full = False
+        self._over = False
+        self._owed: list[Callable[[], object]] = []
+
+    def wanted(self) -> list[str]:
+        """The callbacks that the app has."""
+        return [name for name in REPORTED if getattr(self._options, name) is not None]
+
+    def begin(self) -> None:
+        """Serve the reader that was there before the run, or `on_result`."""
+        if self._options.on_result is not None and self._stream is None:
+            self._stream = ResultStream()
+            self._stream.as_handled = self._seen
+            forward(self._stream, self._options.on_result, self.callbacks)
+        elif self._options.on_result is not None:
+            _log.warning("on_result and app.results() were both asked for: app.results() reads")
+        if self._stream is not None:
+            self._attach(self._stream)
+
+    def open(self) -> ResultStream:
+        """A stream of the results from now on."""
+        with self._lock:
+            if self._stream is not None and not self._stream.closed:
+                raise ConfigError("app.results() is already being read; only one reader is allowed")
+            stream = self._stream = ResultStream()
+            over = self._over
+        if over:  # the run ended between the question and this: end the reader
+            stream.end()
+        else:
+            self._attach(stream)
+        return stream
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        with self._lock:
+            self._over, stream = True, self._stream
+        if stream is not None:
+            stream.end()
+        self.callbacks.close(1.0)
+
+    def take(self, results: list[Result], taken: Callable[[], object]) -> None:
+        """On a member's thread. While the reader is behind, acknowledgements wait."""
+        if self._stream is not None:
+            self._stream.put(results)
+        with self._lock:
+            if self._full:
+                self._owed.append(taken)
+                return
+        taken()
+
+    def event(self, name: str, items: list[Any]) -> None:
+        """Call a callback of the user's."""
+        if name not in REPORTED:
+            return
+        values: list[Any]
+        if name == "on_commit":
+            values = [Committed(*item) for item in items]
+        else:
+            values = [(topic, number) for topic, number in items]
+        self.callbacks.call(getattr(self._options, name), values)
+
+    def _attach(self, stream: ResultStream) -> None:
+        def level(full: bool) -> None:  # noqa: FBT001  # as ResultStream.on_level calls it
+            with self._lock:
+                self._full = full
+                owed, self._owed = ([], self._owed) if full else (self._owed, [])
+            for taken in owed:
+                taken()
+
+        def gone() -> None:
+            with self._wanting:
+                if self._stream is stream:  # else another reader has come meanwhile
+                    self._want(False)
+
+        stream.on_level, stream.on_close = level, gone
+        with self._wanting:
+            self._want(True)

@@ -55,7 +55,7 @@ class Receivers:
     #: (exit code, reason, error as strings): the run must end
     fatal: Callable[[int, str, list[str] | None], None]
     ask: Callable[[Message], None]
-    results: Callable[[list[Result], Callable[[], None]], None]
+    results: Callable[[list[Result], Callable[[], object]], None]
     event: Callable[[str, list[Any]], None]
     #: a member's message about the table, and how to answer
     table: Callable[[Message, Callable[[Mapping[str, Any]], object]], None] | None = None
@@ -96,13 +96,29 @@ class Roster:
         slot = self.slots[index]
         self._lives[wire] = incarnation
         with self.changed:
-            self._see_off(slot, incarnation)
+            old = slot.wire
+            if old is not None and slot.incarnation != incarnation:
+                # An older life that is still on the line leaves first: it may hold partitions.
+                _send(old, {"type": "leave"})
+                self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
             again = slot.up
             if slot.incarnation is not None and generation < slot.incarnation[2]:
                 leave = True  # a leftover of a job that was given up
             else:
                 leave = self.orders.stop is not None
-                self._begin(slot, incarnation, wire)
+                other = slot.incarnation != incarnation
+                if other:
+                    self._fold(slot)
+                if other and self.orders.static and slot.incarnation and not slot.vacant:
+                    # A successor does not take a place that may still be in the group: also of one
+                    # that said goodbye the request to leave may have been lost. Gone between the
+                    # two halves of a cooperative rebalance, its predecessor has given partitions
+                    # up; under the same id no rebalance would follow, and no one would own them.
+                    slot.displaced.append(slot.seat)
+                    slot.seat += 1
+                if slot.begin(incarnation, wire) and slot.lives > 1:
+                    event("info", "member is back", member=index, pid=incarnation[1])
+                self.changed.notify_all()
                 slot.executor, slot.kernel = hello.get("executor"), hello.get("kernel")
             welcome = {**self.orders.welcome(), "seat": slot.seat, "leave": leave, "again": again}
             # Inside: before anything that is sent to all.
@@ -110,21 +126,6 @@ class Roster:
                 return index
         self.left(index, wire)
         return None
-
-    def _begin(self, slot: Slot, incarnation: Any, wire: Wire) -> None:
-        if slot.incarnation != incarnation:
-            self._fold(slot)
-            gone = slot.incarnation is None or slot.vacant
-            if self.orders.static and not gone:
-                # A successor does not take a place that may still be in the group: also of one that
-                # said goodbye the request to leave may have been lost. Gone between the two halves
-                # of a cooperative rebalance, its predecessor has given partitions up; under the
-                # same id no rebalance would follow, and no one would own them.
-                slot.displaced.append(slot.seat)
-                slot.seat += 1
-        if slot.begin(incarnation, wire) and slot.lives > 1:
-            event("info", "member is back", member=slot.index, pid=incarnation[1])
-        self.changed.notify_all()
 
     def _fold(self, slot: Slot) -> None:
         self._left_off |= {where: (slot, at) for where, at in slot.fold().items()}
@@ -141,14 +142,6 @@ class Roster:
                 if other is not slot and where in other.places:
                     other.taken[where] = at
 
-    def _see_off(self, slot: Slot, incarnation: Any) -> None:
-        """Have an older life that is still on the line leave first: it may hold partitions."""
-        old = slot.wire
-        if old is None or slot.incarnation == incarnation:
-            return
-        _send(old, {"type": "leave"})
-        self.changed.wait_for(lambda: slot.wire is not old, PREDECESSOR_S)
-
     def received(self, index: int, wire: Wire, message: Message) -> None:
         """Dispatch a member's message."""
         slot = self.slots[index]
@@ -159,15 +152,22 @@ class Roster:
         if kind == "results":
             self._take_results(slot, wire, message)
         elif kind == "log":
-            self._log_line(slot, message)
+            name, fields = str(message["name"]), message["fields"]
+            log = logging.getLogger(name if name.split(".", maxsplit=1)[0] == "weft" else "weft")
+            extra = {"weft": {**fields, "member": index}} if fields else None
+            text = f"member {index}: {message['text']}"
+            log.log(int(message["level"]), "%s", text, extra=extra)
         elif kind == "event":
             self._receivers.event(str(message["name"]), message["items"])
         elif kind == "ask":
             self._receivers.ask(message)
         elif kind == "lease" and self._receivers.lending is not None:
             self._receivers.lending.received(slot, wire, message)
-        elif kind == "table":
-            self._of_table(wire, message, current=current)
+        elif kind == "table" and current and self._receivers.table is not None:
+            self._receivers.table(message, partial(_send, wire))
+        elif kind == "table":  # one whose place another has taken adds nothing any more
+            stale = {"id": message["id"], "stale": "its place in the fleet"}
+            _send(wire, {"type": "table", **stale})
         elif current:
             self._current(slot, kind, message)
 
@@ -211,13 +211,6 @@ class Roster:
         elif kind == "bye":
             self._bye(slot, message)
 
-    def _of_table(self, wire: Wire, message: Message, *, current: bool) -> None:
-        """One whose place another has taken adds nothing any more."""
-        if current and self._receivers.table is not None:
-            self._receivers.table(message, partial(_send, wire))
-        else:
-            _send(wire, {"type": "table", "id": message["id"], "stale": "its place in the fleet"})
-
     def _bye(self, slot: Slot, message: Message) -> None:
         why = str(message["why"])
         final = why in ("stopped", "told to", "refused", "failed")
@@ -249,34 +242,19 @@ class Roster:
         life = self._lives[wire]
         sequence = int(message["sequence"])
 
-        def taken() -> None:
-            _send(wire, {"type": "taken", "sequence": sequence})
-
+        results: list[Result] = []
+        taken = {"type": "taken", "sequence": sequence}
         with slot.taking:
             fresh = sequence > self._taken.get(life, 0)
             self._taken[life] = max(sequence, self._taken.get(life, 0))
             # Values are pickles: unrequested ones and duplicates are not loaded.
-            wanted = fresh and self.orders.results
-            self._receivers.results(self._readable(slot, message["data"]) if wanted else [], taken)
-
-    @staticmethod
-    def _readable(slot: Slot, data: str) -> list[Result]:
-        """The results, unless they hold what exists on the executor alone."""
-        try:
-            return decoded(data)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            event("error", "results unreadable here", member=slot.index, reason=reason)
-            return []
-
-    @staticmethod
-    def _log_line(slot: Slot, message: Message) -> None:
-        name = str(message["name"])
-        log = logging.getLogger(name if name.split(".", maxsplit=1)[0] == "weft" else "weft")
-        fields = message["fields"]
-        extra = {"weft": {**fields, "member": slot.index}} if fields else None
-        text = f"member {slot.index}: {message['text']}"
-        log.log(int(message["level"]), "%s", text, extra=extra)
+            if fresh and self.orders.results:
+                try:
+                    results = decoded(message["data"])
+                except Exception as error:  # they hold what exists on the executor alone
+                    reason = f"{type(error).__name__}: {error}"
+                    event("error", "results unreadable here", member=slot.index, reason=reason)
+            self._receivers.results(results, partial(_send, wire, taken))
 
     def move(self, executors: Collection[str]) -> None:
         """Have the members on these executors leave, for they will go; others take their places."""
@@ -307,9 +285,22 @@ class Roster:
             self._shot_id += 1
             number = self._shot_id
         self.send_all({"type": "snapshot", "id": number})
+
+        def answered() -> bool:
+            now = time.monotonic()
+            return all(
+                slot.shot_id >= number
+                for slot in self.slots
+                if slot.up and not slot.leaving and not slot.ended and not slot.lost(now)
+            )
+
         with self.changed:
-            self.changed.wait_for(lambda: self._answered(number), SNAPSHOT_WAIT_S)
-            shots = [(slot, slot.shot, _rows(slot.shot)) for slot in self.slots if slot.shot]
+            self.changed.wait_for(answered, SNAPSHOT_WAIT_S)
+            shots: list[tuple[Slot, Message, list[TopicPartition]]] = []
+            for slot in self.slots:
+                if slot.shot:
+                    rows = slot.shot["shot"]["partitions"]
+                    shots.append((slot, slot.shot, [(r["topic"], r["partition"]) for r in rows]))
             owners, now = _owners((slot, rows) for slot, _, rows in shots), time.monotonic()
             return {
                 slot.index: owned(shot, {w for w in rows if owners[w] is slot}, lost=slot.lost(now))
@@ -347,14 +338,6 @@ class Roster:
             slots.sort(key=lambda slot: slot.claim(where, now), reverse=True)
             return {slot.name: answers[slot.index] for slot in slots}
 
-    def _answered(self, number: int) -> bool:
-        now = time.monotonic()
-        return all(
-            slot.shot_id >= number
-            for slot in self.slots
-            if slot.up and not slot.leaving and not slot.ended and not slot.lost(now)
-        )
-
     # -- what is known -----------------------------------------------------------------------------
 
     def seen(self) -> int:
@@ -385,11 +368,6 @@ class Roster:
         now = time.monotonic()
         with self.changed:
             return sum(slot.parked for slot in self.slots if slot.trust(now))
-
-
-def _rows(message: Message) -> list[TopicPartition]:
-    """The partitions in a member's snapshot."""
-    return [(row["topic"], row["partition"]) for row in message["shot"]["partitions"]]
 
 
 def _owners(

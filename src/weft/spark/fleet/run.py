@@ -25,16 +25,14 @@ from weft.spark.fleet import limits
 from weft.spark.fleet.aggregate import merged
 from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.ending import Ending, GroupDrain
-from weft.spark.fleet.jobs import MemberJobs
 from weft.spark.fleet.lending import Lending
 from weft.spark.fleet.lookout import Lookout, process_has_ended
-from weft.spark.fleet.member_task import MemberTask
-from weft.spark.fleet.membership import instance_name
+from weft.spark.fleet.membership import MemberTask, instance_name
 from weft.spark.fleet.outside import FleetSource
-from weft.spark.fleet.relay import Relay
+from weft.spark.fleet.results import Relay
 from weft.spark.fleet.roster import Orders, Receivers, Roster
 from weft.spark.fleet.server import Server
-from weft.spark.fleet.session import FleetSession, one_line, open_session
+from weft.spark.fleet.session import FleetSession, MemberJobs, one_line, open_session
 from weft.spark.fleet.settings import FleetSettings
 from weft.spark.fleet.shipping import forget, packed, sources_zip
 from weft.spark.fleet.upfront import Upfront
@@ -182,7 +180,15 @@ class FleetRun:
         self._wait_until(lambda: self._no_hope() or roster.seen() == members, self._settings.wait_s)
         seen = roster.seen()
         if not self._is_ending and seen < members:
-            raise ConfigError(self._too_few(seen))
+            assert self._session is not None
+            assert self._server is not None
+            raise ConfigError(
+                f"{seen} of {members} members have dialled in after {self._settings.wait_s:.0f} s: "
+                f"the cluster at {self._session.master} has free slots for only so many tasks, or "
+                f"its executors cannot reach the driver at port {self._server.port}: give fewer "
+                "members=, more executors or cores, or set conf weft.control.host and "
+                "weft.control.port; weft.control.wait_s waits longer"
+            )
         self._wait_until(roster.all_up, limits.UP_S)
         self._starting = False
         if self._ending.fatal is not None:
@@ -199,17 +205,6 @@ class FleetRun:
         if trouble is not None:
             self._fatal_from(2, f"Spark could not run members: {one_line(trouble)}", None)
         return trouble is not None
-
-    def _too_few(self, seen: int) -> str:
-        assert self._session is not None
-        assert self._server is not None
-        return (
-            f"{seen} of {self._settings.members} members have dialled in after "
-            f"{self._settings.wait_s:.0f} s: the cluster at {self._session.master} has free slots "
-            "for only so many tasks, or its executors cannot reach the driver at port "
-            f"{self._server.port}: give fewer members=, more executors or cores, or set conf "
-            "weft.control.host and weft.control.port; weft.control.wait_s waits longer"
-        )
 
     def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
         """Wait for it, for the end of the run, or for the time to be over."""
@@ -281,7 +276,17 @@ class FleetRun:
         except BaseException as error:
             self._watch_broke(error)
         try:
-            self._report_end()
+            seconds = time.monotonic() - self._began
+            report = self._ending.report(self._roster, self._signals.exit_code, seconds)
+            self._report = report
+            event(
+                "info",
+                "ended",
+                exit_code=report.exit_code,
+                reason=report.reason,
+                done=report.done,
+                seconds=round(report.seconds, 3),
+            )
         finally:
             self._over.set()
 
@@ -291,14 +296,16 @@ class FleetRun:
         self.stop("in_flight")
 
     def _look_on(self) -> None:
-        looked_at = 0.0
+        looked_at, patience_s = 0.0, self._options.drain_timeout_s + limits.LEAVE_S
         while not self._left():
             now = time.monotonic()
             if self._drain is not None and self._stopped_at is None:
                 if now - looked_at > _DRAINED_LOOK_S:
                     looked_at = now
-                    self._look_at_drain(self._drain)
-            elif self._stopped_at is not None and now > self._patience_ends_at():
+                    if self._roster.all_up() and self._drain.over(self._roster.finished()):
+                        self._ending.note_drained(self._roster.parked())
+                        self.stop("in_flight")
+            elif self._stopped_at is not None and now > self._stopped_at + patience_s:
                 break
             if self._stopped_at is None and self._lookout is not None:
                 self._lookout.look()
@@ -316,15 +323,6 @@ class FleetRun:
             for slot in self._roster.slots
         )
 
-    def _patience_ends_at(self) -> float:
-        assert self._stopped_at is not None
-        return self._stopped_at + self._options.drain_timeout_s + limits.LEAVE_S
-
-    def _look_at_drain(self, drain: GroupDrain) -> None:
-        if self._roster.all_up() and drain.over(self._roster.finished()):
-            self._ending.note_drained(self._roster.parked())
-            self.stop("in_flight")
-
     def _finish(self, jobs: MemberJobs) -> None:
         stayed = [slot.index for slot in self._roster.slots if not slot.ended and slot.wire]
         if stayed:
@@ -334,26 +332,11 @@ class FleetRun:
             jobs.cancel()
         jobs.join(10.0)
         self._ending.confirm(self._drain, self._roster)
-        self._see_all_off()
-        self._clean_up()
-        self._relay.end()
-
-    def _report_end(self) -> None:
-        seconds = time.monotonic() - self._began
-        self._report = self._ending.report(self._roster, self._signals.exit_code, seconds)
-        event(
-            "info",
-            "ended",
-            exit_code=self._report.exit_code,
-            reason=self._report.reason,
-            done=self._report.done,
-            seconds=round(self._report.seconds, 3),
-        )
-
-    def _see_all_off(self) -> None:
-        """Remove killed members from the group, so that no one waits a session for them."""
+        # Killed members are removed from the group, so that no one waits a session for them.
         for name in [] if self._dead is None else self._dead.push_out_own():
             event("warning", "a member is still in the group", member=name)
+        self._clean_up()
+        self._relay.end()
 
     def _clean_up(self) -> None:
         self._outside.close()
@@ -410,14 +393,12 @@ class FleetRun:
         """See `App.snapshot`; it also has a line for each member."""
         shots = {} if self.over else self._roster.shots()
         members = [slot.facts() for slot in self._roster.slots]
-        return merged(self._state(), shots, members, self._about)
-
-    def _state(self) -> str:
+        state = "starting" if self._starting else "running"
         if self.over:
-            return "failed" if self._ending.fatal is not None else "ended"
-        if self._is_ending:
-            return "stopping"
-        return "starting" if self._starting else "running"
+            state = "failed" if self._ending.fatal is not None else "ended"
+        elif self._is_ending:
+            state = "stopping"
+        return merged(state, shots, members, self._about)
 
     def open_results(self) -> ResultStream:
         """A stream of the results from now on."""

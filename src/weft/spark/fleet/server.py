@@ -17,7 +17,7 @@ from weft.spark.fleet.limits import (
     UNAUTHENTICATED_OF_ONE_MAX,
     UNAUTHENTICATED_S,
 )
-from weft.spark.fleet.wire import Message, Wire, WireError, admit
+from weft.spark.fleet.wire import Wire, WireError, admit
 
 if TYPE_CHECKING:
     from weft.spark.fleet.roster import Roster
@@ -114,9 +114,23 @@ class Server:
         with self._lock:
             self._wires.add(wire)
         try:
-            hello = self._admitted(wire)
-            if hello is not None:
-                self._converse(hello, wire)
+            try:
+                hello = admit(wire, self._secret, self._run)
+            except Exception as error:
+                # Any client may connect and send anything: none of it gets out.
+                if not self._closed:
+                    _log.debug("control channel: %s: %s", type(error).__name__, error)
+                return
+            finally:
+                self._unauthenticated.leave(wire)
+            index = self._audience.joined(hello, wire)
+            if index is None:
+                return
+            try:
+                while (message := wire.receive()) is not None:
+                    self._audience.received(index, wire, message)
+            finally:
+                self._audience.left(index, wire)
         except WireError as error:
             if not self._closed:
                 _log.debug("control channel: %s", error)
@@ -126,24 +140,3 @@ class Server:
             wire.close()
             with self._lock:
                 self._wires.discard(wire)
-
-    def _admitted(self, wire: Wire) -> Message | None:
-        """The hello of a member. Any client may connect and send anything: none of it gets out."""
-        try:
-            return admit(wire, self._secret, self._run)
-        except Exception as error:
-            if not self._closed:
-                _log.debug("control channel: %s: %s", type(error).__name__, error)
-            return None
-        finally:
-            self._unauthenticated.leave(wire)
-
-    def _converse(self, hello: Message, wire: Wire) -> None:
-        index = self._audience.joined(hello, wire)
-        if index is None:
-            return
-        try:
-            while (message := wire.receive()) is not None:
-                self._audience.received(index, wire, message)
-        finally:
-            self._audience.left(index, wire)

@@ -1,4 +1,4 @@
-"""The Spark session of a fleet: made for it, or given."""
+"""The Spark session of a fleet, made for it or given, and the jobs in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
 from weft.spark.fleet.limits import FAILURES_TELL, TASK_FAILURES_MAX
-from weft.spark.fleet.member_task import MemberTask
+from weft.spark.fleet.membership import MemberTask
 from weft.spark.fleet.settings import (
     CONNECT,
     CONTROL_PORT,
@@ -23,10 +23,10 @@ from weft.spark.fleet.settings import (
     bound,
     check_java,
     check_master_answers,
+    check_slots,
     choose_python,
     effective_master,
     killers,
-    local_slots,
     refuse_what_kills,
 )
 from weft.spark.fleet.task import run_member
@@ -184,7 +184,13 @@ class ConnectSession:
 
         Executors are taken to reach this machine where the server does.
         """
-        here = _address_towards(self._builder.host)
+        # This machine's address on the way there. Nothing is sent.
+        family, _, _, _, where = socket.getaddrinfo(self._builder.host, 9, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)
+            here = str(probe.getsockname()[0])
         return bound(conf, here, here, int(conf.get(CONTROL_PORT, "0")))
 
     def ship(self, sources: Path) -> None:
@@ -239,14 +245,6 @@ class _Holder:
         yield pa.RecordBatch.from_pydict({"why": pa.array(whys, pa.string())})
 
 
-def _address_towards(host: str) -> str:
-    """This machine's address on the way to another. Nothing is sent."""
-    family, _, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])
-
-
 #: Either kind.
 FleetSession = ClassicSession | ConnectSession
 
@@ -259,6 +257,7 @@ def is_connect(spark: Any) -> bool:
 def open_session(settings: FleetSettings, name: str) -> FleetSession:
     """The given session, or a new one; raises ConfigError in one line."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     talk = logging.getLogger("py4j")
     if talk.level == logging.NOTSET:
@@ -270,18 +269,22 @@ def open_session(settings: FleetSettings, name: str) -> FleetSession:
         return connect
     if settings.spark is None and SparkContext._active_spark_context is None:  # noqa: SLF001  # PySpark has no public way to ask
         return _new_session(settings, name)
-    session = settings.spark if settings.spark is not None else _active_session(settings)
+    session = settings.spark
+    if session is None:
+        session = SparkSession.builder.getOrCreate()
+        running = session.sparkContext.master
+        # One process cannot have two with different settings.
+        if settings.conf or settings.master not in (None, running):
+            raise ConfigError(
+                f"a Spark session on {running} runs in this process already: give it with spark= "
+                "and leave master= and conf= out, or stop it first"
+            )
     if session.sparkContext._jsc is None:  # noqa: SLF001  # nor to ask whether one has ended
         raise ConfigError("the Spark session has been stopped: give a running one")
     found = ClassicSession(session, own=False)
     refuse_what_kills(killers(found.context.getConf().get))
-    slots = local_slots(found.master)
-    if slots is not None and slots < settings.members:
-        raise ConfigError(
-            f"the Spark session's master {found.master} runs {slots} tasks at once and "
-            f"members={settings.members}: each member holds a slot, so give at most "
-            f"members={slots}, or a larger session"
-        )
+    said = f"the Spark session's master {found.master}"
+    check_slots(found.master, settings.members, said, "session")
     return found
 
 
@@ -325,20 +328,6 @@ def _connect_wanted(settings: FleetSettings) -> FleetSession | None:
         ) from error
 
 
-def _active_session(settings: FleetSettings) -> Any:
-    """The session of this process; one process cannot have two with different settings."""
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.builder.getOrCreate()
-    running = session.sparkContext.master
-    if settings.conf or settings.master not in (None, running):
-        raise ConfigError(
-            f"a Spark session on {running} runs in this process already: give it with spark= and "
-            "leave master= and conf= out, or stop it first"
-        )
-    return session
-
-
 def _new_session(settings: FleetSettings, name: str) -> FleetSession:
     from pyspark.sql import SparkSession
 
@@ -376,7 +365,13 @@ def one_line(error: BaseException | str) -> str:
     """Spark's error without its stacks: the innermost cause with a message."""
     text = str(error)
     if "PYTHON_VERSION_MISMATCH" in text:
-        return _other_python(text)
+        found = re.search(r"different(?: minor)? version:? (\d+\.\d+)", text)
+        theirs = found[1] if found else "another version"
+        return (
+            f"the executors run Python {theirs} and the driver {sys.version_info[0]}."
+            f"{sys.version_info[1]}: give them the driver's minor version (PYSPARK_PYTHON, their "
+            "image or the Connect server's environment)"
+        )
     _, python, below = text.partition("Traceback (most recent call last):\n")
     if python:  # its first line that is not indented
         return next(line for line in (*below.splitlines(), python) if line[:1].strip())[:600]
@@ -390,11 +385,51 @@ def one_line(error: BaseException | str) -> str:
     return (*telling, *words, type(error).__name__)[0][:600]
 
 
-def _other_python(text: str) -> str:
-    found = re.search(r"different(?: minor)? version:? (\d+\.\d+)", text)
-    theirs = found[1] if found else "another version"
-    return (
-        f"the executors run Python {theirs} and the driver {sys.version_info[0]}."
-        f"{sys.version_info[1]}: give them the driver's minor version (PYSPARK_PYTHON, their image "
-        "or the Connect server's environment)"
-    )
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+class MemberJobs:
+    """One Spark job a member. Spark retries its task; when Spark gives up, it is submitted again.
+
+    A separate one for each, because a job fails as a whole: the death of one member would take the
+    others with it wherever Spark's retries are used up, which a plain `local[N]` has none of.
+    """
+
+    def __init__(
+        self,
+        session: FleetSession,
+        group: str,
+        describe: Callable[[MemberTask], str],
+        next_task: Callable[[MemberTask, BaseException | None], MemberTask | None],
+    ) -> None:
+        """`next_task` gets the end of a job and returns what to submit now, if anything."""
+        self._session, self._group = session, group
+        self._describe, self._next_task = describe, next_task
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, tasks: list[MemberTask]) -> None:
+        """Start a job for each of these; returns at once."""
+        for task in tasks:
+            run = functools.partial(self._run, task)
+            self._threads.append(self._session.thread(run, f"weft-job-{task.index}"))
+            self._threads[-1].start()
+
+    def cancel(self) -> None:
+        """End what still runs; members that have not left are killed."""
+        self._session.cancel(self._group)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the jobs to end; False when some did not."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, first: MemberTask) -> None:
+        task: MemberTask | None = first
+        while task is not None:
+            error: BaseException | None = None
+            try:
+                self._session.hold(task, self._group, self._describe(task))
+            except Exception as raised:
+                error = raised
+            task = self._next_task(task, error)

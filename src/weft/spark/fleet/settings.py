@@ -84,24 +84,25 @@ def fleet_settings(
         )
     check_spark_packages()
     master, conf = _checked_master(master), _checked_conf(conf)
-    settings = FleetSettings(members, master, spark, conf, _checked_sink(sink))
+    if not (sink is None or isinstance(sink, TableSink)):
+        raise ConfigError(
+            f'sink={sink!r:.80}: give weft.spark.DeltaTable("s3://bucket/checked", '
+            'schema="inside boolean, zone string")'
+        )
+    settings = FleetSettings(members, master, spark, conf, sink)
     if spark is not None:
-        _check_given_session(settings)
+        if master:
+            raise ConfigError("master= cannot be given with spark=: the session has its own")
+        _check_only_ours(settings, "spark=: the session")
+        if not (hasattr(spark, "range") and hasattr(spark, "conf")):
+            kind = type(spark).__name__
+            raise ConfigError(f"spark= must be a SparkSession, not a {kind}")
     elif str(settings.master).startswith(CONNECT):
         check_connect_packages()
         _check_only_ours(settings, f"master={settings.master}: the server")
     elif settings.master is not None:
-        _check_slots(settings.master, members)
+        check_slots(settings.master, members, f"master={settings.master!r}", "master")
     return settings
-
-
-def _checked_sink(sink: object) -> TableSink | None:
-    if sink is None or isinstance(sink, TableSink):
-        return sink
-    raise ConfigError(
-        f'sink={sink!r:.80}: give weft.spark.DeltaTable("s3://bucket/checked", '
-        'schema="inside boolean, zone string")'
-    )
 
 
 def _checked_master(master: object) -> str | None:
@@ -130,7 +131,10 @@ def _checked_conf(conf: object) -> dict[str, str]:
             )
         if not isinstance(value, str | int | float):
             raise ConfigError(f"conf: {name} must be text or a number")
-    checked = {name: _text(value) for name, value in conf.items()}
+    checked = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in conf.items()
+    }
     refuse_what_kills(checked)
     if "spark.master" in checked:
         raise ConfigError("conf: spark.master is given by master=")
@@ -143,10 +147,6 @@ def _check_number(conf: dict[str, str], name: str, low: int, high: int) -> None:
     value = conf.get(name)
     if value is not None and not (value.isdigit() and low <= int(value) <= high):
         raise ConfigError(f"conf: {name}={value}: give a whole number from {low} to {high}")
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 #: Spark's properties that end members -> how.
@@ -170,15 +170,6 @@ def killers(get: Callable[[str], str | None]) -> dict[str, str | None]:
     return {name: get(name) for name in _KILLERS}
 
 
-def _check_given_session(settings: FleetSettings) -> None:
-    if settings.master:
-        raise ConfigError("master= cannot be given with spark=: the session has its own")
-    _check_only_ours(settings, "spark=: the session")
-    if not (hasattr(settings.spark, "range") and hasattr(settings.spark, "conf")):
-        kind = type(settings.spark).__name__
-        raise ConfigError(f"spark= must be a SparkSession, not a {kind}")
-
-
 def _check_only_ours(settings: FleetSettings, whose: str) -> None:
     sparks = [name for name in settings.conf if name not in OURS]
     if sparks:
@@ -187,13 +178,13 @@ def _check_only_ours(settings: FleetSettings, whose: str) -> None:
         )
 
 
-def _check_slots(master: str, members: int) -> None:
-    """Local masters name the number of concurrent tasks."""
+def check_slots(master: str, members: int, what: str, larger: str) -> None:
+    """Local masters name the number of concurrent tasks; ConfigError where there are too few."""
     slots = local_slots(master)
     if slots is not None and slots < members:
         raise ConfigError(
-            f"master={master!r} runs {slots} tasks at once and members={members}: each member "
-            f"holds a slot, so give at most members={slots}, or a larger master"
+            f"{what} runs {slots} tasks at once and members={members}: each member holds a slot, "
+            f"so give at most members={slots}, or a larger {larger}"
         )
 
 

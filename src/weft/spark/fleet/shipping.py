@@ -9,6 +9,7 @@ compiled code cannot travel like this; executors have them installed.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import io
 import marshal
@@ -17,15 +18,16 @@ import sys
 import tempfile
 import types
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from pyspark import cloudpickle
+
 from weft.errors import ConfigError
 from weft.runtime.hosted import Hosted
-from weft.spark.fleet import pickles
 from weft.spark.fleet.limits import APP_BYTES_MAX, SOURCE_BYTES_MAX, SOURCE_FILES_MAX
 
 #: A fixed date, so that the same sources are the same file.
@@ -57,7 +59,7 @@ def packed(app: Hosted) -> bytes:
     """The app as executors load it; raises ConfigError that names what cannot travel."""
     with by_value(modules_of(app)):
         try:
-            data = pickles.dumps(app)
+            data = dumps(app)
         except Exception as error:
             raise ConfigError(
                 f"the app cannot be sent to Spark's executors: {_culprit(app, error)}: open what "
@@ -82,23 +84,20 @@ def modules_of(app: Hosted) -> list[types.ModuleType]:
 
 def modules_behind(values: Iterable[Any]) -> list[types.ModuleType]:
     """The user's modules in which these functions and classes are written."""
-    found = {module.__name__: module for value in values if (module := _module_of(value))}
-    return [module for module in found.values() if _is_the_users(module)]
-
-
-def _module_of(value: Any) -> types.ModuleType | None:
-    # A callable object belongs to its class, a wrapped function to the module it was written in.
-    holder = value if isinstance(value, type | types.FunctionType) else type(value)
-    name = getattr(getattr(value, "__wrapped__", None), "__module__", None) or holder.__module__
-    return sys.modules.get(name)
-
-
-def _is_the_users(module: types.ModuleType) -> bool:
-    """Neither Python's nor installed: executors cannot be expected to have it."""
-    if module.__name__ == "__main__" or module.__name__.split(".")[0] in THERE:
-        return False  # of __main__ cloudpickle takes everything by value anyway
-    source = getattr(module, "__file__", None)
-    return source is not None and not is_installed(Path(source))
+    found: dict[str, types.ModuleType] = {}
+    for value in values:
+        # A callable object belongs to its class, a wrapped function to the module it was written in
+        holder = value if isinstance(value, type | types.FunctionType) else type(value)
+        name = getattr(getattr(value, "__wrapped__", None), "__module__", None) or holder.__module__
+        module = sys.modules.get(name)
+        # Neither Python's nor installed: executors cannot be expected to have it. Of __main__
+        # cloudpickle takes everything by value anyway.
+        if module is None or module.__name__.split(".")[0] in (*THERE, "__main__"):
+            continue
+        source = getattr(module, "__file__", None)
+        if source is not None and not is_installed(Path(source)):
+            found[module.__name__] = module
+    return list(found.values())
 
 
 #: What executors have, whatever the driver imports it from.
@@ -113,10 +112,14 @@ def is_installed(source: Path) -> bool:
 @contextmanager
 def by_value(modules: Iterable[types.ModuleType]) -> Iterator[None]:
     """While this lasts, what stands in these modules is pickled by value."""
+    # PySpark's cloudpickle has no types.
+    known: Any = cloudpickle.list_registry_pickle_by_value
+    register: Any = cloudpickle.register_pickle_by_value
     with ExitStack() as stack:
         for module in modules:
-            if pickles.by_value(module):
-                stack.callback(pickles.by_reference, module)
+            if module.__name__ not in known():
+                register(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
 
 
@@ -137,7 +140,8 @@ def unpicklable_name(functions: Iterable[Any], app: Hosted | None) -> str | None
     for function in functions:
         for name, value in _names_used(function):
             if not isinstance(value, types.ModuleType) and value is not app and not _travels(value):
-                return f"{_name(function)} uses {name!r}, a {type(value).__name__}"
+                who = getattr(function, "__name__", type(function).__name__)
+                return f"{who} uses {name!r}, a {type(value).__name__}"
     return None
 
 
@@ -152,14 +156,48 @@ def _names_used(function: Any) -> Iterator[tuple[str, Any]]:
 
 def _travels(value: Any) -> bool:
     try:
-        pickles.dumps(value)
+        dumps(value)
     except Exception:
         return False
     return True
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+# -- pickles ---------------------------------------------------------------------------------------
+
+
+#: What pydantic builds of a model's fields. It cannot always be loaded again: two fields of one
+#: model, with postponed annotations, are a KeyError('type') there. So it is left out, and built
+#: again where the model is first used.
+BUILT = frozenset({"__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__"})
+_MOCKS = "pydantic._internal._mock_val_ser"
+
+
+class _Pickler(cloudpickle.Pickler):
+    """PySpark's, for models of pydantic that travel by value."""
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)  # type: ignore[no-untyped-call]  # PySpark gives none
+        by_value = isinstance(reduced, tuple) and len(reduced) == 6
+        if not (by_value and isinstance(value, type) and hasattr(value, "__pydantic_validator__")):
+            return reduced
+        make, arguments, (attributes, slots), _, _, fill = reduced
+        kept = {name: one for name, one in attributes.items() if name not in BUILT}
+        kept["__pydantic_complete__"] = False
+        return make, arguments, (fill, kept, slots), None, None, filled_model
+
+
+def filled_model(model: Any, state: tuple[Callable[..., Any], dict[str, Any], Any]) -> None:
+    """Make a model of the class that was loaded empty; it is completed at its first use."""
+    fill, attributes, slots = state
+    fill(model, (attributes, slots))
+    importlib.import_module(_MOCKS).set_model_mocks(model)
+
+
+def dumps(value: Any) -> bytes:
+    """The value with the functions and classes it needs."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)  # type: ignore[no-untyped-call]  # PySpark gives none
+    return buffer.getvalue()
 
 
 # -- sources ---------------------------------------------------------------------------------------
@@ -205,19 +243,17 @@ def beside(module: types.ModuleType, data: Sequence[str] = ()) -> dict[str, Path
         return dict(_files_of(top, root, data))
     files: dict[str, Path] = {}
     for name, other in list(sys.modules.items()):
-        path = _path_of(other)
-        if "." in name or path is None or name == "weft" or is_installed(path):
+        where = getattr(other, "__file__", None)
+        if "." in name or name == "weft" or not isinstance(where, str) or where[-3:] != ".py":
+            continue
+        path = Path(where).resolve()
+        if is_installed(path):
             continue
         if path.parent == source.parent and path != source:
             files[path.name] = path
         elif path.name == "__init__.py" and path.parent.parent == source.parent:
             files |= _files_of(name, path.parent, data)
     return files
-
-
-def _path_of(module: Any) -> Path | None:
-    source = getattr(module, "__file__", None)
-    return Path(source).resolve() if isinstance(source, str) and source.endswith(".py") else None
 
 
 def _files_of(package: str, folder: Path, data: Sequence[str]) -> Iterator[tuple[str, Path]]:

@@ -32,15 +32,12 @@ def place_of(partition: Partition) -> int:
 def places_at_start(found: Mapping[TopicPartition, Found], on_lost: OnLost) -> list[list[Any]]:
     """[topic, partition, place] from the group's commits."""
     starts = {where: resolve(one, on_lost) for where, one in found.items()}
-    return [
-        [*where, max(start.offset, _top(start.restored_top) + 1) - len(start.restored_not_done)]
-        for where, start in starts.items()
-        if not isinstance(start, OffsetLost)
-    ]
-
-
-def _top(restored: int | None) -> int:
-    return -1 if restored is None else restored
+    rows: list[list[Any]] = []
+    for where, start in starts.items():
+        if not isinstance(start, OffsetLost):
+            top = -1 if start.restored_top is None else start.restored_top
+            rows.append([*where, max(start.offset, top + 1) - len(start.restored_not_done)])
+    return rows
 
 
 def places_read(rows: Iterable[Any]) -> dict[TopicPartition, int]:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.spark.fleet.link import Link
-from weft.spark.fleet.member_task import MemberTask
-from weft.spark.fleet.membership import kernel
+from weft.spark.fleet.membership import MemberTask, kernel
 from weft.spark.fleet.wire import WireError
 
 if TYPE_CHECKING:
@@ -45,7 +44,20 @@ def run_member(task: MemberTask, _rows: Iterable[int]) -> Iterator[str]:
     }
     try:
         welcome = link.open(facts)
-        yield from _live(task, link, welcome)
+        if welcome.get("leave"):
+            link.end({"type": "bye", "why": "told to"})
+            return
+        try:
+            app, host = _loaded(task)
+        except Unusable as error:
+            link.end({"type": "bye", "why": "refused", "reason": str(error)})
+            return
+        try:
+            bye = host(task, link, welcome, app).run()
+        except WireError as error:  # the driver is gone: no one to report to
+            bye = {"why": str(error)}
+        link.end({"type": "bye", **bye})
+        yield str(bye.get("why"))
     finally:
         link.close()
         signal.signal(signal.SIGHUP, hung_up)
@@ -64,23 +76,6 @@ def executor_id() -> str | None:
         return words[words.index(b"--executor-id") + 1].decode()
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _live(task: MemberTask, link: Link, welcome: dict[str, Any]) -> Iterator[str]:
-    if welcome.get("leave"):
-        link.end({"type": "bye", "why": "told to"})
-        return
-    try:
-        app, host = _loaded(task)
-    except Unusable as error:
-        link.end({"type": "bye", "why": "refused", "reason": str(error)})
-        return
-    try:
-        bye = host(task, link, welcome, app).run()
-    except WireError as error:  # the driver is gone: no one to report to
-        bye = {"why": str(error)}
-    link.end({"type": "bye", **bye})
-    yield str(bye.get("why"))
 
 
 class Unusable(Exception):

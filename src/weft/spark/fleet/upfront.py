@@ -26,7 +26,16 @@ class Upfront:
         options = app.options
         self._options, self._group = options, options.group
         self._handlers = without_table(app.handlers)
-        _check_clients(options.kafka)
+        if str(options.kafka.get("bootstrap.servers", "")).startswith(MEMORY_SCHEME):
+            raise ConfigError(
+                'engine="spark" needs a broker that executors can reach: a memory:// broker lives '
+                "in this process"
+            )
+        if "group.instance.id" in options.kafka:
+            raise ConfigError(
+                "kafka: group.instance.id is set by Weft on a fleet: use members=..., which gives "
+                "each member its own"
+            )
         _check_ledgers(app)
         #: members have static ids; the new group protocol does not let them come back at once
         self.static = str(options.kafka.get("group.protocol", "classic")).lower() != "consumer"
@@ -92,19 +101,6 @@ class Upfront:
         """Give the admin client back."""
         if self._admin is not None:
             self._admin.close()
-
-
-def _check_clients(kafka: dict[str, object]) -> None:
-    if str(kafka.get("bootstrap.servers", "")).startswith(MEMORY_SCHEME):
-        raise ConfigError(
-            'engine="spark" needs a broker that executors can reach: a memory:// broker lives in '
-            "this process"
-        )
-    if "group.instance.id" in kafka:
-        raise ConfigError(
-            "kafka: group.instance.id is set by Weft on a fleet: use members=..., which gives "
-            "each member its own"
-        )
 
 
 def _check_ledgers(app: Hosted) -> None:

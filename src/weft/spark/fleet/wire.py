@@ -22,8 +22,14 @@ from typing import Any, cast
 from weft.spark.fleet.limits import HANDSHAKE_S, HELLO_BYTES_MAX, LINE_BYTES_MAX
 
 Message = dict[str, Any]
-#: Linux gives up on a peer that acknowledges nothing for so long, in milliseconds.
-_UNANSWERED_MS = 15_000
+_TCP = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 3,
+    "TCP_KEEPCNT": 3,
+    #: Linux gives up on a peer that acknowledges nothing for so long, in milliseconds.
+    "TCP_USER_TIMEOUT": 15_000,
+}
 
 
 class WireError(Exception):
@@ -66,7 +72,12 @@ class Wire:
         self._sending = threading.Lock()
         self._ours: Seal | None = None
         self._theirs: Seal | None = None
-        _keep_alive(peer)
+        # A host that vanished without a word is noticed too; where the platform can.
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP.items():
+            option = getattr(socket, name, None)
+            if option is not None:
+                peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def seal(self, key: bytes, *, driver: bool) -> None:
         """Sign and check every line from now on; `key` is that of this connection."""
@@ -101,7 +112,13 @@ class Wire:
             raise WireError(f"a line of more than {size_max} bytes")
         if not line.endswith(b"\n"):
             return None
-        return _message(line if self._theirs is None else self._theirs.opened(line))
+        try:
+            message = json.loads(line if self._theirs is None else self._theirs.opened(line))
+        except (ValueError, RecursionError) as error:
+            raise WireError("a line that is not JSON") from error
+        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+            raise WireError("a line without a type")
+        return cast("Message", message)
 
     def _line(self, size_max: int, deadline: float | None) -> bytes:
         if deadline is None:
@@ -143,32 +160,6 @@ class Wire:
         self._socket.close()
 
 
-def _message(line: bytes) -> Message:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WireError("a line that is not JSON") from error
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise WireError("a line without a type")
-    return cast("Message", message)
-
-
-def _keep_alive(peer: socket.socket) -> None:
-    """A host that vanished without a word is noticed too; where the platform can."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = {
-        "TCP_NODELAY": 1,
-        "TCP_KEEPIDLE": 5,
-        "TCP_KEEPINTVL": 3,
-        "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": _UNANSWERED_MS,
-    }
-    for name, value in wanted.items():
-        option = getattr(socket, name, None)
-        if option is not None:
-            peer.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 def proof(secret: bytes, theirs: str, hello: Mapping[str, Any]) -> bytes:
     """The proof of a hello, made with the secret; `theirs` is the driver's nonce."""
     given_fields = {name: value for name, value in hello.items() if name != "proof"}
@@ -193,17 +184,13 @@ def admit(wire: Wire, secret: bytes, run: str) -> Message:
     if hello is None or hello["type"] != "hello":
         raise WireError("no hello")
     expected = proof(secret, challenge, hello)
-    if not _same(expected.hex(), hello.get("proof")):
+    # As bytes: text that is not ASCII makes compare_digest, and encode(), raise.
+    given = str(hello.get("proof")).encode("utf-8", "replace")
+    if not hmac.compare_digest(expected.hex().encode(), given):
         raise WireError("a hello without the run's secret")
     wire.seal(_connection_key(secret, expected), driver=True)
     wire.timeout(None)
     return hello
-
-
-def _same(expected: str, given: object) -> bool:
-    # As bytes: text that is not ASCII makes compare_digest, and encode(), raise.
-    given_fields = given.encode("utf-8", "replace") if isinstance(given, str) else b""
-    return hmac.compare_digest(expected.encode(), given_fields)
 
 
 def _connection_key(secret: bytes, shared: bytes) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from weft.errors import ConfigError
-from weft.spark.fleet import pickles, shipping
+from weft.spark.fleet import shipping
 from weft.spark.fleet.limits import APP_BYTES_MAX
 from weft.spark.processing.settings import TaskSettings, name_of
 
@@ -27,7 +27,7 @@ def packed(settings: TaskSettings) -> bytes:
     written_in = shipping.modules_behind(carried)
     with shipping.by_value(written_in):
         try:
-            data = pickles.dumps(settings)
+            data = shipping.dumps(settings)
         except Exception as error:
             culprit = shipping.unpicklable_name([options.function, settings.lifespan], settings.app)
             why = culprit or f"{type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from weft.spark.fleet import pickles
+from weft.spark.fleet import shipping
 
 MODELS = """
 from pydantic import BaseModel, Field
@@ -41,11 +41,8 @@ def models(monkeypatch):
 def test_models_inside_of_models_travel(models, first_line):
     """A model with two fields of another one, and one of itself: KeyError('type') it was."""
     module = models(first_line)
-    assert pickles.by_value(module)
-    try:
-        data = pickles.dumps((module.Ride, module.Place))
-    finally:
-        pickles.by_reference(module)
+    with shipping.by_value([module]):
+        data = shipping.dumps((module.Ride, module.Place))
     del sys.modules[module.__name__]
     ride, place = pickle.loads(data)
     said = {"begin": {"zone": "a"}, "end": {"zone": "b"}, "Cost": 2}

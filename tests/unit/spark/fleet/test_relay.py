@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import weft
-from weft.spark.fleet.relay import Relay
+from weft.spark.fleet.results import Relay
 
 WAIT_S = 60.0
 #: a thread that is to wait has had its chance after so long

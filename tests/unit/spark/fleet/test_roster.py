@@ -14,6 +14,7 @@ from weft.kafka.ports import KafkaUnavailable
 from weft.spark.fleet.aggregate import merged, percentiles_ms
 from weft.spark.fleet.ending import GroupDrain
 from weft.spark.fleet.limits import DEATHS_MAX, SILENT_S
+from weft.spark.fleet.results import decoded
 from weft.spark.fleet.roster import Orders, Receivers, Roster
 from weft.spark.fleet.wire import WireError
 
@@ -377,18 +378,18 @@ def test_results_of_a_line_that_broke_are_taken_before_those_of_the_next(
     messages = [
         {"type": "results", "sequence": number, "data": data} for number, data in enumerate(ones, 1)
     ]
-    readable, others = roster._readable, list[threading.Thread]()
+    others = list[threading.Thread]()
 
-    def slow(slot: Any, data: str) -> Any:
+    def slow(data: str) -> Any:
         if not others:
             others.append(
                 threading.Thread(target=lambda: [roster.received(0, new, m) for m in messages])
             )
             others[0].start()
             others[0].join(PATIENCE_S)
-        return readable(slot, data)
+        return decoded(data)
 
-    monkeypatch.setattr(roster, "_readable", slow)
+    monkeypatch.setattr("weft.spark.fleet.roster.decoded", slow)
     roster.received(0, old, messages[0])
     others[0].join(60)
     assert heard.results == ["first", "second"]

@@ -16,8 +16,8 @@ import pytest
 
 import weft
 from weft.spark.fleet import shipping
-from weft.spark.fleet.pickles import dumps
 from weft.spark.fleet.results import decoded, encoded
+from weft.spark.fleet.shipping import dumps
 from weft.types import Record, Result
 
 pytestmark = pytest.mark.push
@@ -111,7 +111,7 @@ def test_an_executor_without_dependencies_reports_it(folder, tmp_path_factory) -
         import importlib.util, sys
         real = importlib.util.find_spec
         importlib.util.find_spec = lambda name: None if name == "confluent_kafka" else real(name)
-        from weft.spark.fleet.member_task import MemberTask
+        from weft.spark.fleet.membership import MemberTask
         from weft.spark.fleet.task import Unusable, _loaded
         try:
             _loaded(MemberTask(0, 0, "g", "h", 1, b"", b""))
@@ -131,7 +131,7 @@ def test_an_app_that_needs_more_reports_what(folder) -> None:
         folder,
         """
         import pickle
-        from weft.spark.fleet.member_task import MemberTask
+        from weft.spark.fleet.membership import MemberTask
         from weft.spark.fleet.task import Unusable, _loaded
         try:
             _loaded(MemberTask(0, 0, "g", "h", 1, b"", b"cnowhere\\nname\\n."))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.errors import ConfigError
-from weft.spark.fleet import pickles
+from weft.spark.fleet import shipping
 from weft.spark.processing.operator import check_workers, task_function
 
 BARE = """
@@ -31,7 +31,7 @@ except ImportError as error:
 
 def test_an_executor_without_weft_reports_what_to_do():
     """The function can be loaded there, and tells which Python lacks it."""
-    data = pickles.dumps(task_function(b"", "check"))
+    data = shipping.dumps(task_function(b"", "check"))
     done = subprocess.run(
         [sys.executable, "-c", BARE], input=data, capture_output=True, timeout=100, check=False
     )
