@@ -1,6 +1,5 @@
 """The operator: a handler over the records of a DataFrame, with the core of Weft in each task."""
 
-from weft.spark.processing.operator import process
-from weft.spark.processing.outcomes import once, replay
+from weft.spark.processing.operator import once, process, replay
 
 __all__ = ["once", "process", "replay"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from math import sqrt
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +21,17 @@ from pyspark.sql.types import (
 )
 
 from weft.errors import ConfigError
+from weft.runtime.histogram import Latency
 from weft.spark.processing.intake import OTHER
-from weft.spark.processing.models import columns_of_model, is_model
 from weft.spark.processing.settings import TaskSettings, name_of
 from weft.spark.processing.stretches import HASH
-from weft.spark.processing.took import TOOK, TOOK_SCHEMA
-from weft.spark.processing.typed import ddl, quoted, typed_value
+from weft.spark.processing.typed import (
+    columns_of_model,
+    ddl,
+    is_model,
+    quoted,
+    typed_value,
+)
 from weft.spark.sink.columns import are_headers
 
 #: Needed column -> (types it may have, what to call them, what the task gets).
@@ -89,6 +96,51 @@ CARRIED = [
 ]
 
 
+# -- call times ------------------------------------------------------------------------------------
+# How long calls take: counted by each task in narrow buckets, merged by Spark as it sees rows.
+#
+# Observed metrics are sums over rows. So a task whose calls are counted ends with some rows more,
+# one for each bucket that is not empty, which `process` takes out again behind the observation.
+
+#: Upper bounds in seconds: eight to each doubling, from 10 µs to an hour and a half, so that the
+#: middle of a bucket is less than 5 % away from whatever was counted there.
+BOUNDS = tuple(1e-5 * 2 ** (step / 8) for step in range(29 * 8 + 1))
+
+#: What the rows have beside the columns of the result; null in all that are records.
+TOOK_SCHEMA = ", took_ms double, calls long"
+TOOK = [pa.field("took_ms", pa.float64()), pa.field("calls", pa.int64())]
+
+
+def with_no_call_times(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches with the two columns more."""
+    for batch in batches:
+        schema = pa.schema([*batch.schema, *TOOK])
+        nulls = [pa.nulls(batch.num_rows, field.type) for field in TOOK]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=schema)
+
+
+def with_call_times(
+    batches: Iterable[pa.RecordBatch], latency: Latency
+) -> Iterator[pa.RecordBatch]:
+    """The same, and at their end what was counted meanwhile."""
+    schema = None
+    for batch in with_no_call_times(batches):
+        schema = batch.schema
+        yield batch
+        latency.fold()
+    if schema is not None:
+        found = [(at, count) for at, count in enumerate(latency.buckets()["counts"]) if count]
+        # The middle of a bucket; of the two that are open it is their bound.
+        bounds = [(BOUNDS[max(0, at - 1)], BOUNDS[min(at, len(BOUNDS) - 1)]) for at, _ in found]
+        took_ms = [round(sqrt(lower * upper) * 1e3, 4) for lower, upper in bounds]
+        columns = {
+            "took_ms": pa.array(took_ms, pa.float64()),
+            "calls": pa.array([count for _, count in found], pa.int64()),
+        }
+        arrays = [columns.get(f.name, pa.nulls(len(found), f.type)) for f in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def observed() -> list[Column]:
     """What `metrics=` counts, and how long calls took."""
     status = F.col("status")
@@ -105,6 +157,9 @@ def observed_rows(rows: DataFrame, metrics: str | Observation) -> DataFrame:
     """The records' rows, observed; those that only count calls are gone behind it."""
     counted = rows.observe(metrics, *observed())
     return counted.where(F.col("calls").isNull()).drop(*(field.name for field in TOOK))
+
+
+# -- in and out ------------------------------------------------------------------------------------
 
 
 def result_schema(settings: TaskSettings, records: StructType) -> str:
@@ -186,27 +241,19 @@ def input_columns(df: DataFrame, kind: Any, where: str) -> list[Column]:
             f"{', '.join(NEEDED)}, as Kafka sources give them"
         )
     wanted = {**needed, **{name: what for name, what in OPTIONAL.items() if name in names}}
-    columns = [_column(df.schema, name, *what, where) for name, what in wanted.items()]
+    columns = []
+    for name, (types, called, cast_to) in wanted.items():
+        found = [field.dataType for field in df.schema.fields if field.name == name]
+        if len(found) > 1:
+            raise ConfigError(f"{where}: two columns are named {name}: drop or rename one")
+        if not isinstance(found[0], types) or (name == "headers" and not are_headers(found[0])):
+            raise ConfigError(
+                f"{where}: column {name} is {found[0].simpleString()}, not {called}: cast or "
+                "rename it"
+            )
+        column = F.col(f"`{name}`")
+        columns.append(column.cast(cast_to).alias(name) if cast_to else column)
     return columns if typed is None else [*columns, typed]
-
-
-def _column(
-    schema: StructType,
-    name: str,
-    types: tuple[type[DataType], ...],
-    wanted: str,
-    cast_to: str,
-    where: str,
-) -> Column:
-    found = [field.dataType for field in schema.fields if field.name == name]
-    if len(found) > 1:
-        raise ConfigError(f"{where}: two columns are named {name}: drop or rename one")
-    if not isinstance(found[0], types) or (name == "headers" and not are_headers(found[0])):
-        raise ConfigError(
-            f"{where}: column {name} is {found[0].simpleString()}, not {wanted}: cast or rename it"
-        )
-    column = F.col(f"`{name}`")
-    return column.cast(cast_to).alias(name) if cast_to else column
 
 
 def hash_column(records: DataFrame) -> Column:

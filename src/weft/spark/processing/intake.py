@@ -74,10 +74,30 @@ def groups(chunk: pa.RecordBatch) -> Iterator[Group]:
     for name in ("topic", "partition", "offset"):
         if chunk.column(name).null_count:
             raise ConfigError(f"process: {name} is null in a row: filter such rows out first")
-    for (topic, number), rows in by_place(chunk):
+    for (called, number), rows in by_place(chunk):
         here = chunk if len(rows) == chunk.num_rows else chunk.take(pa.array(rows))
+        offsets = here.column("offset").to_numpy()
+        keys, values = here.column("key"), here.column("value")
         # Interned: rows are made per column, and a topic that is one object is compared at once.
-        yield _group(sys.intern(topic), number, here)
+        topic = sys.intern(called)
+        columns = zip(
+            repeat(topic),
+            repeat(number),
+            offsets.tolist(),
+            _timestamps(here),
+            keys.to_pylist(),
+            _values(values),
+            _headers(here),
+            repeat(1),
+            repeat(None),
+            repeat(None),
+        )
+        # About how many bytes of a row are in columns that no record has.
+        more = sum(here.column(n).nbytes for n in here.schema.names if n.startswith(OTHER))
+        sizes = np.add(_lengths(keys), _lengths(values)) + int(more // max(1, here.num_rows))
+        strict = bool((offsets[1:] > offsets[:-1]).all())
+        records = list(map(tuple.__new__, repeat(Record), columns))
+        yield Group(topic, number, records, sizes.tolist(), strict, here)
 
 
 def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np.int64]]]:
@@ -93,34 +113,6 @@ def by_place(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, NDArray[np
         row = int(order[start])
         place = (topics[row].as_py(), batch.column("partition")[row].as_py())
         yield place, order[start:end]
-
-
-def _group(topic: str, number: int, rows: pa.RecordBatch) -> Group:
-    offsets = rows.column("offset").to_numpy()
-    keys, values = rows.column("key"), rows.column("value")
-    columns = zip(
-        repeat(topic),
-        repeat(number),
-        offsets.tolist(),
-        _timestamps(rows),
-        keys.to_pylist(),
-        _values(values),
-        _headers(rows),
-        repeat(1),
-        repeat(None),
-        repeat(None),
-    )
-    sizes = (np.add(_lengths(keys), _lengths(values)) + _others(rows)).tolist()
-    strict = bool((offsets[1:] > offsets[:-1]).all())
-    records = list(map(tuple.__new__, repeat(Record), columns))
-    return Group(topic, number, records, sizes, strict, rows)
-
-
-def _others(rows: pa.RecordBatch) -> int:
-    """About how many bytes of a row are in columns that no record has."""
-    others = [c for c, name in zip(rows.columns, rows.schema.names, strict=True)
-              if name.startswith(OTHER)]  # fmt: skip
-    return int(sum(column.nbytes for column in others) // max(1, rows.num_rows))
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -172,15 +164,11 @@ class Intake:
             return group
         for record in group.records:
             if last is not None and record.offset <= last.offset:
-                raise ConfigError(_named_twice(record, same=record[:6] == last[:6]))
+                raise ConfigError(
+                    f"process: two rows are {record.topic}[{record.partition}]@{record.offset} and"
+                    f" {'are equal' if record[:6] == last[:6] else 'differ'}: topic, partition and"
+                    " offset must name one record: dropDuplicates"
+                    '(["topic", "partition", "offset"]), or give each row an offset of its own'
+                )
             last = record
         return group
-
-
-def _named_twice(record: Record, *, same: bool) -> str:
-    cure = 'dropDuplicates(["topic", "partition", "offset"]), or give each row an offset of its own'
-    return (
-        f"process: two rows are {record.topic}[{record.partition}]@{record.offset} and"
-        f" {'are equal' if same else 'differ'}: topic, partition and offset must name one record:"
-        f" {cure}"
-    )

@@ -24,7 +24,6 @@ from weft.core.spec import HandlerSpec, Limits
 from weft.core.states import DONE, RUNNING
 from weft.core.work import Work
 from weft.errors import FatalError
-from weft.kafka.ports import OutMessage
 from weft.options import HandlerOptions
 from weft.policies import Commit
 from weft.runtime.calls.executors import Executors
@@ -36,7 +35,7 @@ from weft.spark.processing.intake import Group
 from weft.spark.processing.leftovers import Key
 from weft.spark.processing.rows import Outputs, message_bytes
 from weft.spark.processing.typed import as_json
-from weft.types import ErrorInfo, Record
+from weft.types import Record
 
 _log = logging.getLogger("weft.spark")
 
@@ -206,7 +205,13 @@ class Lanes:
 
     def rows_left(self, size_bytes: int) -> None:
         """Spark has taken rows with so many bytes of outputs: they are held no more."""
-        self._door.post(lambda engine, now: self._release(engine, now, size_bytes))
+
+        def release(engine: Engine, now: float) -> None:
+            self._held_bytes -= size_bytes
+            if self._held_bytes <= OUTPUT_BYTES_HELD_MAX:
+                engine.halt(now, "rows", on=False)
+
+        self._door.post(release)
 
     def close(self) -> None:
         """Start nothing more."""
@@ -235,7 +240,11 @@ class Lanes:
                 case fx.Send(work, outputs):
                     answers.append(self._kept(work, outputs))
                 case fx.SendDeadLetter(work, topic, error):
-                    answers.append(self._kept(work, [self._letter(work, topic, error)]))
+                    letter = dead_letter(work, topic, error, self._group)
+                    value: object = letter.value
+                    if isinstance(value, dict):  # fields; a topic takes bytes
+                        letter = letter._replace(value=as_json(value))
+                    answers.append(self._kept(work, [letter]))
                 case fx.Cancel(_, work):
                     self._executor.cancel(work, expired=True)
                 case fx.Note(level, what, fields):
@@ -249,22 +258,11 @@ class Lanes:
             self._door.post(lambda engine, now: engine.halt(now, "rows", on=True))
             self._engine.enough.set()
 
-    def _letter(self, work: Work, topic: str, error: ErrorInfo) -> OutMessage:
-        """What a topic takes: bytes, also of a value that came as fields."""
-        letter = dead_letter(work, topic, error, self._group)
-        value: object = letter.value
-        return letter._replace(value=as_json(value)) if isinstance(value, dict) else letter
-
     def _kept(self, work: Work, outputs: Outputs) -> OutputsAnswer:
         """Outputs wait for their row; as far as the core is concerned they are delivered."""
         self._outputs[work] = outputs
         self._held_bytes += message_bytes(outputs)
         return work, (), None
-
-    def _release(self, engine: Engine, now: float, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        if self._held_bytes <= OUTPUT_BYTES_HELD_MAX:
-            engine.halt(now, "rows", on=False)
 
     # -- the clock's thread ------------------------------------------------------------------------
 
@@ -274,17 +272,17 @@ class Lanes:
         self._engine.enough.set()
 
     def _keep_time(self) -> None:
+        def tick(engine: Engine, now: float) -> float:
+            engine.tick(now)
+            self._door.wakes_at = engine.next_deadline()
+            return self._door.wakes_at - now
+
         while True:
             self._alarm.clear()
             if self._closed:  # looked at after the clear: `close` sets the alarm last
                 return
-            wait_s = self._door.call(self._tick)
+            wait_s = self._door.call(tick)
             self._alarm.wait(max(0.0, min(wait_s, TICK_MAX_S)))
-
-    def _tick(self, engine: Engine, now: float) -> float:
-        engine.tick(now)
-        self._door.wakes_at = engine.next_deadline()
-        return self._door.wakes_at - now
 
 
 # -- slow ------------------------------------------------------------------------------------------

@@ -77,7 +77,13 @@ class Leftovers:
             rows = before.drop_columns([ATTEMPTS])
             first = next(batches, None)
             if first is not None:
-                rows = _like(rows, first.schema)
+                try:
+                    rows = rows.select(first.schema.names).cast(first.schema)
+                except (KeyError, ValueError, pa.ArrowInvalid) as error:
+                    raise ConfigError(
+                        f"process: rows that wait from the batch before have other columns: {error}"
+                        ": go back to the columns of then until none wait"
+                    ) from None
                 batches = chain([first], batches)
             batches = chain(rows.combine_chunks().to_batches(), batches)
         for batch in batches:
@@ -146,13 +152,3 @@ def _among(rows: pa.Table | pa.RecordBatch, keys: dict[Key, int]) -> pa.Array:
     some = rows.select(["topic", "partition", "offset"]).take(pa.array(places))
     found[places] = [key in keys for key in _keys_of(some)]
     return pa.array(found)
-
-
-def _like(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    try:
-        return rows.select(schema.names).cast(schema)
-    except (KeyError, ValueError, pa.ArrowInvalid) as error:
-        raise ConfigError(
-            f"process: rows that wait from the batch before have other columns: {error}: go back to"
-            " the columns of then until none wait"
-        ) from None

@@ -1,4 +1,4 @@
-"""`process`: the handler as a step of a DataFrame."""
+"""`process`: the handler as a step of a DataFrame, and what comes after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 
 from weft.app import app_of
 from weft.errors import ConfigError
-from weft.options import HandlerOptions
 from weft.policies import OnExhausted, Retry
 from weft.spark.processing.columns import (
     checked_schema,
@@ -104,7 +103,12 @@ def process(
     checked_carry(handler, carry)
     checked_progress(handler, progress, deadline_s, streaming=streaming)
     fields = None if schema is None else checked_schema(handler, schema)
-    records, others = _records(df, options, carry, f"process({name_of(handler)})")
+    where = f"process({name_of(handler)})"
+    columns = input_columns(df, options.value, where)
+    # How tasks call other columns that rows carry -> their names
+    others = other_columns(df, carry, where)
+    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
+    records = df.select(*columns)
     checked_metrics(handler, metrics, streaming=streaming)
     if progress is not None and not streaming:
         others[HASH] = HASH
@@ -121,43 +125,22 @@ def process(
         timed=metrics is not None,
         typed=isinstance(records.schema["value"].dataType, StructType),
     )
-    check_workers(df.sparkSession)
-    rows = _handled(records, settings, _slots(records, settings, slots))
+    spark = df.sparkSession
+    check_workers(spark)
+    row_schema = result_schema(settings, records.schema)
+    if progress is None:
+        count = slots or default_slots(spark)
+    else:  # a job that is repeated has as many as at first
+        job = {"ordering": options.ordering, "columns": row_schema}
+        count = pinned(progress, slots, lambda: default_slots(spark), job)
+    run = task_function(packed(settings), name_of(options.function))
+    lanes = records.repartition(count, *lane_columns(options.ordering))
+    if not streaming:
+        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
+    rows = lanes.mapInArrow(run, row_schema)
     if metrics is not None:
         rows = observed_rows(rows, metrics)
     return rows if fields is None else rows.withColumn("results", results_column(fields))
-
-
-def _records(
-    df: DataFrame, options: HandlerOptions, carry: object, where: str
-) -> tuple[DataFrame, dict[str, str]]:
-    """What tasks get; and how it calls other columns that rows carry -> their names."""
-    columns = input_columns(df, options.value, where)
-    others = other_columns(df, carry, where)
-    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
-    return df.select(*columns), others
-
-
-def _slots(records: DataFrame, settings: TaskSettings, asked: int | None) -> int:
-    """How many tasks; a job that is repeated has as many as at first."""
-    spark = records.sparkSession
-    if settings.progress is None:
-        return asked or default_slots(spark)
-    job = {
-        "ordering": settings.options.ordering,
-        "columns": result_schema(settings, records.schema),
-    }
-    return pinned(settings.progress, asked, lambda: default_slots(spark), job)
-
-
-def _handled(records: DataFrame, settings: TaskSettings, slots: int) -> DataFrame:
-    """The rows of the tasks."""
-    options = settings.options
-    run = task_function(packed(settings), name_of(options.function))
-    lanes = records.repartition(slots, *lane_columns(options.ordering))
-    if not settings.sort:
-        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
-    return lanes.mapInArrow(run, result_schema(settings, records.schema))
 
 
 def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -246,3 +229,67 @@ def default_slots(spark: SparkSession) -> int:
         # each call of `process`.
         pieces = spark.range(CORES_MAX).select(F.spark_partition_id().alias("piece"))
         return max(1, pieces.distinct().count())
+
+
+# -- after it --------------------------------------------------------------------------------------
+# Several tables from one run of the handler, and failed rows again.
+
+RECORD = ("topic", "partition", "offset")
+LANE = ("topic", "partition", "key")
+#: What a table of failed rows must have to be handled again.
+NEEDED = (*LANE, "offset", "status", "value")
+
+
+def once(write: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` whose `write(rows, batch_id)` may use the rows many times.
+
+        results.writeStream.foreachBatch(once(write)).start()
+
+    The handler runs once for each try of a batch: its rows are kept on the executors before
+    `write` is called. Rows that are lost with an executor end that try instead of calling the
+    handler again behind your back; Spark then repeats the batch.
+    """
+
+    def write_kept(rows: DataFrame, batch_id: int) -> None:
+        write(rows.localCheckpoint(eager=True), batch_id)
+
+    return write_kept
+
+
+def replay(
+    dead: DataFrame, handler: Callable[..., Any], results: DataFrame | None = None, **options: Any
+) -> DataFrame:
+    """Handle failed rows again, each key's in the order of their offsets; batch only.
+
+    `dead`: rows of `process(..., carry="failed")` (or "all"); of those with status "failed" each
+    record is handled once, however often it failed. `results`: all rows so far, if they are kept;
+    records that are done there are left out, so a replay can be repeated.
+    `options`: those of `process`.
+
+    The result: the rows of `process` and `overtaken_by long`: the highest offset of the same key
+    that was done before this replay although it came later, null where there is none. Without
+    `results` nothing is known of that and it is always null.
+    Raises ConfigError for a stream and for missing columns.
+    """
+    where = f"replay({name_of(handler)})"
+    for given in (dead, *([] if results is None else [results])):
+        if given.isStreaming:
+            raise ConfigError(f"{where}: a stream has no end to replay: read the table as a batch")
+    missing = [name for name in NEEDED if name not in dead.columns]
+    if missing:
+        raise ConfigError(
+            f"{where}: the failed rows have no column {' and no column '.join(missing)}: write "
+            'them from process(..., carry="failed")'
+        )
+    again = dead.where("status = 'failed'").dropDuplicates(list(RECORD))
+    if results is None:
+        handled = process(again, handler, **options)
+        return handled.withColumn("overtaken_by", F.lit(None).cast("long"))
+    done = results.where("status = 'done'")
+    again = again.join(done.select(*RECORD), list(RECORD), "left_anti")
+    handled = process(again, handler, **options)
+    names = handled.columns
+    last = done.groupBy(*LANE).agg(F.max("offset").alias("overtaken_by"))
+    joined = handled.join(last, list(LANE), "left")
+    later = F.when(F.col("overtaken_by") > F.col("offset"), F.col("overtaken_by"))
+    return joined.withColumn("overtaken_by", later).select(*names, "overtaken_by")

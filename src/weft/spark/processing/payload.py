@@ -98,16 +98,13 @@ def imports(text: str, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                up = parts[: len(parts) - node.level + 1]
+                base = ".".join([*up, *([base] if base else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")[: len(package.split(".")) - node.level + 1]
-    return ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def _own_file(name: str) -> Path | None:
@@ -120,19 +117,14 @@ def _own_file(name: str) -> Path | None:
         return None
     if spec.submodule_search_locations:
         place = Path(next(iter(spec.submodule_search_locations)))
-        path = _module_at(place.parent.joinpath(top, *inside))
+        place = place.parent.joinpath(top, *inside)
+        places = (place / "__init__.py", place.with_name(f"{place.name}.py"), place)
+        path = next((one for one in places if one.exists()), None)
     else:
         path = Path(spec.origin) if spec.origin and not inside else None
     if path is None or shipping.is_installed(path):
         return None
     return path if path.is_dir() or path.suffix == ".py" else None
-
-
-def _module_at(place: Path) -> Path | None:
-    for path in (place / "__init__.py", place.with_name(f"{place.name}.py"), place):
-        if path.exists():
-            return path
-    return None
 
 
 # -- in a task -------------------------------------------------------------------------------------

@@ -44,7 +44,14 @@ def carried(
     schema = pa.schema([*ARROW_SCHEMA, pa.field("value", value), *CARRIED])
     now_s, now = time.time(), time.monotonic()
     for batch, works in batches:
-        kept = [w if carry == "all" or _has_failed(w) else None for w in works]
+        kept = (
+            list(works)
+            if carry == "all"
+            else [
+                w if w.failure is not None and w.failure.given_up is not None else None
+                for w in works
+            ]
+        )
         records = [None if w is None else w.record for w in kept]
         times = [None if r is None or r[3] < 0 else r[3] for r in records]
         told = [
@@ -60,10 +67,6 @@ def carried(
             pa.array(told, STORY),
         ]
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema), works
-
-
-def _has_failed(work: Work) -> bool:
-    return work.failure is not None and work.failure.given_up is not None
 
 
 def row_batches(
@@ -92,22 +95,25 @@ def row_batches(
 
 def _batch(works: Sequence[Work], sent: Sequence[Outputs]) -> pa.RecordBatch:
     records = list(map(_record, works))
+    topics = list(map(_topic, records))
+    same = topics.count(topics[0]) == len(topics)
+    if any(sent):
+        outputs = _outputs(sent)
+    else:
+        empty = pa.repeat(pa.scalar(0, pa.int32()), len(works) + 1)
+        outputs = pa.ListArray.from_arrays(empty, pa.array([], OUTPUT))
     columns = [
-        _topics(list(map(_topic, records))),
+        pa.repeat(pa.scalar(topics[0], pa.string()), len(topics))
+        if same
+        else pa.array(topics, pa.string()),
         # By way of numpy: Arrow looks at each Python number for longer than this takes.
         pa.array(np.fromiter(map(_partition, records), np.int32, len(records))),
         pa.array(np.fromiter(map(_offset, records), np.int64, len(records))),
         pa.array(list(map(_key, records)), pa.binary()),
         *_outcomes(works),
-        _outputs(sent) if any(sent) else _no_outputs(len(works)),
+        outputs,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
-
-
-def _topics(topics: list[object]) -> pa.Array:
-    if topics.count(topics[0]) == len(topics):
-        return pa.repeat(pa.scalar(topics[0], pa.string()), len(topics))
-    return pa.array(topics, pa.string())
 
 
 def _outcomes(works: Sequence[Work]) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -133,11 +139,6 @@ def _outcome(work: Work) -> tuple[str, int, str | None]:
         return "done", failure.attempts + 1, None
     error = failure.error
     return "failed", failure.attempts, None if error is None else error.line
-
-
-def _no_outputs(count: int) -> pa.Array:
-    offsets = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
-    return pa.ListArray.from_arrays(offsets, pa.array([], OUTPUT))
 
 
 def _outputs(sent: Sequence[Outputs]) -> pa.Array:

@@ -11,7 +11,7 @@ from weft.app import App, app_of
 from weft.errors import ConfigError
 from weft.numeric import is_positive, is_whole
 from weft.options import RETRY, HandlerOptions, checked
-from weft.policies import DeadLetter, OnExhausted, Skip, Stop
+from weft.policies import DeadLetter, Skip, Stop
 from weft.runtime.calls.loops import takes_argument
 from weft.spark.processing.leftovers import shared_folder
 
@@ -64,34 +64,36 @@ def handler_options(handler: Any, given: dict[str, Any]) -> HandlerOptions:
     if not callable(handler):
         raise ConfigError(f"{where}: the handler is not callable: give a function")
     explicit = {name: value for name, value in given.items() if value is not UNSET}
-    options = replace(_declared(handler), **explicit)
+    app = app_of(handler)
+    if app is None:
+        declared = HandlerOptions(handler, topics=("dataframe",), retry=RETRY, on_exhausted=Skip())
+    else:
+        declared = next(one for one in reversed(app.handlers) if one.function is handler)
+    options = replace(declared, **explicit)
     output = NO_TOPIC if options.output is None else options.output
     options = replace(options, output=options.output or "rows")  # values become rows, topic or not
     _refuse(where, options)
-    if "on_exhausted" in explicit:
-        _check_policy(where, options.on_exhausted)
+    policy: object = options.on_exhausted
+    if "on_exhausted" in explicit and not isinstance(policy, Skip | Stop | DeadLetter):
+        raise ConfigError(
+            f"{where}: on_exhausted={policy!r}: give weft.Skip(), which makes the record a row "
+            "with status failed, weft.DeadLetter(topic), which gives that row an output for that "
+            "topic, or weft.Stop(), which ends the query"
+        )
     try:
         options = checked(options)
     except ConfigError as error:
         # The same rules as for the decorator; the reader has called `process`.
         told = str(error).removeprefix(f"@app.consume on {options.name}: ")
         raise ConfigError(f"{where}: {told}") from None
-    kept = isinstance(options.on_exhausted, Stop | DeadLetter)
-    policy = options.on_exhausted if kept else Skip()
-    return replace(options, on_exhausted=policy, delivery="at_least_once", output=output)
+    if not isinstance(options.on_exhausted, Stop | DeadLetter):
+        options = replace(options, on_exhausted=Skip())
+    return replace(options, delivery="at_least_once", output=output)
 
 
 def name_of(handler: Any) -> str:
     """What messages call the handler."""
     return getattr(handler, "__name__", type(handler).__name__)
-
-
-def _declared(handler: Any) -> HandlerOptions:
-    """The decorator's options; those of a plain function otherwise."""
-    app = app_of(handler)
-    if app is None:
-        return HandlerOptions(handler, topics=("dataframe",), retry=RETRY, on_exhausted=Skip())
-    return next(o for o in reversed(app.handlers) if o.function is handler)
 
 
 def _refuse(where: str, options: HandlerOptions) -> None:
@@ -115,15 +117,6 @@ def _refuse(where: str, options: HandlerOptions) -> None:
         raise ConfigError(
             f'{where}: delivery="at_most_once" cannot be kept: Spark runs a failed task again, '
             "which calls the handler again; give a handler without it"
-        )
-
-
-def _check_policy(where: str, policy: OnExhausted) -> None:
-    if not isinstance(policy, Skip | Stop | DeadLetter):
-        raise ConfigError(
-            f"{where}: on_exhausted={policy!r}: give weft.Skip(), which makes the record a row "
-            "with status failed, weft.DeadLetter(topic), which gives that row an output for that "
-            "topic, or weft.Stop(), which ends the query"
         )
 
 

@@ -24,6 +24,7 @@ from weft.runtime.calls.loops import HandlerLoop
 from weft.runtime.handling import HandlerPlan
 from weft.runtime.histogram import Latency
 from weft.runtime.run import gc_pace
+from weft.spark.processing.columns import BOUNDS, with_call_times, with_no_call_times
 from weft.spark.processing.intake import Group, Intake, chunks, groups, sorted_chunks, whole
 from weft.spark.processing.lanes import Lanes
 from weft.spark.processing.leftovers import Leftovers, TaskOfBatch
@@ -31,7 +32,6 @@ from weft.spark.processing.payload import unpacked
 from weft.spark.processing.rows import carried, message_bytes, row_batches
 from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.stretches import Stretches
-from weft.spark.processing.took import BOUNDS, with_call_times, with_no_call_times
 from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
 from weft.spark.source.worker import settle_in
@@ -62,9 +62,15 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
                 assert settings.progress is not None, "they are given together"
                 left = Leftovers(settings.progress, task_of_batch())
                 batches = left.with_earlier(batches)
-            value, batches = _value_type(batches)
+            value, first = pa.binary(), next(batches, None)
+            if first is not None:
+                kind = first.schema.field("value").type
+                value = kind if pa.types.is_struct(kind) else value
+                batches = chain([first], batches)
             if settings.progress is not None and left is None:
-                kept = Stretches(settings.progress, _task_number())
+                context = TaskContext.get()
+                # Which part of the data this is: the same lanes for the same number of slots.
+                kept = Stretches(settings.progress, context.partitionId() if context else 0)
                 done = kept.load()
                 yield from with_no_call_times(done) if settings.timed else done
                 batches = kept.fresh(batches)
@@ -83,12 +89,6 @@ def run_task(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
             yield from with_call_times(rows, lanes.latency) if settings.timed else rows
 
 
-def _task_number() -> int:
-    """Which part of the data this is: the same lanes for the same number of slots."""
-    context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
-
-
 def task_of_batch() -> TaskOfBatch:
     """Where this task is; FatalError where Spark does not name it."""
     context = TaskContext.get()
@@ -100,15 +100,6 @@ def task_of_batch() -> TaskOfBatch:
             " foreachBatch over Spark Connect): leave deadline_s out"
         )
     return TaskOfBatch(query, int(batch), context.partitionId())
-
-
-def _value_type(batches: Iterator[pa.RecordBatch]) -> tuple[pa.DataType, Iterator[pa.RecordBatch]]:
-    """What the records' values are in Arrow: bytes, or fields; and all batches."""
-    for first in batches:
-        found = first.schema.field("value").type
-        kind = found if pa.types.is_struct(found) else pa.binary()
-        return kind, chain([first], batches)
-    return pa.binary(), batches
 
 
 @contextmanager
@@ -307,13 +298,8 @@ class Held:
             order[rows] = np.arange(at, at + len(rows))
             at += len(rows)
         for place in {place for place, _ in by_piece}:
-            self._forget(place)
+            pieces = self._pieces[place]
+            kept = self._pieces[place] = [piece for piece in pieces if piece.shrink()]
+            self._first[place] = [int(piece.offsets[0]) for piece in kept]
         table = pa.Table.from_batches(parts).combine_chunks().take(pa.array(order))
         return [column.combine_chunks() for column in table.columns]
-
-    def _forget(self, place: TopicPartition) -> None:
-        pieces = self._pieces[place]
-        kept = [piece for piece in pieces if piece.shrink()]
-        if len(kept) < len(pieces):
-            self._pieces[place] = kept
-        self._first[place] = [int(piece.offsets[0]) for piece in self._pieces[place]]

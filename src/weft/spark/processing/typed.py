@@ -7,15 +7,21 @@ DataFrame without a column `value` gives a model its fields as columns of their 
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
+import types
 from collections.abc import Callable
-from typing import Any
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # the name every Spark job gives it
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -23,13 +29,103 @@ from pyspark.sql.types import (
     LongType,
     MapType,
     NullType,
+    StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
 )
 
 from weft.errors import ConfigError
-from weft.spark.processing.models import columns_read, is_model
+
+# -- models ----------------------------------------------------------------------------------------
+# A pydantic model as columns: of what a handler returns (`schema=`) or gets (`value=`).
+
+#: The first that a type is a kind of; True is an int, and a time is a date.
+_PLAIN: tuple[tuple[type, DataType], ...] = (
+    (bool, BooleanType()),
+    (int, LongType()),
+    (float, DoubleType()),
+    (Decimal, DecimalType(38, 18)),
+    (dt.datetime, TimestampType()),
+    (dt.date, DateType()),
+    (str, StringType()),
+)
+
+
+def is_model(value: object) -> bool:
+    """Whether it is a pydantic model's class."""
+    return isinstance(value, type) and hasattr(value, "model_fields")
+
+
+def columns_of_model(model: Any) -> StructType:
+    """The model's fields as Spark has them; ConfigError for a type that has no column."""
+    fields = []
+    for name, field in model.model_fields.items():
+        said = field.serialization_alias or name
+        kind = _type_of(field.annotation, f"{model.__name__}.{name}", columns_of_model)
+        fields.append(StructField(said, kind))
+    return StructType(fields)
+
+
+def columns_read(model: Any) -> StructType:
+    """The columns that a value of the model can be made of.
+
+    One that may be missing is nullable; where the model does not tell a type it is NullType.
+    """
+    fields = []
+    for name, field in model.model_fields.items():
+        said = field.validation_alias
+        try:
+            kind = _type_of(field.annotation, name, columns_read)
+        except ConfigError:
+            kind = NullType()
+        column = said if isinstance(said, str) else name
+        fields.append(StructField(column, kind, not field.is_required()))
+    return StructType(fields)
+
+
+Columns = Callable[[Any], StructType]
+
+
+def _type_of(annotation: Any, where: str, inside: Columns) -> DataType:
+    """`inside`: the columns of a model within this one."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_of(arguments[0], where, inside)
+    if origin in (Union, types.UnionType):
+        some = [one for one in arguments if one is not type(None)]
+        if len(some) != 1:
+            return _refused(annotation, where)
+        return _type_of(some[0], where, inside)
+    if origin is Literal:
+        kinds = {type(one) for one in arguments}
+        if len(kinds) != 1:
+            return _refused(annotation, where)
+        return _type_of(kinds.pop(), where, inside)
+    if origin in (list, set, frozenset) and arguments:
+        return ArrayType(_type_of(arguments[0], where, inside))
+    if origin is dict and arguments[0] is str:
+        return MapType(StringType(), _type_of(arguments[1], where, inside))
+    if is_model(annotation):
+        return inside(annotation)
+    if isinstance(annotation, type) and (
+        not issubclass(annotation, Enum) or issubclass(annotation, (str, int))
+    ):
+        for python, column in _PLAIN:
+            if issubclass(annotation, python):
+                return column
+    return _refused(annotation, where)
+
+
+def _refused(annotation: Any, where: str) -> DataType:
+    raise ConfigError(
+        f"schema=: {where} is {annotation!r:.80}, which has no column: give a DDL text or a "
+        "StructType instead"
+    )
+
+
+# -- values ----------------------------------------------------------------------------------------
 
 #: Columns that are the record's own: a model's field of such a name must stand in a struct.
 RECORD = frozenset({"topic", "partition", "offset", "key", "timestamp", "headers"})
@@ -43,9 +139,6 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
 }
 
 
-# -- on the driver ---------------------------------------------------------------------------------
-
-
 def typed_value(schema: StructType, kind: Any, where: str) -> Column | None:
     """The value as one struct; None where it is bytes or text. ConfigError for what does not fit.
 
@@ -53,7 +146,14 @@ def typed_value(schema: StructType, kind: Any, where: str) -> Column | None:
     """
     found = next((field.dataType for field in schema.fields if field.name == "value"), None)
     if found is None and is_model(kind):
-        return _from_columns(schema, kind, where)
+        if own := sorted(RECORD.intersection(columns_read(kind).names)):
+            raise ConfigError(
+                f"{where}: value={kind.__name__} has the field {own[0]}, which is a column of the"
+                " record too: put the model's fields into a struct column value,"
+                ' df.withColumn("value", struct(…))'
+            )
+        names = _fitting(kind, schema, "", where)
+        return F.struct(*(F.col(quoted(name)).alias(name) for name in names)).alias("value")
     if not isinstance(found, StructType):
         return None
     if kind == "json":
@@ -68,17 +168,6 @@ def typed_value(schema: StructType, kind: Any, where: str) -> Column | None:
         return F.col("value")
     fields = F.struct(*(F.col("value").getField(name).alias(name) for name in names))
     return F.when(F.col("value").isNotNull(), fields).alias("value")
-
-
-def _from_columns(schema: StructType, model: Any, where: str) -> Column:
-    if own := sorted(RECORD.intersection(columns_read(model).names)):
-        raise ConfigError(
-            f"{where}: value={model.__name__} has the field {own[0]}, which is a column of the"
-            " record too: put the model's fields into a struct column value,"
-            ' df.withColumn("value", struct(…))'
-        )
-    names = _fitting(model, schema, "", where)
-    return F.struct(*(F.col(quoted(name)).alias(name) for name in names)).alias("value")
 
 
 def _fitting(model: Any, found: StructType, prefix: str, where: str) -> list[str]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from weft.errors import ConfigError
 from weft.runtime.logs import event
-from weft.spark.processing.models import columns_of_model, is_model
+from weft.spark.processing.typed import columns_of_model, is_model
 from weft.spark.table.desk import Desk, Hand
 from weft.spark.table.line import TablePlan
 from weft.spark.table.progress import Entry, Source, done_of

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from weft.errors import ConfigError
-from weft.spark.processing.models import columns_of_model
+from weft.spark.processing.typed import columns_of_model
 
 
 class Colour(StrEnum):

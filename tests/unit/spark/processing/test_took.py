@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from weft.runtime.histogram import Latency
-from weft.spark.processing.took import BOUNDS, with_call_times
+from weft.spark.processing.columns import BOUNDS, with_call_times
 
 
 def counted(seconds):

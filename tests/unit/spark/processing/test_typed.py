@@ -24,8 +24,7 @@ from pyspark.sql.types import (
 from tests.unit.spark.processing import seen
 
 import weft
-from weft.spark.processing.models import columns_read
-from weft.spark.processing.typed import _misfit_inside, as_json, ddl
+from weft.spark.processing.typed import _misfit_inside, as_json, columns_read, ddl
 
 
 class Place(BaseModel):
