@@ -89,21 +89,17 @@ def rows_of(batch: pa.RecordBatch, topic: str | None) -> Rows:
         if pc.min(column).as_py() < ANY_PARTITION:
             raise ConfigError("a row's partition is below 0: null lets the key decide")
     headers = _headers(batch.column("headers")) if "headers" in names else None
-    topics = [topic] * count if topic is not None else _topics(batch.column("topic"))
+    if topic is None and batch.column("topic").null_count:
+        raise ConfigError(
+            "a row's topic is null: filter such rows out, or give option topic for all of them"
+        )
+    topics = [topic] * count if topic is not None else batch.column("topic").to_pylist()
     return Rows(topics, _bytes(batch.column("value")), keys, partitions, headers)
 
 
 def _bytes(column: pa.Array) -> list[bytes | None]:
     if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
         column = column.cast(pa.binary())
-    return list(column.to_pylist())
-
-
-def _topics(column: pa.Array) -> list[str]:
-    if column.null_count:
-        raise ConfigError(
-            "a row's topic is null: filter such rows out, or give option topic for all of them"
-        )
     return list(column.to_pylist())
 
 

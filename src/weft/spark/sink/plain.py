@@ -53,9 +53,15 @@ class Sending:
 
     def send(self, rows: Rows) -> None:
         """Queue the rows of a batch; waits while the queue is full."""
-        calls = rows.calls()
+        calls, produce = rows.calls(), self.producer.produce
         for _ in range(0, len(rows.topics), POLL_EVERY_ROWS):
-            self._queue(islice(calls, POLL_EVERY_ROWS))
+            for call in islice(calls, POLL_EVERY_ROWS):
+                try:
+                    produce(*call)
+                except BufferError:
+                    self._make_room(call)
+                except (KafkaException, TypeError, ValueError) as error:
+                    raise self._failed(f"topic {call[0]}: {error_text(error)}") from None
             self.producer.poll(0)
             self.check()
 
@@ -73,16 +79,6 @@ class Sending:
     def give_up(self) -> None:
         """Forget what is queued: the producer is of no more use."""
         self.producer.purge()
-
-    def _queue(self, calls: Iterable[tuple[Any, ...]]) -> None:
-        produce = self.producer.produce
-        for call in calls:
-            try:
-                produce(*call)
-            except BufferError:
-                self._make_room(call)
-            except (KafkaException, TypeError, ValueError) as error:
-                raise self._failed(f"topic {call[0]}: {error_text(error)}") from None
 
     def _make_room(self, call: tuple[Any, ...]) -> None:
         while True:
@@ -180,8 +176,19 @@ def check_topic(options: SinkOptions) -> None:
         return
     config = with_client_log(dict(options.producer_config()))
     producer: Producer = accepted(Producer, config, options.kafka)
+
+    def what_is_wrong() -> int | None:
+        """Brokers that do not answer are the tasks' matter."""
+        try:
+            found = (
+                producer.list_topics(topic, request_timeout_s(options.kafka)).topics[topic].error
+            )
+        except KafkaException as failed:
+            found = failed.args[0]
+        return None if found is None else found.code()
+
     deadline = time.monotonic() + TOPIC_WAIT_S
-    while (error := _topic_error(producer, topic, options)) in MISSING_TOPIC:
+    while (error := what_is_wrong()) in MISSING_TOPIC:
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"topic {topic!r} does not exist at {servers}: create it"
@@ -190,15 +197,6 @@ def check_topic(options: SinkOptions) -> None:
         time.sleep(TOPIC_LOOK_S)
     if error is None:
         _SEEN.add((servers, topic))
-
-
-def _topic_error(producer: Producer, topic: str, options: SinkOptions) -> int | None:
-    """What is wrong with the topic; brokers that do not answer are the tasks' matter."""
-    try:
-        error = producer.list_topics(topic, request_timeout_s(options.kafka)).topics[topic].error
-    except KafkaException as failed:
-        error = failed.args[0]
-    return None if error is None else error.code()
 
 
 def until(deadline: float) -> float:

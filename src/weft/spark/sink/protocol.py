@@ -306,7 +306,12 @@ def _plan(task: Task, topics: Collection[str]) -> Steps[None]:
         seen: Shared = yield ReadShared()
         if _is_ready(task, seen):
             return
-        turns, era = (turns - 1, era) if seen.era == era else (_turns(task, seen, lost), seen.era)
+        if seen.era == era:
+            turns -= 1
+        else:
+            # Let others plan, who would be fenced; for longer after each plan that was lost.
+            turns, era = min(task.number, TURNS_MAX) * (lost + 1) + lost, seen.era
+            turns += TURNS_MAX * (seen.session == task.session)
         if turns > 0:
             yield Pause()
             continue
@@ -327,12 +332,6 @@ def _require(topics: Iterable[str], ends: Mapping[Place, int]) -> None:
     missing = set(topics) - {topic for topic, _ in ends}
     if missing:
         raise SinkError(f"topic {min(missing)!r} does not exist: create it or correct the name")
-
-
-def _turns(task: Task, seen: Shared, lost: int) -> int:
-    """How long to let others plan, who would be fenced; longer after each plan that was lost."""
-    number = min(task.number, TURNS_MAX)
-    return number * (lost + 1) + TURNS_MAX * (seen.session == task.session) + lost
 
 
 def claimed(before: Shared, session: str, number: int) -> Shared:
@@ -401,11 +400,18 @@ def _again_steps(
     task: Task, shared: Shared, own: Own, chunks: Sequence[Chunk]
 ) -> Steps[Written | None]:
     """A task that has committed this batch before; None: its rows are to be compared."""
-    sums = _sum(chunks)
+    sums = Sums()
+    for chunk in chunks:
+        sums = sums.plus(chunk.sums)
     if own.era == shared.era:
         if sums != own.sums and (sums.rows, sums.keys) != (own.sums.rows, own.sums.keys):
             raise SinkError(_other_rows(task, own.sums, sums))
-        known = (yield from _known(shared, chunks)) if shared.has_rows(task.batch) else b""
+        if not shared.has_rows(task.batch):
+            return Written(sums.rows, 0, shared.era)
+        window = yield from _window(shared)
+        digests = [digest for chunk in chunks for digest in chunk.digests()]
+        found = zip(digests, window.take(digests), strict=True)
+        known = _packed(digest for digest, here in found if here)
         return Written(sums.rows, 0, shared.era, known)
     exactly = sums == own.sums
     by_keys = not shared.strict and (sums.rows, sums.keys) == (own.sums.rows, own.sums.keys)
@@ -415,13 +421,6 @@ def _again_steps(
     if not shared.has_rows(task.batch):
         raise SinkError(_other_rows(task, own.sums, sums))
     return None
-
-
-def _known(shared: Shared, chunks: Iterable[Chunk]) -> Steps[bytes]:
-    window = yield from _window(shared)
-    digests = [digest for chunk in chunks for digest in chunk.digests()]
-    found = window.take(digests)
-    return _packed(digest for digest, here in zip(digests, found, strict=True) if here)
 
 
 def _window(shared: Shared) -> Steps[Window]:
@@ -457,13 +456,6 @@ def _rows_steps(task: Task, shared: Shared, rows: Iterable[Chunk]) -> Steps[Writ
     if wrote:
         yield Commit(Own(task.batch, shared.era, wrote, sums))
     return Written(sums.rows, wrote, shared.era, _packed(known))
-
-
-def _sum(chunks: Iterable[Chunk]) -> Sums:
-    sums = Sums()
-    for chunk in chunks:
-        sums = sums.plus(chunk.sums)
-    return sums
 
 
 def _packed(digests: Iterable[int]) -> bytes:

@@ -115,17 +115,14 @@ def chunks_of(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[
     for batch in batches:
         if batch.num_rows:
             rows = rows_of(batch, topic)
-            by_key = "key" in batch.schema.names
-            yield Chunk(rows, _sums(rows, by_key=by_key))
-
-
-def _sums(rows: Rows, *, by_key: bool) -> p.Sums:
-    values = [value or b"" for value in rows.values]
-    if not by_key:
-        whole = sum(map(zlib.crc32, values))
-        return p.Sums(len(values), whole, whole)
-    keys = list(map(zlib.crc32, [key or b"" for key in rows.keys]))
-    return p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
+            values = [value or b"" for value in rows.values]
+            if "key" in batch.schema.names:
+                keys = list(map(zlib.crc32, [key or b"" for key in rows.keys]))
+                sums = p.Sums(len(values), sum(keys), sum(map(zlib.crc32, values, keys)))
+            else:
+                whole = sum(map(zlib.crc32, values))
+                sums = p.Sums(len(values), whole, whole)
+            yield Chunk(rows, sums)
 
 
 def write_transaction(
@@ -201,7 +198,8 @@ class Client:
             case p.Lock():
                 self._holder = self._opened(self._query, MARKER_TIMEOUT_MS)
             case p.ReadOwn():
-                return self._own(self._task_id(self._task.number))
+                mark = (self._marker_topic, 0)
+                return own_of(self._committed(self._task_id(self._task.number), [mark])[0])
             case p.ReadShared(spans):
                 return self._shared(spans=spans)
             case p.Save(shared, extra):
@@ -216,7 +214,11 @@ class Client:
             case p.ReadRows(shared, copies):
                 return self._rows(shared, copies)
             case p.Send(chunk):
-                self._send(chunk.rows)
+                assert self._sending is not None, "opened first"
+                if not self._has_begun:
+                    self._sending.producer.begin_transaction()
+                    self._has_begun = True
+                self._sending.send(chunk.rows)
             case p.Commit(own):
                 self._commit(own)
             case p.Pause():
@@ -240,13 +242,6 @@ class Client:
         sending = Sending(self._options, **config, **{"transactional.id": id_})
         self._again(sending.producer.init_transactions)
         return sending
-
-    def _send(self, rows: Rows) -> None:
-        assert self._sending is not None, "opened first"
-        if not self._has_begun:
-            self._sending.producer.begin_transaction()
-            self._has_begun = True
-        self._sending.send(rows)
 
     def _commit(self, own: p.Own) -> None:
         assert self._sending is not None, "opened first"
@@ -302,9 +297,6 @@ class Client:
         asked, reader = list(places), self._reader(group)
         found: list[TopicPartition] = self._again(lambda left: committed_of(reader, asked, left))
         return found
-
-    def _own(self, id_: str) -> p.Own:
-        return own_of(self._committed(id_, [(self._marker_topic, 0)])[0])
 
     def _shared(self, *, spans: bool) -> p.Shared:
         places: list[Place] = [(self._marker_topic, 0)]
@@ -411,7 +403,11 @@ class Client:
             try:
                 return step(min(30.0, until(deadline)))
             except (KafkaException, TimeoutError) as error:
-                if time.monotonic() > deadline or not _may_help(error):
+                helps = isinstance(error, TimeoutError) or (
+                    not error.args[0].fatal()
+                    and (error.args[0].retriable() or may_come_back(error))
+                )
+                if time.monotonic() > deadline or not helps:
                     raise self._failed(error) from None
             self._kept_admin = None  # librdkafka's keeps the leaders it knows (`codes.NOT_READY`)
             time.sleep(PAUSE_S)
@@ -430,13 +426,6 @@ class FencedError(SinkError):
 
 def _steps(ask: Any) -> p.Steps[Any]:
     return (yield ask)
-
-
-def _may_help(error: Exception) -> bool:
-    if isinstance(error, TimeoutError):
-        return True
-    inner: KafkaError = error.args[0]
-    return bool(not inner.fatal() and (inner.retriable() or may_come_back(error)))
 
 
 # -- markers as offsets ----------------------------------------------------------------------------

@@ -54,7 +54,14 @@ class DeltaStore:
             version = self._table.transaction_version(self._app())
             if version != self._known[0]:
                 self._known = version, self._found(version)
-            return self._with_frontiers(self._known[1], wanted)
+            progress, more = self._known[1], dict[Source, Entry]()
+            for source in wanted:
+                # Of partitions that the commit does not speak of, what the log keeps for ever.
+                if progress.get(source) is None:
+                    frontier = self._table.transaction_version(self._app(source))
+                    if frontier is not None:
+                        more[source] = Entry(0, Done(frontier, frontier - 1))
+            return progress.with_done(more) if more else progress
         except (DeltaError, OSError) as error:
             raise Unavailable(first_line(error)) from error
 
@@ -110,16 +117,6 @@ class DeltaStore:
                 except (KeyError, ValueError) as error:
                     raise Unavailable(f"commit {version} is not as Weft wrote it") from error
         return Progress()
-
-    def _with_frontiers(self, progress: Progress, wanted: Collection[Source]) -> Progress:
-        """Of partitions that the commit does not speak of, what the log keeps for ever."""
-        more = {}
-        for source in wanted:
-            if progress.get(source) is None:
-                frontier = self._table.transaction_version(self._app(source))
-                if frontier is not None:
-                    more[source] = Entry(0, Done(frontier, frontier - 1))
-        return progress.with_done(more) if more else progress
 
 
 def opened(

@@ -71,11 +71,12 @@ class Desk:
 
     def stale(self, hand: Hand) -> list[Source]:
         """The partitions that have been claimed by another one since."""
-        return [source for source, entry in hand.entries.items() if entry.epoch < self._now(source)]
-
-    def _now(self, source: Source) -> int:
-        claimed, held = self._claims.get(source), self._progress.get(source)
-        return max(0 if claimed is None else claimed.epoch, 0 if held is None else held.epoch)
+        stale = []
+        for source, entry in hand.entries.items():
+            newest = (self._claims.get(source), self._progress.get(source))
+            if any(one is not None and entry.epoch < one.epoch for one in newest):
+                stale.append(source)
+        return stale
 
     def draft(self, hands: Sequence[Hand]) -> Draft:
         """What of these hands is new. None of them may be stale."""

@@ -48,7 +48,13 @@ class IcebergStore:
         except Exception as error:
             raise Unavailable(first_line(error)) from error
         packed = self._table.properties.get(self._property)
-        return Progress() if packed is None else _unpacked(packed)
+        if packed is None:
+            return Progress()
+        try:
+            return Progress.from_json(zlib.decompress(base64.b64decode(packed)))
+        except (ValueError, zlib.error) as error:
+            reason = f"its property {_PROPERTY}… is not as Weft wrote it: {error}"
+            raise Unavailable(reason) from error
 
     def append(self, rows: pa.Table, progress: Progress, changed: Mapping[Source, Entry]) -> int:
         """Add these; see Store."""
@@ -63,7 +69,8 @@ class IcebergStore:
                 if rows.num_rows:
                     ours = in_order(rows, self._columns)
                     transaction.append(ours, snapshot_properties=summary)
-                transaction.set_properties({self._property: _packed(progress)})
+                packed = base64.b64encode(zlib.compress(progress.to_json().encode())).decode()
+                transaction.set_properties({self._property: packed})
         except CommitFailedException as error:
             raise Moved(first_line(error)) from error
         except (ValueError, ValidationException) as error:
@@ -72,17 +79,6 @@ class IcebergStore:
             raise Unavailable(first_line(error)) from error
         snapshot = self._table.current_snapshot()
         return 0 if snapshot is None else snapshot.snapshot_id
-
-
-def _packed(progress: Progress) -> str:
-    return base64.b64encode(zlib.compress(progress.to_json().encode())).decode()
-
-
-def _unpacked(text: str) -> Progress:
-    try:
-        return Progress.from_json(zlib.decompress(base64.b64decode(text)))
-    except (ValueError, zlib.error) as error:
-        raise Unavailable(f"its property {_PROPERTY}… is not as Weft wrote it: {error}") from error
 
 
 def small(kind: pa.DataType) -> pa.DataType:

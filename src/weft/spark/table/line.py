@@ -100,10 +100,13 @@ class TableLine:
 
         `hurried`: not to wait for the interval, `over`: not to wait at all.
         """
-        hurry = hurried()
+        hurry, data = hurried(), pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(data, rows.schema, options=options) as writer:
+            writer.write_table(rows)
         message = {
             "what": "rows",
-            "data": base64.b64encode(_packed(rows)).decode(),
+            "data": base64.b64encode(bytes(data.getvalue())).decode(),
             "bytes": rows.nbytes,
             "ids": {one.topic: self._ids.get(one.topic, "") for one in offsets},
             "done": [
@@ -136,11 +139,3 @@ class TableLine:
             return answer.result()
         finally:
             del self._waiting[number]
-
-
-def _packed(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_table(rows)
-    return bytes(sink.getvalue())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from weft.codec import MapTooLarge, UnreadableMap, decode, encode
 from weft.core.epochs import Found
@@ -111,11 +111,11 @@ class Progress:
 
     def to_json(self) -> str:
         """For the table's own log."""
-        return json.dumps(list(self._rows()), separators=(",", ":"))
-
-    def _rows(self) -> Iterator[list[Any]]:
-        for source, (epoch, done) in self._entries.items():
-            yield [*source, epoch, done.frontier, done.top, list(done.not_done)]
+        rows = [
+            [*source, epoch, done.frontier, done.top, list(done.not_done)]
+            for source, (epoch, done) in self._entries.items()
+        ]
+        return json.dumps(rows, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str | bytes) -> Progress:

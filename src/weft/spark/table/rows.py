@@ -69,27 +69,30 @@ def as_rows(rows: Sequence[Row], columns: pa.Schema) -> tuple[pa.Table | None, d
     try:
         values = _read([row.value for row in rows], fields)
     except (pa.ArrowException, ValueError, TypeError):
-        alone, bad = _one_by_one(rows, fields)
+        alone: list[pa.Table] = []
+        bad: dict[int, str] = {}
+        for index, row in enumerate(rows):
+            try:
+                alone.append(_read([row.value], fields))
+            except (pa.ArrowException, ValueError, TypeError) as error:
+                # What is wrong with a value, without the value.
+                text = " ".join(str(error).split())[:300]
+                if text.startswith("Failed to convert"):
+                    text = text.split(": ")[0].split(", couldn't")[0]
+                bad[index] = text
         if bad:
             return None, bad
         values = pa.concat_tables(alone)
-    places = list(_places(rows).columns)
-    return pa.table([*places, *values.columns], schema=columns), {}
-
-
-def _places(rows: Sequence[Row]) -> pa.Table:
     records = [row.record for row in rows]
     times = [None if r.timestamp_ms < 0 else r.timestamp_ms * 1_000 for r in records]
-    return pa.table(
-        [
-            pa.array([r.topic for r in records], pa.string()),
-            pa.array([r.partition for r in records], pa.int32()),
-            pa.array([r.offset for r in records], pa.int64()),
-            pa.array([row.key for row in rows], pa.binary()),
-            pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        ],
-        schema=PLACE,
-    )
+    places = [
+        pa.array([r.topic for r in records], pa.string()),
+        pa.array([r.partition for r in records], pa.int32()),
+        pa.array([r.offset for r in records], pa.int64()),
+        pa.array([row.key for row in rows], pa.binary()),
+        pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+    ]
+    return pa.table([*places, *values.columns], schema=columns), {}
 
 
 def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
@@ -115,25 +118,6 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
 def _read_as(kind: pa.DataType) -> pa.DataType:
     """Arrow reads dates of JSON as numbers: read as times they may be text."""
     return pa.timestamp("s") if pa.types.is_date(kind) else kind
-
-
-def _one_by_one(rows: Sequence[Row], fields: pa.Schema) -> tuple[list[pa.Table], dict[int, str]]:
-    """Each read alone, and by place what is wrong with those that cannot be."""
-    good, bad = [], {}
-    for index, row in enumerate(rows):
-        try:
-            good.append(_read([row.value], fields))
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            bad[index] = _said(error)
-    return good, bad
-
-
-def _said(error: Exception) -> str:
-    """What is wrong with a value, without the value."""
-    text = " ".join(str(error).split())[:300]
-    if text.startswith("Failed to convert"):
-        text = text.split(": ")[0].split(", couldn't")[0]
-    return text
 
 
 def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorInfo:

@@ -46,7 +46,11 @@ class TableSink(ABC):
     def __post_init__(self) -> None:
         """Raise ConfigError for what cannot be."""
         kind = type(self).__name__
-        if self.schema is not None and not _is_schema(self.schema):
+        schema = self.schema
+        known = hasattr(schema, "fieldNames") or hasattr(schema, "model_fields")
+        if isinstance(schema, str):
+            known = bool(schema.strip())
+        if schema is not None and not known:
             raise ConfigError(
                 f"{kind}: schema={self.schema!r:.80}: give the columns of what handlers "
                 'return, such as "inside boolean, zone string", a StructType or a pydantic model'
@@ -168,12 +172,6 @@ def _is_texts(given: object) -> bool:
         and bool(given)
         and all(isinstance(one, str) for pair in given.items() for one in pair)
     )
-
-
-def _is_schema(schema: object) -> bool:
-    if isinstance(schema, str):
-        return bool(schema.strip())
-    return hasattr(schema, "fieldNames") or hasattr(schema, "model_fields")
 
 
 def _check_installed(kind: str, package: str, extra: str) -> None:

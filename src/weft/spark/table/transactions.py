@@ -90,10 +90,6 @@ STALE_MAX = 5
 STALE_REST_S = 0.5
 
 
-def _no() -> bool:
-    return False
-
-
 class TableTransactions:
     """A TransactionsPort; of one thread."""
 
@@ -102,8 +98,8 @@ class TableTransactions:
         self._inner, self._line = inner, line
         self.pace = pace
         #: not to wait for the interval; not to wait at all
-        self.due: Callable[[], bool] = _no
-        self.over: Callable[[], bool] = _no
+        self.due: Callable[[], bool] = lambda: False
+        self.over: Callable[[], bool] = lambda: False
         #: so often in a row others had claimed what it wrote for
         self.stale = 0
 
@@ -173,7 +169,7 @@ class TableTransactor(Transactor):
         super().__init__(seat, port, group, batches=batches)
         assert isinstance(port, TableTransactions)
         self._table = port
-        port.due, port.over = self._due, self._over
+        port.due, port.over = self._due, seat.ended.is_set
 
     def _transact(self, effect: fx.Transact, membership: Any) -> None:
         pace, before = self._table.pace, self._table.stale
@@ -191,9 +187,6 @@ class TableTransactor(Transactor):
             return True
         held = list(self._seat.partitions.values())
         return sum([partition.outputs_bytes for partition in held]) >= _FULL_BYTES
-
-    def _over(self) -> bool:
-        return self._seat.ended.is_set()
 
     def _messages(self, work: Work) -> Sequence[OutMessage]:
         return [
@@ -255,16 +248,13 @@ class TableConsumer(KafkaConsumer):
         if not found:
             return found
         ids = self._ids({topic for topic, _ in found})
-        held = self._line.claim(found, ids, self._generation(), timeout_s)
-        return {where: ahead(one, held[where]) for where, one in found.items() if where in held}
-
-    def _generation(self) -> int:
-        """The group's, as this member knows it."""
-        try:
+        try:  # the group's, as this member knows it
             with self.membership() as membership:
-                return membership.generation
+                generation = membership.generation
         except RuntimeError:
-            return UNKNOWN_GENERATION
+            generation = UNKNOWN_GENERATION
+        held = self._line.claim(found, ids, generation, timeout_s)
+        return {where: ahead(one, held[where]) for where, one in found.items() if where in held}
 
 
 class _InAHurry:
