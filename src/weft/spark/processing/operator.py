@@ -125,22 +125,27 @@ def process(
         timed=metrics is not None,
         typed=isinstance(records.schema["value"].dataType, StructType),
     )
-    spark = df.sparkSession
-    check_workers(spark)
-    row_schema = result_schema(settings, records.schema)
-    if progress is None:
-        count = slots or default_slots(spark)
-    else:  # a job that is repeated has as many as at first
-        job = {"ordering": options.ordering, "columns": row_schema}
-        count = pinned(progress, slots, lambda: default_slots(spark), job)
-    run = task_function(packed(settings), name_of(options.function))
-    lanes = records.repartition(count, *lane_columns(options.ordering))
-    if not streaming:
-        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
-    rows = lanes.mapInArrow(run, row_schema)
+    rows = _handled(records, settings, slots)
     if metrics is not None:
         rows = observed_rows(rows, metrics)
     return rows if fields is None else rows.withColumn("results", results_column(fields))
+
+
+def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> DataFrame:
+    """The rows of the tasks; a job that is repeated has as many tasks as at first."""
+    options, spark = settings.options, records.sparkSession
+    check_workers(spark)
+    row_schema = result_schema(settings, records.schema)
+    if settings.progress is None:
+        count = slots or default_slots(spark)
+    else:
+        job = {"ordering": options.ordering, "columns": row_schema}
+        count = pinned(settings.progress, slots, lambda: default_slots(spark), job)
+    run = task_function(packed(settings), name_of(options.function))
+    lanes = records.repartition(count, *lane_columns(options.ordering))
+    if not settings.sort:
+        lanes = lanes.sortWithinPartitions("offset")  # spills to disk where it does not fit
+    return lanes.mapInArrow(run, row_schema)
 
 
 def task_function(payload: bytes, name: str) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -13,7 +13,7 @@ from weft.core.epochs import Found
 
 
 class Source(NamedTuple):
-    """A partition for good: a topic made again has another id."""
+    """A partition for good: a recreated topic has another id."""
 
     topic: str
     topic_id: str
