@@ -127,11 +127,13 @@ class SharedBudget:
         self.lease = self.bucket = BudgetLease(self.spec)
         self.share, self.in_flight_max = 1.0, 0
 
-    def report(self) -> LeaseReport | None:
-        """What the driver is to know; None: nothing new."""
+    def report(self, *, lost: bool = False) -> LeaseReport | None:
+        """What the driver is to know; None: nothing new since the last one, unless that is lost."""
         state, lease = self._state, self.lease
         if lease is None:
             return None
+        if lost:
+            lease.repeat()
         waiting = 0
         if not state.halts and state.stop_mode in (None, "buffered"):
             waiting = sum(

@@ -228,17 +228,11 @@ class Engine:
                 named[one.budget].lent(one)
         self._turn()
 
-    def lease_reports(self, now: float) -> list[LeaseReport]:
-        """What the driver is to know of what was lent; empty: nothing new since the last time."""
+    def lease_reports(self, now: float, *, lost: bool = False) -> list[LeaseReport]:
+        """What the driver is to know; empty: nothing new since the last, unless these are lost."""
         self.state.now = now
-        reports = [budget.report() for budget in self.state.budgets]
+        reports = [budget.report(lost=lost) for budget in self.state.budgets]
         return [one for one in reports if one is not None]
-
-    def repeat_lease_reports(self, _now: float) -> None:
-        """The last reports may have been lost: they are made again, also where nothing is new."""
-        for budget in self.state.budgets:
-            if budget.lease is not None:
-                budget.lease.repeat()
 
     def calls_waiting(self, now: float, works: Sequence[Work]) -> None:
         """Calls of one handler that were asked for and have not begun: it is not their fault."""

@@ -51,6 +51,8 @@ class Borrowing:
         self._member: Member | None = None
         self._reported_at = 0.0
         self._urged = False
+        #: the last report may be lost: an idle member has no other, and would keep what it returned
+        self._lost = False
         #: wakes the thread that looks
         self.wake: Callable[[], None] = lambda: None
 
@@ -80,15 +82,14 @@ class Borrowing:
             return
         self._reported_at, self._urged = time.monotonic(), False
         with suppress(InternalError):  # the member ends by itself
-            reports = member.door.call(lambda engine, now: engine.lease_reports(now))
+            lost, self._lost = self._lost, False
+            reports = member.door.call(lambda engine, now: engine.lease_reports(now, lost=lost))
             if reports:
                 self._send({"type": "lease", "life": self._life, "reports": reports})
 
     def again(self) -> None:
-        """The line was broken, and the last report may be lost; any thread."""
-        member = self._member
-        if member is not None:
-            member.door.post(lambda engine, now: engine.repeat_lease_reports(now))
+        """The line was broken; any thread."""
+        self._lost = True
 
     def lent(self, message: Message) -> None:
         """The driver lends; any thread."""

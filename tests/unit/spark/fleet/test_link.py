@@ -223,8 +223,9 @@ def host_of(run: Run, *, paused: set[str | None]) -> Host:
     host._stream, host._results_wanted, host._stop_mode = None, False, None
     host._results = Results(run)  # type: ignore[assignment]  # nothing is under way
     host._woken, host._ordering, host._ordered = threading.Event(), threading.Lock(), host._run
-    host._link = SimpleNamespace(send=lambda message: run.orders.append((message["type"],)))  # type: ignore[assignment]  # as above
-    host._borrowing = SimpleNamespace(again=lambda: None)  # type: ignore[assignment]  # as above
+    line: Any = SimpleNamespace(send=lambda message: run.orders.append((message["type"],)))
+    borrowing: Any = SimpleNamespace(again=lambda: None)
+    host._link, host._borrowing = line, borrowing
     return host
 
 
