@@ -67,7 +67,18 @@ class ByTopic:
 
         with closing(self._words(wanted)) as words:
             self._wait_read(words)
-            self._write(OutMessage(self._topic, packed(given), command_key(self._group, given)))
+            message = OutMessage(self._topic, packed(given), command_key(self._group, given))
+            found: list[Delivery] = []
+            producer = self._connection.producer(lambda: None, self._failed)
+            try:
+                producer.send(message, found.append)
+                producer.flush(ANSWERS_S)
+            finally:
+                producer.close(1.0)
+            error = found[0].error if found else None
+            if error is not None or not found:
+                reason = self._reason or "no answer" if error is None else error.line
+                raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
             limit_s = RECORDS_ANSWERS_S if given.action in RECORD_ACTIONS else ANSWERS_S
             if members:
                 _within(limit_s, lambda: not self._missing(words, members, limit_s))
@@ -126,19 +137,6 @@ class ByTopic:
             raise FatalError(
                 f"control topic {self._topic} cannot be read: {self._reason or 'no answer'}"
             )
-
-    def _write(self, message: OutMessage) -> None:
-        found: list[Delivery] = []
-        producer = self._connection.producer(lambda: None, self._failed)
-        try:
-            producer.send(message, found.append)
-            producer.flush(ANSWERS_S)
-        finally:
-            producer.close(1.0)
-        error = found[0].error if found else None
-        if error is not None or not found:
-            reason = self._reason or "no answer" if error is None else error.line
-            raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
 
     def _missing(
         self, words: WordsPort, members: int, limit_s: float, *, later: bool = False

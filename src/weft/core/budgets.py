@@ -183,15 +183,12 @@ class SharedBudget:
                 lanes = partition.lanes
                 for work in lanes.take(len(lanes.ready)):
                     lanes.unpaid[work.record[2]] = work
-                    self._line(handler, work).setdefault(partition, deque()).append(work)
-
-    def _line(self, handler: Handler, work: Work) -> Line:
-        tenant = self._tenant(_tags(work).budget)
-        line = tenant.lines.get(handler)
-        if line is None:
-            line = tenant.lines[handler] = {}
-            heappush(self._heads[handler], (tenant.used, next(self._order), tenant))
-        return line
+                    tenant = self._tenant(_tags(work).budget)
+                    line = tenant.lines.get(handler)
+                    if line is None:
+                        line = tenant.lines[handler] = {}
+                        heappush(self._heads[handler], (tenant.used, next(self._order), tenant))
+                    line.setdefault(partition, deque()).append(work)
 
     def _tenant(self, value: Hashable) -> Tenant:
         """Of this value; where there are too many, of all that have none."""
@@ -312,7 +309,12 @@ class SharedBudget:
                 self._lacks(cost)
                 break
             some = works.setdefault(handler, [])
-            self._leave(handler, tenant, work)
+            partition, line = work.partition, tenant.lines[handler]
+            del partition.lanes.unpaid[work.record[2]]
+            queue = line.pop(partition)
+            queue.popleft()
+            if queue:
+                line[partition] = queue
             if not self._goes(handler, work, looked, some):
                 continue
             some.append(work)
@@ -340,15 +342,6 @@ class SharedBudget:
             elif (mine := (head[0].used, self._turns[handler])) < rank:
                 rank, found = mine, (handler, *head)
         return found
-
-    @staticmethod
-    def _leave(handler: Handler, tenant: Tenant, work: Work) -> None:
-        partition, line = work.partition, tenant.lines[handler]
-        del partition.lanes.unpaid[work.record[2]]
-        queue = line.pop(partition)
-        queue.popleft()
-        if queue:
-            line[partition] = queue
 
     def _goes(
         self, handler: Handler, work: Work, looked: dict[Partition, None], taken: Sequence[Work]

@@ -51,35 +51,30 @@ class Commands:
         """Do what can be done of each; every command is answered."""
         self._sorted = {} if len(commands) >= SORTED_FROM else None
         for command in commands:
-            self._obey(command)
+            rows: list[fx.Obeyed] = []
+            waits = False
+            target = command.target
+            concerned = [
+                partition
+                for (topic, number), partition in self._state.partitions.items()
+                if topic == target.topic and target.partition in (None, number)
+            ]
+            for partition in concerned:
+                row = self._in(partition, command)
+                if row is None:
+                    waits = True
+                else:
+                    rows.append(row)
+            over = command.action == "hold" and self._held_by(command).until <= self._state.now
+            no_lane = command.target.offset is not None or command.action == "skip"
+            refused = bool(rows) and all(row.outcome == "refused" for row in rows)
+            if not (no_lane or over or refused or command.dry):
+                self._later_epochs(command)
+            if not waits:
+                what = rows or [_row(None, command, "not here", "no such partition in this member")]
+                self._state.emit(fx.Answered(command, what))
         self._sorted = None
         self._endings.retry_due()
-
-    def _obey(self, command: Command) -> None:
-        rows: list[fx.Obeyed] = []
-        waits = False
-        for partition in self._concerned(command):
-            row = self._in(partition, command)
-            if row is None:
-                waits = True
-            else:
-                rows.append(row)
-        over = command.action == "hold" and self._held_by(command).until <= self._state.now
-        no_lane = command.target.offset is not None or command.action == "skip"
-        refused = bool(rows) and all(row.outcome == "refused" for row in rows)
-        if not (no_lane or over or refused or command.dry):
-            self._later_epochs(command)
-        if not waits:
-            what = rows or [_row(None, command, "not here", "no such partition in this member")]
-            self._state.emit(fx.Answered(command, what))
-
-    def _concerned(self, command: Command) -> list[Partition]:
-        target = command.target
-        return [
-            partition
-            for (topic, number), partition in self._state.partitions.items()
-            if topic == target.topic and target.partition in (None, number)
-        ]
 
     def _later_epochs(self, command: Command) -> None:
         """Holds of lanes are for epochs to come as well."""
@@ -108,10 +103,7 @@ class Commands:
             return (self._redo if redo else self._record)(partition, command, target.offset)
         if command.action == "redo" or partition.handler.spec.ordering != KEY or target.key is None:
             return _row(partition, command, "refused", "no lane of a key: name one record")
-        return self._lane(partition, command, target.key)
-
-    def _lane(self, partition: Partition, command: Command, key: LaneKey) -> fx.Obeyed | None:
-        first = next(self._of_lane(partition, key), None)
+        first = next(self._of_lane(partition, target.key), None)
         if command.action == "skip":
             if first is None:
                 return _row(partition, command, "not here", "it has no record here")
@@ -120,18 +112,18 @@ class Commands:
             what = "name one record of it: the next owner would skip another one"
             return _row(partition, command, "refused", what, first.record.offset)
         if command.action == "hold":
-            return self._hold_lane(partition, command, key)
-        held = key in partition.holds if command.dry else partition.end_hold(key)
+            return self._hold_lane(partition, command, target.key)
+        held = target.key in partition.holds if command.dry else partition.end_hold(target.key)
         if not command.dry:
-            partition.memory.release(key)
+            partition.memory.release(target.key)
         if first is None or first.state not in (states.RETRYING, states.PARKED):
-            waiting = next((w for w in self._of_lane(partition, key) if _held(w)), None)
+            waiting = next((w for w in self._of_lane(partition, target.key) if _held(w)), None)
             if waiting is None:
                 what = "released" if held and command.action == "release" else "unchanged"
                 offset = -1 if first is None else first.record.offset
                 return _row(partition, command, what, "nothing of it waits", offset)
             first = waiting
-        for later in () if command.dry else self._of_lane(partition, key):
+        for later in () if command.dry else self._of_lane(partition, target.key):
             if later is not first and _held(later):  # of one batch with it, they are held as well
                 self._end_own_hold(later)
                 self._state.retries.add(self._state.now, later)
@@ -148,7 +140,8 @@ class Commands:
 
     def _all_of_lane(self, partition: Partition, key: LaneKey) -> Iterator[Work]:
         """Those that are not done. Of many commands each would look through all records."""
-        key_of, every = partition.lanes.key_of, _undone(partition)
+        key_of = partition.lanes.key_of
+        every = chain(partition.commit.marked.values(), partition.offsets.works())
         if self._sorted is None:
             return (work for work in every if key_of(work.record) == key)
         lanes = self._sorted.get(partition)
@@ -199,12 +192,38 @@ class Commands:
 
     def _redo(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed | None:
         """Handle a record again that is done; answered when its call has ended."""
-        what = self._against_redo(partition, command, offset)
+        # Why not; empty: nothing stands against it
+        spec, lanes, record = partition.handler.spec, partition.lanes, command.record
+        if spec.delivery == AT_MOST_ONCE:
+            what = (
+                f"handler {spec.name} has delivery=at_most_once, which handles no record twice: "
+                "produce the record again, or weft dlq replay its letter"
+            )
+        elif partition.handler.exact and partition.memory.barred:
+            what = "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
+        elif not _is_done(partition, offset):
+            retry = "it is not done: weft record retry is the command for it"
+            what = _past_end(partition, offset) or retry
+        elif partition.state != states.OPEN or self._state.stop_mode is not None:
+            what = "this member is about to leave: ask the next owner"
+        elif record is None:
+            what = "it is not in its topic (any more)"
+        elif any(work.record.offset == offset for work in partition.again):
+            what = _UNDER_WAY.format("handled again")
+        elif lanes.key_of(record) in lanes.held:
+            what = _UNDER_WAY.format("behind a call of an earlier epoch")
+        elif hold_of(self._state, partition, record) is not None:
+            what = "its lane is held: release that"
+        else:
+            what = ""
         if not what:
             assert command.record is not None
             key = partition.lanes.key_of(command.record)
             undone = self._undone_of_lane(partition, key)
-            first = next((one for one in undone if not _has_left(one)), None)
+            first = next(
+                (one for one in undone if not (one.failure is not None and one.failure.left_lane)),
+                None,
+            )
             if first is not None and first.state in (states.RETRYING, states.PARKED):
                 waits = RECORD_NAMES[first.state]
                 what = f"offset {first.record.offset} of its key goes first, and is {waits}"
@@ -219,31 +238,6 @@ class Commands:
             partition.lanes.put_back([first])  # its batch had not started: both join one
         assert command.record is not None
         return again.put(partition, command, command.record, first)
-
-    def _against_redo(self, partition: Partition, command: Command, offset: int) -> str:
-        """Why not, in general; empty: nothing."""
-        spec, lanes, record = partition.handler.spec, partition.lanes, command.record
-        if spec.delivery == AT_MOST_ONCE:
-            return (
-                f"handler {spec.name} has delivery=at_most_once, which handles no record twice: "
-                "produce the record again, or weft dlq replay its letter"
-            )
-        if partition.handler.exact and partition.memory.barred:
-            return "the broker stores no more than the offset map: offset.metadata.max.bytes=4096"
-        if not _is_done(partition, offset):
-            retry = "it is not done: weft record retry is the command for it"
-            return _past_end(partition, offset) or retry
-        if partition.state != states.OPEN or self._state.stop_mode is not None:
-            return "this member is about to leave: ask the next owner"
-        if record is None:
-            return "it is not in its topic (any more)"
-        if any(work.record.offset == offset for work in partition.again):
-            return _UNDER_WAY.format("handled again")
-        if lanes.key_of(record) in lanes.held:
-            return _UNDER_WAY.format("behind a call of an earlier epoch")
-        if hold_of(self._state, partition, record) is not None:
-            return "its lane is held: release that"
-        return ""
 
     def _not_fetched(self, partition: Partition, command: Command, offset: int) -> fx.Obeyed:
         """It is remembered, or not read at all yet."""
@@ -373,11 +367,6 @@ class Commands:
             self._endings.handled(work)
 
 
-def _undone(partition: Partition) -> Iterator[Work]:
-    """The records that are not done, those with a mark first."""
-    return chain(partition.commit.marked.values(), partition.offsets.works())
-
-
 def _is_done(partition: Partition, offset: int) -> bool:
     """Or the log does not have it."""
     offsets = partition.offsets
@@ -407,11 +396,6 @@ def _in_turn(lane: list[Work]) -> list[Work]:
                 ordered.append(work)
             work = work.next
     return ordered
-
-
-def _has_left(work: Work) -> bool:
-    """Its lane has gone on past it (exactly_once)."""
-    return work.failure is not None and work.failure.left_lane
 
 
 def _held(work: Work) -> bool:

@@ -285,7 +285,15 @@ class Commits:
         now = self._state.now
         item = partition.commit.stored(now, now + self._state.limits.commit_retry_s)
         if item.claims:
-            self._claims_stored(partition, item.claims)
+            # The commit these records waited for is stored: each takes its next step
+            commit = partition.commit
+            # mostly: the first ones, in their order
+            if commit.claims[: len(item.claims)] == item.claims:
+                del commit.claims[: len(item.claims)]
+            else:
+                commit.keep(set(map(id, item.claims)), inside=False)
+            self._state.unclaim(partition)
+            self._state.deliveries[partition.handler.index].stored(partition, item.claims)
         if partition.commit.answers:
             self._answer(partition, item)
         partition.reopen()
@@ -386,16 +394,6 @@ class Commits:
                 work.partition.commit.keep([id(work)], inside=False)
                 self._state.unclaim(work.partition)
         return [pair for pair in refused if pair[0].state == states.PENDING]
-
-    def _claims_stored(self, partition: Partition, claims: list[Work]) -> None:
-        """The commit these records waited for is stored: each takes its next step."""
-        commit = partition.commit
-        if commit.claims[: len(claims)] == claims:  # mostly: the first ones, in their order
-            del commit.claims[: len(claims)]
-        else:
-            commit.keep(set(map(id, claims)), inside=False)
-        self._state.unclaim(partition)
-        self._state.deliveries[partition.handler.index].stored(partition, claims)
 
 
 def _longest_map(partitions: Sequence[Partition]) -> list[Partition]:

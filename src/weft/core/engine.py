@@ -347,7 +347,23 @@ class Engine:
         self.state.now = now
         self._endings.retry_due()
         self._commits.in_doubt()
-        self._expire()
+        # Attempts past their `timeout_s`: ask for their end, once each
+        for handler in self.state.handlers:
+            for work in handler.slots.expired(self.state.now):
+                self.state.emit(fx.Cancel(handler.index, work))
+                if work.state != states.RUNNING:  # no record fails by it: a line instead
+                    self.state.note(
+                        "warning",
+                        "batch call runs past its timeout_s, all its records are acknowledged",
+                        handler=handler.name,
+                        timeout_s=handler.timeout_s,
+                    )
+            if handler.slots.all_hung(self.state.now):
+                slots, timeout_s = handler.slots.concurrency, handler.timeout_s
+                self.state.fail(
+                    f"handler {handler.name}: all {slots} slots have been overdue for "
+                    f"ten times timeout_s={timeout_s}"
+                )
         self.state.outages.look_at_floods()
         for handler in self.state.handlers:
             for partition in list(handler.short_of_room):
@@ -500,25 +516,6 @@ class Engine:
         if works:
             slots.take(len(works))
             state.deliveries[handler.index].start(handler, works)
-
-    def _expire(self) -> None:
-        """Attempts past their `timeout_s`: ask for their end, once each."""
-        for handler in self.state.handlers:
-            for work in handler.slots.expired(self.state.now):
-                self.state.emit(fx.Cancel(handler.index, work))
-                if work.state != states.RUNNING:  # no record fails by it: a line instead
-                    self.state.note(
-                        "warning",
-                        "batch call runs past its timeout_s, all its records are acknowledged",
-                        handler=handler.name,
-                        timeout_s=handler.timeout_s,
-                    )
-            if handler.slots.all_hung(self.state.now):
-                slots, timeout_s = handler.slots.concurrency, handler.timeout_s
-                self.state.fail(
-                    f"handler {handler.name}: all {slots} slots have been overdue for "
-                    f"ten times timeout_s={timeout_s}"
-                )
 
     def _check_drained(self) -> None:
         state = self.state

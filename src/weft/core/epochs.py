@@ -47,31 +47,28 @@ class Epochs:
             if where in state.partitions:
                 self.closed([state.partitions[where]], lost=True)
             state.epochs += 1
-            partition = state.partitions[where] = self._partition(new)
+            offsets = Offsets(new.start, new.restored_top, new.restored_not_done)
+            limit = state.limits.map_chars
+            handler = state.handlers[new.handler]
+            memory = Memory(new.remembered, on=handler.remembers)
+            commit = CommitState(
+                offsets, new.committed, state.now, limit, again=new.commit_start, memory=memory
+            )
+            held = state.orphans.get((new.topic, new.partition), ())
+            partition = Partition(
+                new.topic, new.partition, state.epochs, handler, offsets, commit, held, new.log_end
+            )
+            for (topic, number, key), hold in state.holds.items():
+                here = topic == new.topic and number in (None, new.partition)
+                if here and hold.until > state.now:
+                    partition.set_hold(key, hold)
+            state.partitions[where] = partition
             if new.commit_start:
                 self._commits.soon()
             state.pauses.apply(partition)
             opened.append(partition)
         state.divide_budgets()
         return opened
-
-    def _partition(self, new: Assignment) -> Partition:
-        state = self._state
-        offsets = Offsets(new.start, new.restored_top, new.restored_not_done)
-        limit = state.limits.map_chars
-        handler = state.handlers[new.handler]
-        memory = Memory(new.remembered, on=handler.remembers)
-        commit = CommitState(
-            offsets, new.committed, state.now, limit, again=new.commit_start, memory=memory
-        )
-        held = state.orphans.get((new.topic, new.partition), ())
-        partition = Partition(
-            new.topic, new.partition, state.epochs, handler, offsets, commit, held, new.log_end
-        )
-        for (topic, number, key), hold in state.holds.items():
-            if topic == new.topic and number in (None, new.partition) and hold.until > state.now:
-                partition.set_hold(key, hold)
-        return partition
 
     def revoking(self, partitions: Iterable[Partition]) -> None:
         """The partitions are being taken away: start nothing new of them."""
@@ -191,7 +188,21 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         restored = OffsetMap("none", found.committed, found.committed - 1, ())
     problem = restored.rider.problem
     if found.committed < found.log_start:
-        return _behind(found, restored, known)
+        # Retention deleted records that were not done; the rest of the map still holds
+        start = found.log_start
+        top = max(restored.highest_seen, start - 1)
+        left = tuple(offset for offset in restored.not_done if offset >= start)
+        kept = tuple(one for one in restored.rider.entries if one.offset >= start)
+        gone = f"committed offset {found.committed} is before the start of the log {start}: "
+        gone += "retention deleted what lay between"
+        return Start(
+            start,
+            top,
+            left,
+            commit_start=True,
+            remembered=kept,
+            warning=f"{gone}; {known}" if known else gone,
+        )
     return Start(
         found.committed,
         restored.highest_seen,
@@ -216,22 +227,4 @@ def _lost(found: Found, committed: int, on_lost: OnLost) -> Start | OffsetLost:
         commit_start=True,
         warning=f"committed offset {committed} is past the end of the log {found.log_end}: "
         f"going on at {on_lost}, {target}",
-    )
-
-
-def _behind(found: Found, restored: OffsetMap, known: str) -> Start:
-    """Retention deleted records that were not done; the rest of the map still holds."""
-    start = found.log_start
-    top = max(restored.highest_seen, start - 1)
-    left = tuple(offset for offset in restored.not_done if offset >= start)
-    kept = tuple(one for one in restored.rider.entries if one.offset >= start)
-    gone = f"committed offset {found.committed} is before the start of the log {start}: "
-    gone += "retention deleted what lay between"
-    return Start(
-        start,
-        top,
-        left,
-        commit_start=True,
-        remembered=kept,
-        warning=f"{gone}; {known}" if known else gone,
     )

@@ -258,23 +258,30 @@ class Lanes:
         """The end of a lane's chain, as far as nothing is known of these records: they leave it."""
         last, following = head, head.next
         while following is not None:
-            if not self._is_plain(following):
+            fresh = following.state == states.QUEUED and following.failure is None
+            elsewhere = (
+                follows(following)
+                or following in self.behind
+                or following in following.partition.again
+            )
+            if not fresh or elsewhere:
                 last = following
             following = following.next
         cut: list[Work] = []
         following, last.next = last.next, None
         while following is not None:
             cut.append(following)
-            self._uncharge_one(following)
+            charge = following.charge
+            if charge is not None:
+                following.charge = None
+                charge.records -= 1
+                charge.bytes -= following.size
+                if charge.blocked:
+                    self.blocked_records -= 1
+                    self.blocked_bytes -= following.size
             following = following.next
         self.tails[key] = last
         return cut
-
-    def _is_plain(self, work: Work) -> bool:
-        """It waits in its chain, and has never been anywhere else."""
-        fresh = work.state == states.QUEUED and work.failure is None
-        elsewhere = follows(work) or work in self.behind or work in work.partition.again
-        return fresh and not elsewhere
 
     def let_go(self, key: LaneKey) -> bool:
         """The old attempt that held this lane has ended; True when its head is ready by that."""
@@ -425,18 +432,6 @@ class Lanes:
         if charge.blocked:
             self.blocked_records += 1
             self.blocked_bytes += work.size
-
-    def _uncharge_one(self, work: Work) -> None:
-        """A record behind the head leaves such a lane."""
-        charge = work.charge
-        if charge is None:
-            return
-        work.charge = None
-        charge.records -= 1
-        charge.bytes -= work.size
-        if charge.blocked:
-            self.blocked_records -= 1
-            self.blocked_bytes -= work.size
 
     def _uncharge(self, work: Work, charge: LaneCharge) -> None:
         """A record leaves the head of such a lane."""

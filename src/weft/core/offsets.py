@@ -61,24 +61,19 @@ class Offsets:
         """Take in records of one poll, ascending; those that are not done and were not seen."""
         first = records[0][2]
         if first < self.position or first <= self.restored_top:
-            return self._receive_wanted(records, sizes, epoch)
+            # The same where some are done already or were seen before
+            works = []
+            for record, size in zip(records, sizes, strict=True):
+                if self._wants(record.offset):
+                    self.incomplete[record.offset] = work = Work(record, epoch, size)
+                    works.append(work)
+            return works
         if self.expected:
             self._prune(first)
         incomplete, works = self.incomplete, Work.several(records, sizes, epoch)
         for work in works:
             incomplete[work.record[2]] = work
         self.position = records[-1][2] + 1
-        return works
-
-    def _receive_wanted(
-        self, records: Sequence[Record], sizes: Sequence[int], epoch: Any
-    ) -> list[Work]:
-        """The same where some are done already or were seen before."""
-        works = []
-        for record, size in zip(records, sizes, strict=True):
-            if self._wants(record.offset):
-                self.incomplete[record.offset] = work = Work(record, epoch, size)
-                works.append(work)
         return works
 
     def _wants(self, offset: int) -> bool:

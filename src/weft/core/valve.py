@@ -139,7 +139,20 @@ class Valve:
         """Send what can be sent of the lane."""
         sent = export.sent
         if sent is not None and sent.state == states.PARKED and not partition.handler.exact:
-            self._end(partition, export)
+            # A letter was refused: the record is parked again, and what is behind it waits
+            del partition.exports[export.key]
+            self._state.emit(fx.ExportEnded(partition, tuple(export.left)))
+            parked = export.parked
+            was_parked = export.known is not None and export.known.parked
+            if parked is not None and parked in partition.lanes.behind and not was_parked:
+                if export.came is None:
+                    unpark_with_lane(parked)
+                else:
+                    wait_with_lane(self._state, parked, export.came)
+            if partition.offsets.incomplete.get(export.expected, parked) is None:
+                partition.memory.unexpect(export.expected, export.known)
+            if export.sent is not None:
+                self._state.put_away(export.sent)
             return
         while (head := export.head) is not None and self._send(partition, export, head):
             pass  # with exactly_once the lane has gone on
@@ -217,22 +230,6 @@ class Valve:
         first = shelf.offsets[0] if shelf is not None and shelf.offsets else -1
         if first in export.left and first != export.expected:
             export.expected, export.known = first, partition.memory.expect(first)
-
-    def _end(self, partition: Partition, export: Export) -> None:
-        """A letter was refused: the record is parked again, and what is behind it waits."""
-        del partition.exports[export.key]
-        self._state.emit(fx.ExportEnded(partition, tuple(export.left)))
-        parked = export.parked
-        was_parked = export.known is not None and export.known.parked
-        if parked is not None and parked in partition.lanes.behind and not was_parked:
-            if export.came is None:
-                unpark_with_lane(parked)
-            else:
-                wait_with_lane(self._state, parked, export.came)
-        if partition.offsets.incomplete.get(export.expected, parked) is None:
-            partition.memory.unexpect(export.expected, export.known)
-        if export.sent is not None:
-            self._state.put_away(export.sent)
 
 
 def _lane(partition: Partition, head: Work) -> tuple[LaneKey, list[int]] | None:
