@@ -83,7 +83,12 @@ def checked_app(options: AppOptions) -> AppOptions:
     """The same options, or a ConfigError that names what is wrong."""
     if options.producer is None:
         options = replace(options, producer={})
-    _check_group(options.group)
+    group: object = options.group
+    if not isinstance(group, str) or not group.strip() or len(group) > GROUP_CHARS_MAX:
+        raise ConfigError(
+            f"App(group={group!r:.80}): give the consumer group's name, 1 to {GROUP_CHARS_MAX} "
+            "characters"
+        )
     for name in ("kafka", "producer"):
         if not isinstance(getattr(options, name), Mapping):
             raise ConfigError(
@@ -91,7 +96,9 @@ def checked_app(options: AppOptions) -> AppOptions:
                 '{"bootstrap.servers": "localhost:9092"}'
             )
     for name in ("drain_timeout_s", "revoke_timeout_s"):
-        _check_seconds(name, getattr(options, name))
+        limit_s = getattr(options, name)
+        if not is_seconds(limit_s):
+            raise ConfigError(f"App({name}={limit_s!r}): give a number of seconds, 0 or more")
     patience = options.start_timeout_s
     if patience is not None and not is_positive(patience):
         raise ConfigError(
@@ -135,19 +142,6 @@ def _check_seen(options: AppOptions) -> None:
             raise ConfigError(f"App({name}={topic!r:.80}) cannot be a topic: give its name")
     if options.control is not None and options.control == options.reports:
         raise ConfigError("App(control=..., reports=...) are two topics: give two names")
-
-
-def _check_group(group: object) -> None:
-    if not isinstance(group, str) or not group.strip() or len(group) > GROUP_CHARS_MAX:
-        raise ConfigError(
-            f"App(group={group!r:.80}): give the consumer group's name, 1 to {GROUP_CHARS_MAX} "
-            "characters"
-        )
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if not is_seconds(value):
-        raise ConfigError(f"App({name}={value!r}): give a number of seconds, 0 or more")
 
 
 def _check_count(name: str, value: object, low: int) -> None:

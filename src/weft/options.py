@@ -120,7 +120,13 @@ def checked(options: HandlerOptions) -> HandlerOptions:
     _one_of(where, "ordering", options.ordering, ORDERINGS)
     _one_of(where, "executor", options.executor, EXECUTORS)
     _one_of(where, "delivery", options.delivery, DELIVERIES)
-    _check_executor(where, options)
+    if options.executor == "async" and not is_async(options.function):
+        raise ConfigError(f'{where}: executor="async" needs an `async def` handler')
+    if options.executor == "threads" and is_async(options.function):
+        raise ConfigError(
+            f'{where}: executor="threads" needs a plain `def` handler: an `async def` one runs on '
+            'the loop, executor="auto"'
+        )
     _check_numbers(where, options)
     _check_policies(where, options)
     options = _checked_delivery(where, options)
@@ -147,14 +153,12 @@ def _check_function(where: str, options: HandlerOptions) -> None:
     wanted: tuple[str, ...] = ("batch",) if options.batch is not None else ("record",)
     if options.ledger is not None:
         wanted = (*wanted, "tx")
-    check_signature(where, function, wanted, _returns(options), options.value)
-
-
-def _returns(options: HandlerOptions) -> Returns:
     explicit = isinstance(options.batch, Batch) and options.batch.ack == "explicit"
     if explicit or options.ledger is not None:
-        return "nothing"
-    return "outputs" if options.output is None else "values"
+        returns: Returns = "nothing"
+    else:
+        returns = "outputs" if options.output is None else "values"
+    check_signature(where, function, wanted, returns, options.value)
 
 
 def _check_topics(where: str, topics: Sequence[str]) -> None:
@@ -189,16 +193,6 @@ def _one_of(where: str, name: str, value: object, allowed: Sequence[str]) -> Non
         raise ConfigError(f"{where}: {name}={value!r} is not known: choose one of {choices}")
 
 
-def _check_executor(where: str, options: HandlerOptions) -> None:
-    if options.executor == "async" and not is_async(options.function):
-        raise ConfigError(f'{where}: executor="async" needs an `async def` handler')
-    if options.executor == "threads" and is_async(options.function):
-        raise ConfigError(
-            f'{where}: executor="threads" needs a plain `def` handler: an `async def` one runs on '
-            'the loop, executor="auto"'
-        )
-
-
 def _check_numbers(where: str, options: HandlerOptions) -> None:
     limits = {"threads": THREADS_MAX, "processes": PROCESSES_MAX}
     limit = limits.get(options.kind, CONCURRENCY_MAX)
@@ -223,9 +217,25 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
         raise ConfigError(f"{where}: retry={options.retry!r}: give weft.Retry(...)")
     if not isinstance(options.commit, Commit):
         raise ConfigError(f"{where}: commit={options.commit!r}: give weft.Commit(...)")
-    policy = options.on_exhausted
+    policy: Any = options.on_exhausted
     if not isinstance(policy, GivenUp):
-        _check_decide(where, options, policy)
+        # A function as `on_exhausted`: what can be known of it before the first record fails
+        if not callable(policy) or isinstance(policy, type):
+            raise ConfigError(
+                f"{where}: on_exhausted={policy!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
+                "weft.Skip(), weft.Stop(), or a function (record, error) that returns one of these"
+            )
+        if is_async(policy):
+            raise ConfigError(
+                f"{where}: on_exhausted= is an async function: make it a plain `def` that decides "
+                "from the record and the error, and does no I/O"
+            )
+        check_call(f"{where}: on_exhausted=", "decide", policy, ("record", "error"))
+        if options.delivery == "at_most_once":
+            raise ConfigError(
+                f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '
+                "neither parks nor retries: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
+            )
     if isinstance(policy, DeadLetter | Park):
         like = 'DeadLetter("{topic}.dlq")' if isinstance(policy, DeadLetter) else EXPORT
         for topic in options.topics:
@@ -234,26 +244,6 @@ def _check_policies(where: str, options: HandlerOptions) -> None:
                     f"{where}: the dead-letter topic {topic!r} is the topic it reads: name "
                     f"another, such as weft.{like}"
                 )
-
-
-def _check_decide(where: str, options: HandlerOptions, function: Any) -> None:
-    """A function as `on_exhausted`: what can be known of it before the first record fails."""
-    if not callable(function) or isinstance(function, type):
-        raise ConfigError(
-            f"{where}: on_exhausted={function!r}: give weft.Park(), weft.DeadLetter(TOPIC), "
-            "weft.Skip(), weft.Stop(), or a function (record, error) that returns one of these"
-        )
-    if is_async(function):
-        raise ConfigError(
-            f"{where}: on_exhausted= is an async function: make it a plain `def` that decides "
-            "from the record and the error, and does no I/O"
-        )
-    check_call(f"{where}: on_exhausted=", "decide", function, ("record", "error"))
-    if options.delivery == "at_most_once":
-        raise ConfigError(
-            f'{where}: on_exhausted= cannot be a function with delivery="at_most_once", which '
-            "neither parks nor retries: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
-        )
 
 
 def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
@@ -368,10 +358,6 @@ def _check_budget(where: str, options: HandlerOptions) -> None:
             check_quick(f"{where}: Budget({name}=...)", function)
 
 
-def _numbers(budget: Budget) -> str:
-    return f"per_s={budget.per_s}, in_flight={budget.in_flight}"
-
-
 def check_budgets(handlers: Sequence[HandlerOptions]) -> None:
     """ConfigError where two handlers name one budget and give it different numbers."""
     first: dict[str, HandlerOptions] = {}
@@ -380,7 +366,10 @@ def check_budgets(handlers: Sequence[HandlerOptions]) -> None:
             continue
         other = first.setdefault(handler.budget.name, handler)
         assert other.budget is not None
-        mine, its = map(_numbers, (handler.budget, other.budget))
+        mine, its = (
+            f"per_s={budget.per_s}, in_flight={budget.in_flight}"
+            for budget in (handler.budget, other.budget)
+        )
         if mine != its:
             raise ConfigError(
                 f"@app.consume on {handler.name}: budget {handler.budget.name!r} has {mine}, and "

@@ -59,7 +59,13 @@ def load_module(name: str) -> ModuleType:
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
-        raise ConfigError(_missing(name, error)) from error
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            why = f"module {name} does not exist in this folder or among the installed packages"
+        else:
+            why = (
+                f"module {name} cannot be imported: it imports {error.name}, which is not installed"
+            )
+        raise ConfigError(why) from error
     except SyntaxError as error:
         where = f"{Path(error.filename or name).name}:{error.lineno}"
         raise ConfigError(f"module {name} cannot be imported: {error.msg} ({where})") from error
@@ -73,12 +79,6 @@ def load_module(name: str) -> ModuleType:
         raise ConfigError(
             f"module {name} cannot be imported: {type(error).__name__}: {error}{_where(error)}"
         ) from error
-
-
-def _missing(name: str, error: ModuleNotFoundError) -> str:
-    if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-        return f"module {name} does not exist in this folder or among the installed packages"
-    return f"module {name} cannot be imported: it imports {error.name}, which is not installed"
 
 
 def _where(error: BaseException) -> str:

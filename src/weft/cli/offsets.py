@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weft.cli import cluster
-from weft.codec import OffsetMap, Remembered, UnreadableMap
+from weft.codec import OffsetMap, UnreadableMap
 from weft.codec import decode as decode_map
 from weft.errors import ConfigError
 from weft.kafka.group_offsets import GroupOffsets, Move, Progress, plan_move
@@ -51,7 +51,18 @@ def decode(
     typer.echo(f"highest seen: {found.highest_seen}")
     typer.echo(f"not done:     {_runs(found.not_done) or 'none'}")
     for one in found.rider.entries:
-        typer.echo(f"record {one.offset}: {_remembered(one)}")
+        # What a commit remembers of a record, as words
+        failed = {0: "not tried", 1: "1 failed attempt"}.get(one.attempts)
+        until = "" if one.until_s is None else datetime.fromtimestamp(one.until_s, UTC).isoformat()
+        words: tuple[str | bool, ...] = (
+            failed or f"{one.attempts} failed attempts",
+            one.parked and "parked" + (one.exhausted_by and f" ({one.exhausted_by})"),
+            one.held and "held",
+            until and f"until {until}",
+            one.error is not None and f"error {one.error:08x}",
+        )
+        known = ", ".join(str(word) for word in words if word)
+        typer.echo(f"record {one.offset}: {known}")
     if found.rider.problem:
         typer.echo(f"warning: {found.rider.problem}", err=True)
 
@@ -244,20 +255,6 @@ def _as_json(found: OffsetMap) -> dict[str, Any]:
         "not_done": list(found.not_done),
         **({"remembered": remembered} if remembered else {}),
     }
-
-
-def _remembered(one: Remembered) -> str:
-    """What a commit remembers of a record, as words."""
-    failed = {0: "not tried", 1: "1 failed attempt"}.get(one.attempts)
-    until = "" if one.until_s is None else datetime.fromtimestamp(one.until_s, UTC).isoformat()
-    words: tuple[str | bool, ...] = (
-        failed or f"{one.attempts} failed attempts",
-        one.parked and "parked" + (one.exhausted_by and f" ({one.exhausted_by})"),
-        one.held and "held",
-        until and f"until {until}",
-        one.error is not None and f"error {one.error:08x}",
-    )
-    return ", ".join(str(word) for word in words if word)
 
 
 def _progress_as_json(one: Progress) -> dict[str, Any]:

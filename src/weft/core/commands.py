@@ -69,23 +69,19 @@ class Commands:
             no_lane = command.target.offset is not None or command.action == "skip"
             refused = bool(rows) and all(row.outcome == "refused" for row in rows)
             if not (no_lane or over or refused or command.dry):
-                self._later_epochs(command)
+                # Holds of lanes are for epochs to come as well
+                target, holds = command.target, self._state.holds
+                if target.key is not None:
+                    place = (target.topic, target.partition, target.key)
+                    if command.action == "hold":
+                        holds[place] = self._held_by(command)
+                    else:
+                        holds.pop(place, None)
             if not waits:
                 what = rows or [_row(None, command, "not here", "no such partition in this member")]
                 self._state.emit(fx.Answered(command, what))
         self._sorted = None
         self._endings.retry_due()
-
-    def _later_epochs(self, command: Command) -> None:
-        """Holds of lanes are for epochs to come as well."""
-        target, holds = command.target, self._state.holds
-        if target.key is None:
-            return
-        place = (target.topic, target.partition, target.key)
-        if command.action == "hold":
-            holds[place] = self._held_by(command)
-        else:
-            holds.pop(place, None)
 
     def _held_by(self, command: Command) -> HeldBy:
         until = min(command.until_s - self._state.wall_s, self._state.now + HOLD_MAX_S)

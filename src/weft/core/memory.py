@@ -176,21 +176,18 @@ class Memory:
                 self.unseen = len(self._order) - place
                 break
         if gone > len(found):
-            self._purge(position, away)
-        return found
-
-    def _purge(self, position: int, away: Container[int]) -> None:
-        live = {}
-        for offset in self._order:
-            entry = self._known[offset]
-            if isinstance(entry, Remembered):
-                if offset < position and offset not in away:
-                    self.waiting -= 1
+            live = {}
+            for offset in self._order:
+                entry = self._known[offset]
+                if isinstance(entry, Remembered):
+                    if offset < position and offset not in away:
+                        self.waiting -= 1
+                        continue
+                elif entry.state in GONE:
                     continue
-            elif entry.state in GONE:
-                continue
-            live[offset] = entry
-        self._known, self._order = live, list(live)
+                live[offset] = entry
+            self._known, self._order = live, list(live)
+        return found
 
 
 def _entry(work: Work, now: float, wall_s: float) -> Remembered | None:

@@ -409,16 +409,16 @@ class Replay:
                 return end.deliveries
             refused = _refused(self._transactions, part, end)
             if refused or end.outcome in ("fenced", "unknown") or attempt == ATTEMPTS:
-                raise FatalError(refused or self._why(end))
+                what = {
+                    "fenced": "another replay of this topic has started, or rights are missing",
+                    "unknown": "the brokers are away: it is not known whether the last letters "
+                    "went",
+                }.get(end.outcome, "nothing of the last transaction went")
+                why = f"{what} ({end.reason or end.outcome}); start it again, it continues where "
+                why += "it was"
+                raise FatalError(refused or why)
             time.sleep(0.1 * 2**attempt)
         raise AssertionError  # the last attempt has raised or returned
-
-    def _why(self, end: TransactionEnd) -> str:
-        what = {
-            "fenced": "another replay of this topic has started, or rights are missing",
-            "unknown": "the brokers are away: it is not known whether the last letters went",
-        }.get(end.outcome, "nothing of the last transaction went")
-        return f"{what} ({end.reason or end.outcome}); start it again, it continues where it was"
 
     def _read_back(self, offsets: Sequence[ToCommit]) -> list[tuple[int | None, str]] | None:
         where = [(one.topic, one.partition) for one in offsets]

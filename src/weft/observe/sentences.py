@@ -439,17 +439,13 @@ def _valve(halt: Row) -> tuple[str, str]:
     return text, f"fix why they fail; then weft dlq replay {topic} brings them back in key order"
 
 
-def _limits(halt: Row) -> str:
-    """The numbers of a budget, as they were declared."""
-    per_s, most = halt.get("per_s"), halt.get("in_flight")
-    found = [] if per_s is None else [f"{per_s:g} per second"]
-    return ", ".join(found if most is None else [*found, f"{most:,} in flight"])
-
-
 def _budget(halt: Row) -> tuple[str, str]:
     waiting, name = halt.get("waiting", 0), halt.get("budget")
     keys = "1 key{} waits" if waiting == 1 else f"{waiting:,} keys{{}} wait"
-    text = f"{keys.format(_of(halt))} for budget {name} ({_limits(halt)})"
+    per_s, most = halt.get("per_s"), halt.get("in_flight")
+    found = [] if per_s is None else [f"{per_s:g} per second"]
+    limits = ", ".join(found if most is None else [*found, f"{most:,} in flight"])
+    text = f"{keys.format(_of(halt))} for budget {name} ({limits})"
     share, why = halt.get("share", 1.0), halt.get("why")
     if share < 1.0:
         text += f", of which this member has {100 * share:.0f} %"

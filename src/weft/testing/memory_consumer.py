@@ -28,7 +28,7 @@ from weft.kafka.ports import (
 )
 from weft.kafka.verdicts import commit_verdict
 from weft.testing.crash import Crashed, Mortal
-from weft.testing.memory import Log, Member, OffsetAndMetadata, Protocol, UnstableOffset
+from weft.testing.memory import Member, OffsetAndMetadata, Protocol, UnstableOffset
 from weft.testing.memory_cluster import MemoryCluster, record_of
 from weft.types import TopicPartition, content_bytes
 
@@ -210,23 +210,22 @@ class MemoryConsumer:
                 self._paused.add(where)
                 polled.out_of_range.append(where)
             elif room > 0:
-                room -= self._fetch(where, log, room, polled)
+                found, after = log.read(
+                    self._positions[where], room, committed=self._reads_committed
+                )
+                # The next poll begins with another partition: none is fetched last for ever.
+                del self._positions[where]
+                self._positions[where] = after
+                if found:
+                    records = [record_of(where, stored) for stored in found]
+                    sizes = [content_bytes(one.key, one.value, one.headers) for one in found]
+                    polled.batches.append(PolledBatch(*where, records, sizes))
+                end = log.stable_end() if self._reads_committed else log.end
+                if after >= end and self._reported.get(where) != after:
+                    self._reported[where] = after
+                    polled.ends.append((*where, after))
+                room -= len(found)
         return polled
-
-    def _fetch(self, where: TopicPartition, log: Log, room: int, polled: Polled) -> int:
-        found, after = log.read(self._positions[where], room, committed=self._reads_committed)
-        # The next poll begins with another partition: none is fetched last for ever.
-        del self._positions[where]
-        self._positions[where] = after
-        if found:
-            records = [record_of(where, stored) for stored in found]
-            sizes = [content_bytes(one.key, one.value, one.headers) for one in found]
-            polled.batches.append(PolledBatch(*where, records, sizes))
-        end = log.stable_end() if self._reads_committed else log.end
-        if after >= end and self._reported.get(where) != after:
-            self._reported[where] = after
-            polled.ends.append((*where, after))
-        return len(found)
 
     # -- commits -----------------------------------------------------------------------------------
 
@@ -236,29 +235,27 @@ class MemoryConsumer:
         with self._kafka.changed:
             if self._mortal.reach("before_commit"):
                 return token
-            errors = self._store(offsets)
+            kafka = self._kafka
+            where = [(one.topic, one.partition) for one in offsets]
+            fault = kafka.take_fault("commit")
+            if fault:
+                errors = dict.fromkeys(where, fault)
+            else:
+                there = {
+                    (one.topic, one.partition): OffsetAndMetadata(one.offset, one.metadata)
+                    for one in offsets
+                    if (one.topic, one.partition) in kafka.broker.logs
+                }
+                member = self._member()
+                generation = -1 if member is None else member.generation
+                refused = kafka.broker.group(self.group).commit(self.member_id, generation, there)
+                refused |= {one: "UNKNOWN_TOPIC_OR_PART" for one in where if one not in there}
+                lost_answer = kafka.take_fault("commit_answer")
+                errors = dict.fromkeys(where, lost_answer) if lost_answer else refused
             if not self._mortal.reach("commit_stored"):
                 self._answer(token, errors)
                 self._kafka.notify()
         return token
-
-    def _store(self, offsets: Sequence[ToCommit]) -> dict[TopicPartition, str]:
-        kafka = self._kafka
-        where = [(one.topic, one.partition) for one in offsets]
-        fault = kafka.take_fault("commit")
-        if fault:
-            return dict.fromkeys(where, fault)
-        there = {
-            (one.topic, one.partition): OffsetAndMetadata(one.offset, one.metadata)
-            for one in offsets
-            if (one.topic, one.partition) in kafka.broker.logs
-        }
-        member = self._member()
-        generation = -1 if member is None else member.generation
-        errors = kafka.broker.group(self.group).commit(self.member_id, generation, there)
-        errors |= {one: "UNKNOWN_TOPIC_OR_PART" for one in where if one not in there}
-        lost_answer = kafka.take_fault("commit_answer")
-        return dict.fromkeys(where, lost_answer) if lost_answer else errors
 
     def _answer(self, token: int, errors: Mapping[TopicPartition, str]) -> None:
         for where, error in errors.items():

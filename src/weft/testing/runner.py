@@ -64,8 +64,16 @@ def run(
         raise ConfigError("run(clock=, broker=): give the clock to the broker: MemoryKafka(clock=)")
     kafka = broker or MemoryKafka(clock=clock, auto_create=True)
     try:
-        topics = _prepare(kafka, app, partitions)
-        put(kafka, records, topics, partitions)
+        # The topics that the app names; a pattern names none
+        read = [t for handler in app.handlers for t in handler.topics if not t.startswith("^")]
+        written = [handler.output for handler in app.handlers if handler.output is not None]
+        for handler in app.handlers:
+            policy = handler.on_exhausted
+            if isinstance(policy, DeadLetter) or (isinstance(policy, Park) and policy.export):
+                written += [policy.topic_for(topic) for topic in handler.topics]
+        for topic in [*read, *(topic for topic in written if not topic.startswith("^"))]:
+            ensure_topic(kafka, topic, partitions)
+        put(kafka, records, read, partitions)
         with _on(app, kafka, lifespan), _ledger_on(app, ledger):
             results = _run(app, kafka, timeout_s)
     finally:
@@ -75,19 +83,6 @@ def run(
         for result in results:
             app.options.on_result(result)
     return results
-
-
-def _prepare(kafka: MemoryKafka, app: App, partitions: int) -> list[str]:
-    """Make the topics that the app names; those it reads, without patterns."""
-    read = [t for handler in app.handlers for t in handler.topics if not t.startswith("^")]
-    written = [handler.output for handler in app.handlers if handler.output is not None]
-    for handler in app.handlers:
-        policy = handler.on_exhausted
-        if isinstance(policy, DeadLetter) or (isinstance(policy, Park) and policy.export):
-            written += [policy.topic_for(topic) for topic in handler.topics]
-    for topic in [*read, *(topic for topic in written if not topic.startswith("^"))]:
-        ensure_topic(kafka, topic, partitions)
-    return read
 
 
 @contextmanager
