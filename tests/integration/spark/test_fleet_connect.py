@@ -166,7 +166,7 @@ from pyspark.sql import SparkSession
 import fleetapp
 
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-run = fleetapp.app.start(engine="spark", spark=spark, members=1, conf={"weft.control.wait_s": 150})
+run = fleetapp.app.start(engine="spark", spark=spark, members=2, conf={"weft.control.wait_s": 150})
 threading.Timer(3.0, run.stop).start()
 report = run.wait()
 print("ended", report.exit_code, report.reason, spark.range(3).count())
