@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,23 +20,31 @@ CHUNK = 50  # seeds handed to a process at once
 
 @dataclass
 class Totals(seeds.Totals):
-    """What a number of seeds covered, and which changes of state they made."""
+    """What a number of seeds covered, and in how many of them each thing happened."""
 
-    transitions: set[Edge] = field(default_factory=set)
+    #: each word of `stats`, once per seed: few seeds may have thousands of it, and the others none
+    lives: Counter[str] = field(default_factory=Counter)
+    #: changes of state, once per seed
+    transitions: Counter[Edge] = field(default_factory=Counter)
 
     def add(self, other: Self) -> None:
         """Count the other's seeds in."""
         super().add(other)
-        self.transitions |= other.transitions
+        self.lives += other.lives
+        self.transitions += other.transitions
 
     def missing(self) -> list[str]:
         """Changes of state that the tables allow and no seed has made."""
-        return [str(edge) for edge in sorted(every_edge() - self.transitions)]
+        return [str(edge) for edge in sorted(every_edge() - self.transitions.keys())]
 
     def row(self) -> dict[str, Any]:
         """What `--json` prints."""
-        edges = {"transitions": len(self.transitions), "transitions_missing": self.missing()}
-        return {**super().row(), **edges}
+        return {
+            **super().row(),
+            "lives": dict(sorted(self.lives.items())),
+            "transitions": len(self.transitions),
+            "transitions_missing": self.missing(),
+        }
 
 
 def run_seed(seed: int, steps: int = STEPS, *, trace: list[str] | None = None) -> Totals:
@@ -49,10 +58,11 @@ def run_seed(seed: int, steps: int = STEPS, *, trace: list[str] | None = None) -
         except Exception as error:  # a KeyError of the engine is a finding like any other
             what = f"{type(error).__name__}: {error}"
             totals.broken.append(Broken(seed, what, _options(seed, steps)))
-        totals.transitions |= seen
+        totals.transitions.update(seen)
     if world is not None:
         totals.steps = world.step
         totals.stats += world.oracle.stats
+        totals.lives.update(totals.stats.keys())
     return totals
 
 
