@@ -204,7 +204,7 @@ class KafkaProducer:
                     len(old.waiting),
                     self._reason,
                 )
-            for one in old.waiting.values():
+            for one in list(old.waiting.values()):  # a flush may answer some meanwhile
                 self._again(self._life, one)
         self._on_served()
 
@@ -231,7 +231,8 @@ class KafkaProducer:
             except FATAL as error:
                 self._reason = error
                 self._broken.set()
-            alone = 0 if self._solo is None else len(self._solo.waiting)
+            solo = self._solo  # its own thread takes it away where it breaks
+            alone = 0 if solo is None else len(solo.waiting)
             left = len(self._life.waiting) + len(self._fell) + alone
             if not left or time.monotonic() >= deadline:
                 return left

@@ -55,6 +55,10 @@ class Executor(Protocol):
         """
         return False
 
+    def flush(self) -> None:
+        """On the polling thread, in each round: report what running batches have acknowledged."""
+        return
+
     def close(self) -> None:
         """Start nothing more."""
 

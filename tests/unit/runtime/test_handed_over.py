@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,9 +20,13 @@ from weft.core.effects import Finished
 from weft.core.engine import Engine
 from weft.core.spec import HandlerSpec
 from weft.core.work import Work
+from weft.runtime.calls.batch_calls import BatchTasks
 from weft.runtime.calls.threads import ThreadExecutor
 from weft.runtime.handling import HandlerPlan
+from weft.runtime.member.rebalance import FIND_AGAIN_S, Rebalance
 from weft.runtime.member.seat import Callbacks
+from weft.runtime.run.drain import Drain
+from weft.runtime.run.outside import Outside
 from weft.runtime.run.result_stream import RESULTS_MAX, Results, ResultStream
 from weft.testing import MemoryKafka
 from weft.types import Record
@@ -274,3 +279,102 @@ def test_callbacks_of_several_threads_run_on_one(monkeypatch: pytest.MonkeyPatch
     wait_for(lambda: len(ran) == 2)
     callbacks.close(LIMIT_S)
     assert len(made) == 1
+
+
+# -- what is looked at again ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["async", "threads"])
+def test_what_a_batch_acknowledged_last_is_reported_while_it_waits(kind: str) -> None:
+    """No later acknowledgement takes it along: the polling thread does."""
+    gate, ended = threading.Event(), list[int]()
+
+    def acknowledge(batch: weft.RecordBatch) -> None:
+        batch.ack(batch[0])
+
+    def waits(batch: weft.RecordBatch) -> None:
+        acknowledge(batch)
+        gate.wait(LIMIT_S)
+        ended.append(1)
+
+    async def awaits(batch: weft.RecordBatch) -> None:
+        acknowledge(batch)
+        await asyncio.to_thread(gate.wait, LIMIT_S)
+        ended.append(1)
+
+    with MemoryKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        for number in range(2):
+            kafka.produce("orders", b"%d" % number, key=b"%d" % number)
+        app = weft.App(group="g", kafka={"bootstrap.servers": kafka.bootstrap})
+        explicit = weft.Batch(max_records=2, ack="explicit")
+        app.consume("orders", batch=explicit)(waits if kind == "threads" else awaits)
+        run: Any = app.start()
+        try:
+            wait_for(lambda: sum(row["done"] for row in app.snapshot()["handlers"].values()))
+            assert not ended
+        finally:
+            gate.set()
+            run.stop("now")
+            run.wait()
+
+
+def test_a_batch_for_a_loop_that_is_closed_breaks_nothing() -> None:
+    """The door passes it on as the run ends."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    bench = Bench(lambda plan, door: BatchTasks(plan, door, loop), batch=weft.Batch(max_records=2))
+    bench.executor.start_batch([work_of()])
+
+
+def test_a_start_that_cannot_be_read_for_any_reason_is_looked_up_again() -> None:
+    """Of what the background thread raises nothing would begin the partition."""
+
+    def find(_partitions: Any, _timeout_s: float) -> Any:
+        raise ValueError("a topic that comes and goes")
+
+    later, found = list[Any](), list[Any]()
+    seat: Any = SimpleNamespace(
+        now=lambda: 0.0,
+        background=later.append,
+        on_poll_thread=found.append,
+        consumer=SimpleNamespace(assign_may_block=False, find=find),
+    )
+    unused: Any = None
+    committer: Any = SimpleNamespace(under_way=lambda _: False)
+    listener = Rebalance(seat, unused, committer, unused, unused, unused)
+    listener.on_assigned([("t", 0)])
+    later.pop()()
+    found.pop()()
+    listener.tick(FIND_AGAIN_S)
+    assert len(later) == 1
+    assert listener.waiting["t", 0].reason == "a topic that comes and goes"
+
+
+def test_the_ends_that_a_drain_waits_for_change_as_a_whole() -> None:
+    """The watching thread strikes one off while another looks at them inside the door."""
+    where = [("t", 0), ("t", 1)]
+    admin: Any = SimpleNamespace(group_offsets=lambda *_: dict.fromkeys(where, 1))
+    drain = Drain(admin, "g", {}, dict.fromkeys(where, 1))
+
+    class Ours(dict[Any, Any]):
+        def __contains__(self, one: object) -> bool:
+            drain.look_at_others(())
+            return False
+
+    assert not drain.finished(Engine([HandlerSpec("h")]), 0.0, Ours())
+    assert drain.finished(Engine([HandlerSpec("h")]), 0.0, {})
+
+
+def test_a_snapshot_as_the_run_closes_is_one() -> None:
+    """The control topic is followed no more between two looks at who follows it."""
+
+    class Closing(Outside):
+        looks = 0
+
+        @property
+        def _followed(self) -> Any:  # type: ignore[override]  # it changes by itself
+            self.looks += 1
+            return SimpleNamespace(state=dict) if self.looks == 1 else None
+
+    assert Closing.__new__(Closing).followed() == {}

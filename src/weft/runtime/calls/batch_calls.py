@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ from weft.types import Record
 if TYPE_CHECKING:
     from weft.kafka.ports import OutMessage
 
-FLUSH_S = 0.02  # acknowledgements of a running batch reach the engine at least this often
+#: acknowledgements of a running batch reach the engine so often, and a round of the polling thread
+#: after the last one
+FLUSH_S = 0.02
 
 
 class BatchCall:
@@ -120,6 +123,11 @@ class BatchCall:
             if done or ended:
                 self._called(done, ended)
                 self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
+
+    def flush_late(self) -> None:
+        """The same of what no later acknowledgement has reported so far."""
+        if self._fresh and time.perf_counter() - self._flushed_at > FLUSH_S:
+            self.flush()
 
     def _take_fresh(self) -> tuple[list[Work], list[Ended]]:
         fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
@@ -237,6 +245,11 @@ class _Calls:
                 call.batch.cancel_event.set()
                 call.flush()
 
+    def flush_late(self) -> None:
+        """On the polling thread: a handler may acknowledge, and then wait for an hour."""
+        for call in self.all() if self._running else ():
+            call.flush_late()
+
     def of(self, work: Work) -> BatchCall | None:
         """The call that runs it: the latest, as an earlier one may have acknowledged it."""
         return next((call for call in reversed(self.all()) if work in call.works), None)
@@ -275,6 +288,10 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         """Notify running batches that these partitions are revoked."""
         self._calls.warn(partitions)
 
+    def flush(self) -> None:
+        """Report what running batches have acknowledged."""
+        self._calls.flush_late()
+
     def _call(self, item: list[Work], _context: Context) -> bool:
         call = BatchCall(self._plan, self._door, item)
         batch = call.prepare(self._decode)
@@ -310,7 +327,8 @@ class BatchTasks(Executor):
 
     def start_batch(self, works: list[Work]) -> None:
         """Call the handler once with these; any thread."""
-        self._loop.call_soon_threadsafe(self._begin, works)
+        with suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._loop.call_soon_threadsafe(self._begin, works)
 
     def _begin(self, works: list[Work]) -> None:
         self._loop_thread = threading.get_ident()
@@ -379,6 +397,10 @@ class BatchTasks(Executor):
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches that these partitions are revoked."""
         self._calls.warn(partitions)
+
+    def flush(self) -> None:
+        """Report what running batches have acknowledged."""
+        self._calls.flush_late()
 
     def close(self) -> None:
         """Start nothing more."""

@@ -128,6 +128,10 @@ class Prefetcher(Executor):
                 self._end(works, [GivenBack(work) for work in works], whole=False)
         self.inner.warn(partitions)
 
+    def flush(self) -> None:
+        """Report what running batches have acknowledged."""
+        self.inner.flush()
+
     def stack(self, where: stacks.Where) -> list[str]:
         """Where its call is now, or what loads for it."""
         loads = Prefetcher._load_for.__code__

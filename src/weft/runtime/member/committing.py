@@ -28,7 +28,7 @@ from weft.core import effects as fx
 from weft.core import states
 from weft.core.events import Answer
 from weft.core.partition import Partition
-from weft.kafka.ports import CommitAnswer, KafkaUnavailable, ToCommit
+from weft.kafka.ports import CommitAnswer, ToCommit
 from weft.runtime.door import STOOD_STILL_S, since_boot
 from weft.runtime.histogram import CALL_S, Histogram
 from weft.runtime.logs import event
@@ -177,7 +177,7 @@ class Committer:
         values: list[tuple[Partition, int | None, str]]
         try:
             held = self._seat.consumer.committed(where, READ_S)
-        except KafkaUnavailable:
+        except Exception:  # whatever it is: the engine asks again once it is answered
             values = [(p, None, "") for p in partitions]
         else:
             read = zip(partitions, [held[one] for one in where], strict=True)

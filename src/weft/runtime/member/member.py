@@ -144,7 +144,7 @@ class Member:
     def answers(self, timeout_s: float) -> bool:
         """Whether a broker answers our own client. Any thread."""
         named = ((topic, 0) for topic in self.config.topics if not topic.startswith("^"))
-        where = next(iter(self.partitions), None) or next(named, None)  # a member in reserve
+        where = next(iter(list(self.partitions)), None) or next(named, None)  # a member in reserve
         if where is None or self.ended.is_set():
             return False
         try:
@@ -238,6 +238,8 @@ class Member:
         now = self.now()
         hurry = self.seat.waiting or self.committer.waiting
         timeout_s = 0.0 if hurry else min(self._longest_s(), max(0.0, self.door.wakes_at - now))
+        for executor in self.executors:
+            executor.flush()
         if sum(executor.keeps_pace() for executor in self.executors):  # each is asked
             timeout_s = min(timeout_s, ROUND_S)
             self.door.turn()

@@ -159,8 +159,8 @@ class Rebalance:
         reason = "its leader does not answer"
         try:
             found = self._seat.consumer.find(left, FIND_S)
-        except KafkaUnavailable as error:
-            found, reason = {}, str(error)
+        except Exception as error:  # whatever it is: it is looked at again, or never begun
+            found, reason = {}, str(error) or type(error).__name__
         self._seat.on_poll_thread(partial(self._found, look, left, found, reason))
 
     def _waits(self, where: TopicPartition, token: int) -> bool:

@@ -240,7 +240,7 @@ class OutOfRange:
         """On the background thread."""
         try:
             found = self._seat.consumer.find(list(wanted), FIND_S)
-        except KafkaUnavailable:
+        except Exception:  # whatever it is: it is looked at again, or fetched no more
             found = {}
         self._seat.on_poll_thread(partial(self._proceed, wanted, found))
 

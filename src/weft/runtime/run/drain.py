@@ -40,6 +40,7 @@ class Drain:
         self._others_due = 0.0
         #: all is done here, and the last commit is on its way
         self.acknowledging = False
+        #: replaced as a whole
         self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
         #: partitions of others -> their committed offset, and since when it has stood there
         self._standing: dict[TopicPartition, tuple[int | None, float]] = {}
@@ -53,13 +54,14 @@ class Drain:
         before it again, in the member that gets it.
         """
         self.acknowledging = False
-        held = {where: ours[where] for where in self._left if where in ours}
-        if not all(passed(partition, self._left[where]) for where, partition in held.items()):
+        left = self._left  # another thread may look at the others meanwhile
+        held = {where: ours[where] for where in left if where in ours}
+        if not all(passed(partition, left[where]) for where, partition in held.items()):
             return False
-        if len(held) < len(self._left) and not self._stalemate(held):
+        if len(held) < len(left) and not self._stalemate(held):
             return False
         self.acknowledging = not all(
-            acknowledged(partition, self._left[where]) for where, partition in held.items()
+            acknowledged(partition, left[where]) for where, partition in held.items()
         )
         if self.acknowledging:
             engine.commit_soon(now)
@@ -104,7 +106,7 @@ class Drain:
                 self._standing[where] = (offset, time.monotonic())
             # Beyond the log's end it is of another log, and irrelevant for this one.
             if offset is not None and self._left[where] <= offset <= ends.get(where, offset):
-                del self._left[where]
+                self._left = {one: end for one, end in self._left.items() if one != where}
 
 
 def acknowledged(partition: Partition, end: int) -> bool:

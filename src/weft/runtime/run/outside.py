@@ -216,7 +216,8 @@ class Outside:
 
     def followed(self) -> dict[str, Any] | None:
         """For the snapshot, how the control topic is followed; None without one."""
-        return None if self._followed is None else self._followed.state()
+        followed = self._followed  # the end of the run takes it away
+        return None if followed is None else followed.state()
 
     def serve(self, clients: Connection) -> None:
         """The socket and HTTP. Raises ConfigError as `open` does."""

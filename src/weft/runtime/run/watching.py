@@ -247,7 +247,7 @@ class Watching:
         seen_at = telling.broker_seen_at
         try:
             # Not the group: see GROUP_STATE_S.
-            admin.describe([next(iter(member.partitions), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
+            admin.describe([next(iter(list(member.partitions)), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
         except KafkaUnavailable:
             # One client that has no answer is no proof: any answer to another counts.
             if telling.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):

@@ -124,19 +124,20 @@ class Lanes:
         self._slow = SlowCalls()
         self._engine = TaskEngine(plan.spec)
         self._door = Door(self._engine, self._perform)
+        self._fatal: fx.Fatal | None = None
+        self._door.on_died = self._died
         executors = Executors(self._door, lambda reason: None, loop, group, lifespan=None)
         self._executor = executors.of(options, plan)
         self._partitions: dict[tuple[str, int], Partition] = {}
         #: what finished records produced, until they are taken
         self._outputs: dict[Work, Outputs] = {}
         self._held_bytes = 0
-        self._fatal: fx.Fatal | None = None
         #: records fed and not taken yet
         self.outstanding = 0
         self._closed = False
         self._alarm = threading.Event()
         self._door.on_earlier = self._alarm.set
-        guard.thread("weft-clock", self._keep_time, self._clock_died).start()
+        guard.thread("weft-clock", self._keep_time, self._died).start()
 
     # -- the task's thread -------------------------------------------------------------------------
 
@@ -266,7 +267,7 @@ class Lanes:
 
     # -- the clock's thread ------------------------------------------------------------------------
 
-    def _clock_died(self, name: str, error: BaseException) -> None:
+    def _died(self, name: str, error: BaseException) -> None:
         guard.log_death(name, error)
         self._fatal = fx.Fatal(f"thread {name} died: {type(error).__name__}: {error}", None)
         self._engine.enough.set()

@@ -15,6 +15,7 @@ from tests.unit.spark.processing import seen
 from tests.unit.spark.processing.conftest import record_batch
 
 import weft
+from weft.core.spec import HandlerSpec
 from weft.errors import ConfigError, FatalError
 from weft.spark.processing import lanes as lanes_module
 from weft.spark.processing import lanes as slow_module
@@ -373,11 +374,32 @@ def test_prefetch_of_the_decorator_is_used(rows):
 
 
 @pytest.mark.threads_may_die
+def test_a_task_without_threads_for_its_calls_ends(monkeypatch):
+    """What they should do is never done: it would wait for ever."""
+
+    class Executors:
+        def __init__(self, door, *_, **__):
+            self.door = door
+
+        def of(self, *_):
+            self.door.died("weft-h-0", RuntimeError("can't start new thread"))
+            return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(lanes_module, "Executors", Executors)
+    plan: Any = SimpleNamespace(spec=HandlerSpec("h"), latency=None)
+    options: Any = None
+    lanes = lanes_module.Lanes(options, plan, None)
+    lanes.close()
+    with pytest.raises(FatalError, match="thread weft-h-0 died: RuntimeError: can't start"):
+        lanes.check()
+
+
+@pytest.mark.threads_may_die
 def test_a_task_without_its_clock_ends():
     """Retries and time-outs would never come: it would wait for ever."""
     lanes: Any = lanes_module.Lanes.__new__(lanes_module.Lanes)
     lanes._fatal, lanes._engine = None, SimpleNamespace(enough=threading.Event())
-    lanes._clock_died("weft-clock", KeyError("when"))
+    lanes._died("weft-clock", KeyError("when"))
     assert lanes._engine.enough.is_set()
     with pytest.raises(FatalError, match="thread weft-clock died: KeyError: 'when'"):
         lanes.check()
