@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from weft.app import app_of
 from weft.errors import ConfigError
+from weft.options import HandlerOptions
 from weft.policies import OnExhausted, Retry
 from weft.spark.processing.columns import (
     checked_schema,
@@ -103,12 +104,7 @@ def process(
     checked_carry(handler, carry)
     checked_progress(handler, progress, deadline_s, streaming=streaming)
     fields = None if schema is None else checked_schema(handler, schema)
-    where = f"process({name_of(handler)})"
-    columns = input_columns(df, options.value, where)
-    # How tasks call other columns that rows carry -> their names
-    others = other_columns(df, carry, where)
-    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
-    records = df.select(*columns)
+    records, others = _records(df, options, carry, f"process({name_of(handler)})")
     checked_metrics(handler, metrics, streaming=streaming)
     if progress is not None and not streaming:
         others[HASH] = HASH
@@ -129,6 +125,16 @@ def process(
     if metrics is not None:
         rows = observed_rows(rows, metrics)
     return rows if fields is None else rows.withColumn("results", results_column(fields))
+
+
+def _records(
+    df: DataFrame, options: HandlerOptions, carry: object, where: str
+) -> tuple[DataFrame, dict[str, str]]:
+    """What tasks get; and how it calls other columns that rows carry -> their names."""
+    columns = input_columns(df, options.value, where)
+    others = other_columns(df, carry, where)
+    columns += [F.col(quoted(called)).alias(name) for name, called in others.items()]
+    return df.select(*columns), others
 
 
 def _handled(records: DataFrame, settings: TaskSettings, slots: int | None) -> DataFrame:
