@@ -270,11 +270,12 @@ class Roster:
 
     # -- sent messages -----------------------------------------------------------------------------
 
-    def send_all(self, message: Mapping[str, Any]) -> int:
-        """Send it to everybody on the line; to how many that was."""
+    def send_all(self, message: Mapping[str, Any]) -> None:
+        """Send it to everybody on the line."""
         with self.changed:
             wires = [slot.wire for slot in self.slots if slot.wire is not None]
-        return sum(_send(wire, message) for wire in wires)
+        for wire in wires:
+            _send(wire, message)
 
     def shots(self) -> dict[int, Message]:
         """The members' snapshots of now; of a moment ago where one does not answer in time.

@@ -110,19 +110,18 @@ class ClassicSession:
             info = tracker.getJobInfo(job)
             for stage in () if info is None else info.stageIds:
                 found = tracker.getStageInfo(stage)
-                if found is not None and found.numFailedTasks >= FAILURES_TELL:
-                    return self._failure_of(stage)
+                if found is None or found.numFailedTasks < FAILURES_TELL:
+                    continue
+                # The errors of its first failed tasks. PySpark has no call for it, its Java has.
+                try:
+                    store = self.context._jsc.sc().statusStore()  # noqa: SLF001  # see above
+                    tasks = store.taskList(stage, 0, FAILURES_TELL)
+                    messages = [tasks.apply(n).errorMessage() for n in range(tasks.size())]
+                except Exception:
+                    _log.debug("Spark's tasks cannot be asked for", exc_info=True)
+                    return None
+                return next((str(one.get()) for one in messages if one.isDefined()), None)
         return None
-
-    def _failure_of(self, stage: int) -> str | None:
-        """The errors of its first failed tasks. PySpark has no call for it, its Java has."""
-        try:
-            tasks = self.context._jsc.sc().statusStore().taskList(stage, 0, FAILURES_TELL)  # noqa: SLF001  # see above
-            messages = [tasks.apply(n).errorMessage() for n in range(tasks.size())]
-        except Exception:
-            _log.debug("Spark's tasks cannot be asked for", exc_info=True)
-            return None
-        return next((str(one.get()) for one in messages if one.isDefined()), None)
 
     def cancel(self, group: str) -> None:
         """Kill the members that have not left."""
@@ -418,11 +417,10 @@ class MemberJobs:
         """End what still runs; members that have not left are killed."""
         self._session.cancel(self._group)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the jobs to end; False when some did not."""
+    def join(self, timeout_s: float) -> None:
+        """Wait for each of the jobs to end, for so long."""
         for thread in self._threads:
             thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, first: MemberTask) -> None:
         task: MemberTask | None = first

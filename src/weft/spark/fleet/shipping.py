@@ -219,7 +219,15 @@ def sources_zip(app: Hosted, data: Sequence[str] = ()) -> Path:
             f"the app's folder holds more than {SOURCE_FILES_MAX} source files or "
             f"{SOURCE_BYTES_MAX} bytes: put the app into a folder or package of its own"
         )
-    content = _zipped(files)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, path in sorted(files.items()):
+            source = path.read_bytes()
+            # Not compressed: a member that was killed reads it again on its way back.
+            archive.writestr(zipfile.ZipInfo(name, _DATE), source)
+            if name.startswith(_COMPILED) and name.endswith(".py"):
+                archive.writestr(zipfile.ZipInfo(f"{name}c", _DATE), compiled(name, source))
+    content = buffer.getvalue()
     name = f"weft-app-{hashlib.sha256(content).hexdigest()[:16]}.zip"
     path = Path(tempfile.mkdtemp(prefix="weft-fleet-")) / name
     path.write_bytes(content)
@@ -276,19 +284,6 @@ def _is_wanted_data(path: Path, patterns: Sequence[str]) -> bool:
         and (not path.name.startswith(".") or Path(pattern).name.startswith("."))
         for pattern in patterns
     )
-
-
-def _zipped(files: dict[str, Path]) -> bytes:
-    """The zip, the same bytes for the same files."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, path in sorted(files.items()):
-            source = path.read_bytes()
-            # Not compressed: a member that was killed reads it again on its way back.
-            archive.writestr(zipfile.ZipInfo(name, _DATE), source)
-            if name.startswith(_COMPILED) and name.endswith(".py"):
-                archive.writestr(zipfile.ZipInfo(f"{name}c", _DATE), compiled(name, source))
-    return buffer.getvalue()
 
 
 def compiled(name: str, source: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
@@ -13,6 +14,7 @@ from weft.spark.fleet.dead_members import DeadMembers
 from weft.spark.fleet.ending import GroupDrain
 from weft.spark.fleet.membership import member_kafka
 from weft.spark.table.sink import without_table
+from weft.types import DeliveryName
 
 if TYPE_CHECKING:
     from weft.runtime.hosted import Hosted
@@ -41,14 +43,15 @@ class Upfront:
         self.static = str(options.kafka.get("group.protocol", "classic")).lower() != "consumer"
         self._transactional = any(one.delivery == "exactly_once" for one in app.handlers)
         #: the driver's own clients
-        self.connection = connect(
-            options.kafka,
-            options.producer,
+        self._connect = partial(
+            connect,
+            producer=options.producer,
             group=options.group,
             buffer_records=options.buffer_records,
             buffer_bytes=options.buffer_bytes,
-            delivery="exactly_once" if self._transactional else "at_least_once",
         )
+        delivery: DeliveryName = "exactly_once" if self._transactional else "at_least_once"
+        self.connection = self._connect(options.kafka, delivery=delivery)
         self._routes = Routes(self._handlers)
         self._admin: AdminPort | None = None
 
@@ -59,25 +62,16 @@ class Upfront:
 
     def dead_members(self, run_id: str) -> DeadMembers:
         """What earlier runs have left in the group."""
-        return DeadMembers(
-            self._group,
-            run_id,
-            self._routes.topics,
-            self._as_member,
-            transactional=self._transactional,
-        )
+        kafka = member_kafka(self._options.kafka, "weft")
 
-    def _as_member(self, instance_id: str) -> Connection:
-        """The clients of a member with this static id."""
-        options = self._options
-        return connect(
-            member_kafka(options.kafka, "weft"),
-            options.producer,
-            group=options.group,
-            buffer_records=options.buffer_records,
-            buffer_bytes=options.buffer_bytes,
-            delivery="at_least_once",
-            fleet_instance_id=instance_id or None,
+        def as_member(instance_id: str) -> Connection:
+            """The clients of a member with this static id."""
+            static = instance_id or None
+            return self._connect(kafka, delivery="at_least_once", fleet_instance_id=static)
+
+        topics = self._routes.topics
+        return DeadMembers(
+            self._group, run_id, topics, as_member, transactional=self._transactional
         )
 
     def check(self) -> list[str]:

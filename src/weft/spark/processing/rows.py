@@ -122,23 +122,22 @@ def _outcomes(works: Sequence[Work]) -> tuple[pa.Array, pa.Array, pa.Array]:
         count = len(works)
         done = pa.repeat(pa.scalar("done", pa.string()), count)
         return done, pa.repeat(pa.scalar(1, pa.int32()), count), pa.nulls(count, pa.string())
-    facts = list(map(_outcome, works))
+    facts: list[tuple[str, int, str | None]] = []
+    for work in works:
+        failure = work.failure
+        if failure is None:
+            facts.append(("done", 1, None))
+        elif failure.given_up is None:
+            facts.append(("done", failure.attempts + 1, None))
+        else:
+            error = None if failure.error is None else failure.error.line
+            facts.append(("failed", failure.attempts, error))
     status, attempts, errors = zip(*facts, strict=True)
     return (
         pa.array(status, pa.string()),
         pa.array(attempts, pa.int32()),
         pa.array(errors, pa.string()),
     )
-
-
-def _outcome(work: Work) -> tuple[str, int, str | None]:
-    failure = work.failure
-    if failure is None:
-        return "done", 1, None
-    if failure.given_up is None:
-        return "done", failure.attempts + 1, None
-    error = failure.error
-    return "failed", failure.attempts, None if error is None else error.line
 
 
 def _outputs(sent: Sequence[Outputs]) -> pa.Array:

@@ -34,7 +34,7 @@ from weft.spark.processing.settings import TaskSettings
 from weft.spark.processing.stretches import Stretches
 from weft.spark.processing.typed import fields_decoder
 from weft.spark.source.errors import one_line_errors
-from weft.spark.source.worker import settle_in
+from weft.spark.source.worker import BATCH_ID, QUERY_ID, settle_in
 from weft.types import TopicPartition
 
 #: What a task holds of records that are no rows yet; a chunk of them is let in below that.
@@ -44,9 +44,6 @@ WAITING_BYTES_MAX = 32 * 2**20
 ROWS_EACH = 10_000
 ROWS_EVERY_S = 0.2
 CLOSE_S = 20.0
-
-#: Spark's names for what a task of a stream belongs to.
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 Rows = Iterator[tuple[pa.RecordBatch, Sequence[Work]]]
 

@@ -220,7 +220,10 @@ class Client:
                     self._has_begun = True
                 self._sending.send(chunk.rows)
             case p.Commit(own):
-                self._commit(own)
+                assert self._sending is not None, "opened first"
+                text = f"{own.era} {own.wrote} {own.sums.rows} {own.sums.keys} {own.sums.whole};"
+                end = TopicPartition(self._marker_topic, 0, own.batch + 1, metadata=text)
+                self._end(self._sending, self._task_id(self._task.number), [end])
             case p.Pause():
                 time.sleep(uniform(0.5, 1.5) * PAUSE_S)
         return None
@@ -242,12 +245,6 @@ class Client:
         sending = Sending(self._options, **config, **{"transactional.id": id_})
         self._again(sending.producer.init_transactions)
         return sending
-
-    def _commit(self, own: p.Own) -> None:
-        assert self._sending is not None, "opened first"
-        text = f"{own.era} {own.wrote} {own.sums.rows} {own.sums.keys} {own.sums.whole};"
-        mark = TopicPartition(self._marker_topic, 0, own.batch + 1, metadata=text)
-        self._end(self._sending, self._task_id(self._task.number), [mark])
 
     def _end(self, sending: Sending, group: str, marks: list[TopicPartition]) -> None:
         """Commit the transaction with these offsets."""

@@ -22,7 +22,7 @@ from weft.spark.sink.protocol import SinkError, Task
 from weft.spark.sink.protocol import Written as Done
 from weft.spark.sink.transactions import finish_batch, write_transaction
 from weft.spark.source.errors import one_line_errors
-from weft.spark.source.worker import settle_in
+from weft.spark.source.worker import BATCH_ID, QUERY_ID, settle_in
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as _StreamBase
@@ -37,8 +37,7 @@ except ImportError:  # before PySpark 4.1 a streaming writer gets rows
 
 #: So many of those rows are one batch.
 BATCH_ROWS = 10_000
-#: Spark's names for what a task of a stream belongs to: the query, its batch, and its run.
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+#: Spark's name for the run of a query that a task belongs to.
 RUN_ID = "spark.jobGroup.id"
 #: of a run's id; the marker holds some of them
 SESSION_CHARS = 13

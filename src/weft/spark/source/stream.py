@@ -261,25 +261,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far this batch may go, by `minOffsetsPerTrigger` and `maxOffsetsPerTrigger`."""
         if limit is None or isinstance(limit, ReadAllAvailable):
             return end
-        if self._held_back(begin, end):
-            return {tp: begin.get(tp, offset) for tp, offset in end.items()}
-        most = self._options.max_offsets
+        least, most, now = self._options.min_offsets, self._options.max_offsets, time.monotonic()
+        # The first batch of a run is never held back, and `availableNow` reads all there is.
+        if least is not None and not self._available_now:
+            waiting = sum(max(0, end[tp] - begin[tp]) for tp in end if tp in begin)
+            last, delay_s = self._triggered_at, self._options.max_trigger_delay_s
+            if last is not None and now - last < delay_s and waiting < least:
+                return {tp: begin.get(tp, offset) for tp, offset in end.items()}
+            self._triggered_at = now
         return end if most is None else limit_rows(begin, end, most)
-
-    def _held_back(self, begin: PartitionMap, end: PartitionMap) -> bool:
-        """Whether too little has come for a batch.
-
-        The first one of a run is never held back, and `availableNow` reads all there is.
-        """
-        least, now = self._options.min_offsets, time.monotonic()
-        if least is None or self._available_now:
-            return False
-        waited = None if self._triggered_at is None else now - self._triggered_at
-        waiting = sum(max(0, end[tp] - begin[tp]) for tp in end if tp in begin)
-        if waited is not None and waited < self._options.max_trigger_delay_s and waiting < least:
-            return True
-        self._triggered_at = now
-        return False
 
     def _log_ends(self, known: StreamOffset) -> StreamOffset:
         """Where the logs end now; under `availableNow`, where they ended at the first question.

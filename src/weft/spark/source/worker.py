@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+#: Spark's names for what a task of a stream belongs to: the query, and its batch.
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 #: Set by Spark where it uses workers again.
 REUSED = "SPARK_REUSE_WORKER"
 

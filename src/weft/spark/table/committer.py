@@ -109,24 +109,21 @@ class Committer:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            while True:
+                with self._changed:
+                    while not self._closed and not self._claims and self._wait_s() > 0:
+                        self._changed.wait(min(self._wait_s(), 60.0))
+                    if self._closed:
+                        return
+                    claims, self._claims = self._claims, []
+                    hands = [] if self._wait_s() > 0 else self._portion()
+                if claims:
+                    self._admit(claims)
+                if hands:
+                    self._commit(hands)
         except Exception as error:
             _log.exception("the table's writer broke, please report it with this trace")
             self._on_unfit(f"the writer of {self._store.name} broke: {type(error).__name__}")
-
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and not self._claims and self._wait_s() > 0:
-                    self._changed.wait(min(self._wait_s(), 60.0))
-                if self._closed:
-                    return
-                claims, self._claims = self._claims, []
-                hands = [] if self._wait_s() > 0 else self._portion()
-            if claims:
-                self._admit(claims)
-            if hands:
-                self._commit(hands)
 
     def _wait_s(self) -> float:
         """How long until rows are to be added."""

@@ -105,7 +105,10 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
         # One block: a value that lies across two could not be read.
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(
-            explicit_schema=mapped(fields, _read_as),
+            # Arrow reads dates of JSON as numbers: read as times they may be text.
+            explicit_schema=mapped(
+                fields, lambda kind: pa.timestamp("s") if pa.types.is_date(kind) else kind
+            ),
             newlines_in_values=True,
             unexpected_field_behavior="error",
         ),
@@ -113,11 +116,6 @@ def _read(values: Sequence[bytes | None], fields: pa.Schema) -> pa.Table:
     if found.num_rows != len(values):
         raise ValueError("not one JSON object")
     return found.select(fields.names).cast(fields)
-
-
-def _read_as(kind: pa.DataType) -> pa.DataType:
-    """Arrow reads dates of JSON as numbers: read as times they may be text."""
-    return pa.timestamp("s") if pa.types.is_date(kind) else kind
 
 
 def refusal(reason: str, fields: Mapping[str, object] | Sequence[str]) -> ErrorInfo:
