@@ -130,7 +130,7 @@ def test_served_for_prometheus_and_keda(group):
 
             def remaining():
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/lag", timeout=5) as told:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/lag", timeout=60) as told:
                         return json.load(told)["remaining"]
                 except OSError:
                     return None  # not measured yet: 503

@@ -68,7 +68,7 @@ def free_address():
 def snapshot(address):
     """What the member tells of itself; None while it does not."""
     try:
-        with urllib.request.urlopen(f"http://{address}/snapshot", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/snapshot", timeout=60) as answer:
             return json.load(answer)
     except OSError:
         return None
@@ -99,7 +99,7 @@ def test_the_group_is_on_the_page_of_each_member(browser, kafka, member):
     browser.sees(f"As member {names[1]} reported", f"c{theirs}", "blocks it", "bad")
     browser.sees("Offsets 0 to", "none of them done", "running", "parked", "done")
     browser.shoot("partition-of-another")
-    with urllib.request.urlopen(f"http://{address}/why?where={topic}:{theirs}", timeout=5) as told:
+    with urllib.request.urlopen(f"http://{address}/why?where={topic}:{theirs}", timeout=60) as told:
         assert names[1] in json.load(told)["sentences"][0]["text"]
 
     browser.open(f"http://{address}")

@@ -311,7 +311,7 @@ def test_a_member_dies_while_one_watches(browser, kafka, tmp_path):
 def answers(url):
     """Somebody listens there."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status == 200
     except OSError:
         return False
