@@ -14,9 +14,9 @@ from simulators.runtime.prompt import Prompt
 from simulators.runtime.setup import DEAD, OUTPUT, TOPIC, Odds, draw
 from simulators.runtime.stage import Stage
 from simulators.runtime.taps import Taps, tapped
+from weft.app import RunHandle
 from weft.core.states import SUPERSEDED
 from weft.core.work import Work
-from weft.runtime.run.run_handle import RunHandle
 from weft.types import TopicPartition
 
 #: after all faults: something more is done in so much time

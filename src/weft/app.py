@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Unpack, get_args
 
 from weft.app_options import AppKeywords, AppOptions, checked_app
 from weft.errors import ConfigError, NotStarted
@@ -17,7 +17,41 @@ from weft.types import RunReport, StopMode
 
 if TYPE_CHECKING:  # a module that declares an app loads no client and no loop before it runs
     from weft.runtime.run.result_stream import ResultStream
-    from weft.runtime.run.run_handle import RunHandle
+
+
+class RunHandle(Protocol):
+    """The handle of a run, in this process, on Spark or in a member: `app.start()` returns one."""
+
+    @property
+    def over(self) -> bool:
+        """The run has ended."""
+
+    def start(self) -> None:
+        """Begin; returns once it runs."""
+
+    def wait(self, timeout_s: float | None = None) -> RunReport:
+        """Wait for the end and its report; TimeoutError when it did not come in time."""
+
+    def stop(self, mode: StopMode = "in_flight") -> None:
+        """End the run."""
+
+    def pause(self, topic: str | None) -> None:
+        """Start no records of this topic, or of any."""
+
+    def resume(self, topic: str | None) -> None:
+        """Start records of this topic again, or of all."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """The current state as JSON-able data."""
+
+    def open_results(self) -> ResultStream:
+        """The results from now on, for one reader."""
+
+    def install_signals(self) -> None:
+        """Have SIGINT and SIGTERM stop the run; nothing off the main thread."""
+
+    def restore_signals(self) -> None:
+        """Put the handlers of before back."""
 
 
 class App:

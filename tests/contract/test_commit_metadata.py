@@ -223,7 +223,7 @@ def test_closed_objects_report_it(topic: str, make_consumer: Callable[..., Consu
     """A closed queue, closed consumer and closed membership raise instead of crashing."""
     consumer = make_consumer()
     queue = clib.CommitQueue(consumer)
-    membership = clib.group_metadata(consumer)
+    membership = clib.GroupMetadata(consumer)
     queue.close()
     membership.close()
     membership.close()
@@ -331,7 +331,7 @@ def test_a_transaction_carries_metadata(
     consumer.subscribe([topic], on_assign=lambda _c, found: assigned.extend(found))
     wait_for(lambda: len(assigned) == 6, consumer)
     producer = transactional(kafka_broker, topic)
-    with clib.group_metadata(consumer) as membership:
+    with clib.GroupMetadata(consumer) as membership:
         offsets = [(topic, partition, 10 + partition, TEXTS[partition]) for partition in TEXTS]
         clib.send_offsets_to_transaction(producer, offsets, membership, 60)
     assert read_by_aiokafka(kafka_broker.bootstrap, topic) == {}
@@ -349,7 +349,7 @@ def test_a_stale_membership_is_fenced(
     """Metadata taken before the member left is refused, with the flags of KafkaError."""
     first = Member(make_consumer(), topic)
     wait_for(lambda: len(first.owned) == 6, first.consumer)
-    membership = clib.group_metadata(first.consumer)
+    membership = clib.GroupMetadata(first.consumer)
     first.leave()
     producer = transactional(kafka_broker, topic)
     with pytest.raises(KafkaException) as caught:
@@ -369,7 +369,7 @@ def test_offsets_outside_a_transaction_are_refused(
     """A wrong state is an exception too: nothing is dropped silently."""
     producer = transactional(kafka_broker, topic)
     producer.commit_transaction(60)
-    membership = clib.group_metadata(make_consumer())
+    membership = clib.GroupMetadata(make_consumer())
     with pytest.raises(KafkaException):
         clib.send_offsets_to_transaction(producer, [(topic, 0, 1, "")], membership, 5)
     membership.close()

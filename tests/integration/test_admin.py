@@ -191,7 +191,7 @@ def test_offsets_of_a_group_do_not_wait_for_a_transaction(admin, kafka_broker, t
     )
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()
-    membership = clib.group_metadata(consumer)
+    membership = clib.GroupMetadata(consumer)
     clib.send_offsets_to_transaction(producer, [(topic, 0, 5, "")], membership, TIMEOUT_S)
     membership.close()
     started = time.monotonic()

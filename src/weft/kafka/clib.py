@@ -364,11 +364,6 @@ class GroupMetadata:
             self.close()
 
 
-def group_metadata(consumer: Consumer) -> GroupMetadata:
-    """The consumer's membership now, owned by the caller (close it, or use ``with``)."""
-    return GroupMetadata(consumer)
-
-
 def send_offsets_to_transaction(
     producer: Producer,
     offsets: Sequence[tuple[str, int, int, str]],
@@ -426,10 +421,6 @@ class WakeableQueue:
         os.set_blocking(self._writable, False)
         self._queue: int | None = work
         library().rd_kafka_queue_io_event_enable(self._queue, self._writable, b"k", 1)
-
-    def fileno(self) -> int:
-        """The descriptor that becomes readable, for a select of the caller's own."""
-        return self._readable
 
     def also(self, queue: int) -> None:
         """Have another queue of this client, as that of commit answers, end a wait too."""

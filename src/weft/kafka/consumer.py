@@ -408,7 +408,7 @@ class KafkaConsumer(_Asking):
 
     def membership(self) -> clib.GroupMetadata:
         """This member's place in the group now."""
-        return clib.group_metadata(self._consumer)
+        return clib.GroupMetadata(self._consumer)
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
         """Last known ends of the assigned partitions."""

@@ -149,7 +149,7 @@ class KafkaLogReader:
 
     def membership(self) -> clib.GroupMetadata:
         """Of no member: Kafka takes it while the group has no members."""
-        return clib.group_metadata(self._consumer)
+        return clib.GroupMetadata(self._consumer)
 
     def close(self) -> None:
         """Close the client."""

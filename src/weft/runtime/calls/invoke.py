@@ -201,17 +201,18 @@ def _encoded(what: str, text: str) -> bytes:
 
 def _headers(headers: Any) -> Headers:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
+    found = []
     try:
-        return tuple((_header_name(name), _bytes("headers", value)) for name, value in pairs)
+        for name, value in pairs:
+            if not isinstance(name, str) or "\0" in name:
+                raise BadReturn(
+                    f"Produce(headers=...): {name!r:.80} cannot be a header's name: give text"
+                )
+            _encoded("headers", name)
+            found.append((name, _bytes("headers", value)))
     except (TypeError, ValueError) as error:
         raise BadReturn(f"Produce(headers=...) must be (name, bytes) pairs: {error}") from error
-
-
-def _header_name(name: Any) -> str:
-    if not isinstance(name, str) or "\0" in name:
-        raise BadReturn(f"Produce(headers=...): {name!r:.80} cannot be a header's name: give text")
-    _encoded("headers", name)
-    return name
+    return tuple(found)
 
 
 def ending(work: Work, returned: Any, output: str | None, retry: Retry) -> Ended | None:

@@ -177,7 +177,8 @@ class Control:
             self._run.stop(order.mode)  # type: ignore[arg-type]  # checked by order_of
             return "done", f"stopping, mode {order.mode}", None, ()
         meant = [row for row in rows if self._is_meant(order, handler, row)]
-        here = f"{len(meant):,} of its partitions, {_sum(meant):,} records here"
+        buffered = sum(row["buffered"] for row in meant)
+        here = f"{len(meant):,} of its partitions, {buffered:,} records here"
         if order.action == "resume":
             return self._resume(order, handler, here, _waiting(order, shot["halts"]))
         until = self._time() + order.for_s
@@ -320,10 +321,6 @@ def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _shown(value: float | None) -> str:
     return "as declared" if value is None else f"{value:g}"
-
-
-def _sum(rows: Sequence[Mapping[str, Any]]) -> int:
-    return sum(row["buffered"] for row in rows)
 
 
 assert set(SETTINGS) == set(Tuning._fields)  # what can be set is what the core takes

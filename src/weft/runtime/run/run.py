@@ -265,7 +265,24 @@ class Run:
         except BaseException as error:
             member.died("weft-watch", error)
             member.ended.wait()
-        self._finish(member)
+        try:
+            # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
+            patient = member.patient and member.engine.stop_mode != "now"
+            self._close_loop(LOOP_CLOSE_S if patient else 1.0)
+            self._close_clients()
+            gc_pace.restore()
+            self._results.end()
+            member.telling.write(last=True)
+            if self._loop is None or self._loop.own:
+                self._app.state = None
+        except BaseException as error:
+            member.died("weft-watch", error)
+        try:
+            code, reason = ending_of(member, self._signals.exit_code, drained=self._drained)
+            self._report = report_of(member, code, reason, time.monotonic() - self._began)
+            log_end(self._report)
+        finally:
+            self._over.set()  # in any case: callers waiting for the end are released
 
     def _look_at_drain(self, member: Member) -> None:
         drain = self._drain
@@ -351,26 +368,6 @@ class Run:
     def over(self) -> bool:
         """The run has ended."""
         return self._over.is_set()
-
-    def _finish(self, member: Member) -> None:
-        try:
-            # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
-            patient = member.patient and member.engine.stop_mode != "now"
-            self._close_loop(LOOP_CLOSE_S if patient else 1.0)
-            self._close_clients()
-            gc_pace.restore()
-            self._results.end()
-            member.telling.write(last=True)
-            if self._loop is None or self._loop.own:
-                self._app.state = None
-        except BaseException as error:
-            member.died("weft-watch", error)
-        try:
-            code, reason = ending_of(member, self._signals.exit_code, drained=self._drained)
-            self._report = report_of(member, code, reason, time.monotonic() - self._began)
-            log_end(self._report)
-        finally:
-            self._over.set()  # in any case: callers waiting for the end are released
 
     def _close_loop(self, timeout_s: float) -> None:
         if self._loop is not None:

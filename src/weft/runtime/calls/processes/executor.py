@@ -333,7 +333,14 @@ class ProcessExecutor(Executor):
         elif isinstance(message, BatchReply):
             self._batch_replied(link, message)
         elif isinstance(message, Opened):
-            self._opened(link, message)
+            if message.error is None:
+                link.opened = True
+                self._failed_starts = 0
+                self._spans.opened(message)
+            else:
+                _log.error("worker process: %s", message.error.traceback)
+                name, why = self._plan.spec.name, message.error.line
+                self._fail(f"handler {name}: its worker process cannot open: {why}")
         elif isinstance(message, Cost):
             with self._lock:
                 item = link.given.get(message.number)
@@ -343,17 +350,6 @@ class ProcessExecutor(Executor):
             link.feeding = True
             self._door.turn()
             self._feed(link)
-
-    def _opened(self, link: Link, message: Opened) -> None:
-        if message.error is None:
-            link.opened = True
-            self._failed_starts = 0
-            self._spans.opened(message)
-            return
-        _log.error("worker process: %s", message.error.traceback)
-        self._fail(
-            f"handler {self._plan.spec.name}: its worker process cannot open: {message.error.line}"
-        )
 
     def _replied(self, link: Link, reply: Reply) -> None:
         with self._lock:
