@@ -381,7 +381,7 @@ def test_without_the_library_it_reports_what_to_install(
     """Where librdkafka cannot be called nothing is committed: an error names the wheel."""
     consumer = make_consumer()
     monkeypatch.setattr(clib, "available", lambda: False)
-    for call in (clib.CommitQueue, clib.WakeableQueue, clib.group_metadata):
+    for call in (clib.CommitQueue, clib.WakeableQueue, clib.GroupMetadata):
         with pytest.raises(ConfigError, match="pip install"):
             call(consumer)
     with pytest.raises(ConfigError, match="pip install"):

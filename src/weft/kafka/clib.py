@@ -202,7 +202,6 @@ def partition_list(size: int) -> Iterator[Any]:
 
 
 def _add(partitions: Any, offset: ToCommit) -> None:
-    """Append one partition with its offset and metadata."""
     add = library().rd_kafka_topic_partition_list_add
     element = add(partitions, offset.topic.encode(), offset.partition).contents
     element.offset = offset.offset
@@ -319,7 +318,6 @@ class CommitQueue:
             library().rd_kafka_queue_destroy(queue)
 
     def _open(self) -> int:
-        """The queue's pointer."""
         if self._queue is None:
             raise RuntimeError("the commit queue is closed")
         return self._queue
@@ -351,11 +349,9 @@ class GroupMetadata:
             library().rd_kafka_consumer_group_metadata_destroy(pointer)
 
     def __enter__(self) -> Self:
-        """Itself, to be freed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free it."""
         self.close()
 
     def __del__(self) -> None:

@@ -154,7 +154,6 @@ class GroupLag(GroupOffsets):
         self._stamps: dict[TopicAndPartition, tuple[int, int | None]] = {}
 
     def __exit__(self, *_: object) -> None:
-        """Close both clients."""
         if self._reader is not None:
             self._reader.close()
         super().__exit__()

@@ -143,11 +143,9 @@ class GroupOffsets:
             )
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the client."""
         self._admin.close()
         self._consumer.close()
 

@@ -71,11 +71,9 @@ class GroupRider:
         self._reader = connection.log_reader()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close both clients."""
         self._reader.close()
         self._admin.close()
 

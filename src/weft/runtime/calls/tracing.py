@@ -205,7 +205,6 @@ def _produced(record: Record) -> Context:
 
 
 def _injected(current: Context) -> Headers:
-    """A context as headers."""
     from opentelemetry import propagate
 
     carrier: dict[str, str] = {}

@@ -158,7 +158,6 @@ class Committer:
         return False
 
     def _report(self, sequence: int, known: Known, answers: Sequence[CommitAnswer]) -> None:
-        """Report the broker's responses to the engine."""
         found = [
             Answer(known[one.topic, one.partition], sequence, one.verdict, one.reason)
             for one in answers

@@ -119,7 +119,6 @@ class Rebalance:
     def _assigned(
         self, found: dict[TopicPartition, Found], began: float
     ) -> dict[TopicPartition, int]:
-        """Open the epochs and log it."""
         starts = self.open(found)
         seconds = round(self._seat.now() - began, 3)
         event("info", "assigned", partitions=names(list(found)), seconds=seconds)
@@ -289,7 +288,6 @@ class Rebalance:
         seat.callbacks.call(self._config.on_revoke, list(partitions))
 
     def _forget(self, ours: Sequence[Partition]) -> None:
-        """These epochs have ended."""
         self._config.topic_ids.closed(ours)
         for plan in self._config.plans:
             self._seat.door.call(plan.forget_ended)

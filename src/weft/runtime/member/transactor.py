@@ -354,7 +354,6 @@ def _open(folder: int, name: str) -> int:
 
 
 def _free_slot(folder: int, digest: str) -> tuple[int, int]:
-    """The first free slot, and its lock."""
     for slot in range(SLOTS_MAX):
         held = _open(folder, f"{digest}-{slot}.lock")
         try:

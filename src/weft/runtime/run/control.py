@@ -182,7 +182,10 @@ class Control:
         if order.action == "resume":
             return self._resume(order, handler, here, _waiting(order, shot["halts"]))
         until = self._time() + order.for_s
-        settings = ", ".join(f"{name}={_shown(value)}" for name, value in order.settings.items())
+        settings = ", ".join(
+            f"{name}={'as declared' if value is None else f'{value:g}'}"
+            for name, value in order.settings.items()
+        )
         if order.dry_run and order.action == "stop":
             return self._would(order, handler, f"stop, mode {order.mode}: {here}", None)
         if order.dry_run:
@@ -317,10 +320,6 @@ def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     waits = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
     return sorted(waits if order.handler is None else waits & {order.handler})
-
-
-def _shown(value: float | None) -> str:
-    return "as declared" if value is None else f"{value:g}"
 
 
 assert set(SETTINGS) == set(Tuning._fields)  # what can be set is what the core takes

@@ -135,7 +135,6 @@ def _read(
 
 
 def _field(one: Undone, name: str) -> Value:
-    """For a condition."""
     record, error = one.record, one.error
     if name in OWN or name.startswith(HEADER):
         return own_field(name, record.key, record.timestamp_ms, record.headers)

@@ -241,16 +241,6 @@ class ProcessExecutor(Executor):
         """A worker has been given more than what it runs."""
         return any(len(link.given) > 1 for link in self._links)
 
-    def _feed(self, link: Link) -> None:
-        """On the link's own thread: waking another one for each answer costs more than this."""
-        with self._lock:
-            link.feeding = False
-            back = self._give_out([link]) if link.hungry and not self._closed else []
-            look = link.hungry and self._queued()
-        self._give_back(back)
-        if look:
-            self._tokens.put(True)
-
     def _give_out(self, links: Sequence[Link]) -> list[Item]:
         """Fill the workers' windows, the emptiest first; what may not be called any more."""
         back: list[Item] = []
@@ -349,7 +339,14 @@ class ProcessExecutor(Executor):
         if not link.more_to_read():
             link.feeding = True
             self._door.turn()
-            self._feed(link)
+            # On the link's own thread: waking another one for each answer costs more than this.
+            with self._lock:
+                link.feeding = False
+                back = self._give_out([link]) if link.hungry and not self._closed else []
+                look = link.hungry and self._queued()
+            self._give_back(back)
+            if look:
+                self._tokens.put(True)
 
     def _replied(self, link: Link, reply: Reply) -> None:
         with self._lock:
