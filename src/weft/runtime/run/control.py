@@ -6,7 +6,6 @@ changes nothing twice, and one that expires is merely not in the next state any 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from weft.runtime.handling import HandlerPlan
     from weft.runtime.member.member import Member
     from weft.types import Record, StopMode
-
-_log = logging.getLogger("weft")
 
 #: outcome, detail, until, rows: see `Answer`
 _Done = tuple[str, str, float | None, Sequence[Mapping[str, Any]]]

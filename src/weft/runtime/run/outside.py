@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from weft.runtime.member.member import Member
     from weft.runtime.run.control import Control
     from weft.runtime.run.watching import Watching
-
-_log = logging.getLogger("weft")
 
 #: `weft run` sets it; 1: `app.run()` serves its socket, too; 0: no socket
 SOCKET_VARIABLE = "WEFT_SOCKET"
