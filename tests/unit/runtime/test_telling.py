@@ -181,3 +181,13 @@ def test_a_run_reports_what_failed(caplog, monkeypatch):
     sums = {record.weft["event"]: record.weft for record in lines}
     assert sums["more attempts failed"]["left_out"] == 159
     assert sums["more records given up"]["count"] == 79
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(9, 0), (10, 0), (11, 1)])
+def test_lines_without_room_are_counted(told, monkeypatch, count, left_out):
+    """The limit of lines that wait: what comes beyond it is one line with a count."""
+    monkeypatch.setattr(telling, "LINES_MAX", 10)
+    for number in range(count):
+        told.telling.say("info", f"line {number}")
+    assert len(told.lines()) == count - left_out
+    assert [line["count"] for line in told.lines()] == [left_out] * bool(left_out)

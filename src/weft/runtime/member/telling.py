@@ -98,7 +98,9 @@ class Telling:
         self.stable_ends: Mapping[TopicPartition, int] = {}
         #: when one answered again after none had
         self.broker_back_at = float("-inf")
-        self._lines: deque[Line] = deque(maxlen=LINES_MAX)
+        self._lines: deque[Line] = deque()
+        #: lines that found LINES_MAX waiting
+        self._left_out = 0
         self._failures: dict[Hashable, Alike] = {}
         self._given_up: dict[Hashable, Alike] = {}
         self.troubles = Troubles()
@@ -119,7 +121,13 @@ class Telling:
 
     def say(self, level: str, what: str, *, traceback: str = "", **fields: Any) -> None:
         """Have a line written soon; any thread, also inside the door."""
-        self._lines.append(Line(level, what, fields, traceback))
+        self._add(Line(level, what, fields, traceback))
+
+    def _add(self, line: Line) -> None:
+        if len(self._lines) < LINES_MAX:
+            self._lines.append(line)
+        else:
+            self._left_out += 1
 
     def drain_timed_out(self, seconds: float, left: Sequence[Work]) -> None:
         """A stop did not wait any longer for these."""
@@ -190,7 +198,7 @@ class Telling:
         common = {"handler": handler, "error_type": error.type}
         self._failures[kind] = Alike(now, common)
         fields = {**_where(effect), "attempt": effect.attempts, "error": _text(error), **left_out}
-        self._lines.append(Line("warning", "attempt failed", fields, error.traceback, raised))
+        self._add(Line("warning", "attempt failed", fields, error.traceback, raised))
         _keep(self._traced, effect.work, error.traceback)
 
     def _gave_up(self, effect: fx.Troubled, raised: BaseException) -> None:
@@ -210,7 +218,7 @@ class Telling:
         what = _GIVEN_UP[effect.outcome]
         # Never empty: a formatter would write what was raised, unescaped.
         trace = ABOVE if above else error.traceback or error.line
-        self._lines.append(Line("error", what, fields, trace, raised))
+        self._add(Line("error", what, fields, trace, raised))
 
     # -- on the watching thread --------------------------------------------------------------------
 
@@ -229,6 +237,9 @@ class Telling:
         while self._lines:
             line = self._lines.popleft()
             traced(_log, line.level, line.what, line.fields, line.traceback, line.error)
+        if self._left_out:
+            count, self._left_out = self._left_out, 0
+            self.say("warning", "log lines were left out", count=count)
         return lines
 
 
