@@ -27,7 +27,9 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, with the traceback below; unprintable characters are escaped."""
         source = "" if record.name == "weft" else f"{record.name}: "
-        line = f"{_time(record)} {record.levelname} {source}{_one_line(record.getMessage())}"
+        text = record.getMessage()
+        text = " ".join(text.splitlines()) if "\n" in text else text
+        line = f"{_time(record)} {record.levelname} {source}{text}"
         trace = _trace(self, record)
         return shown_lines(f"{line}\n{trace}" if trace else line)
 
@@ -109,7 +111,3 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 def _time(record: logging.LogRecord) -> str:
     at = datetime.fromtimestamp(record.created, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines()) if "\n" in text else text

@@ -30,7 +30,7 @@ from weft.observe.kept_records import (
     state_of,
     waiting,
 )
-from weft.where import Condition, parse
+from weft.where import parse
 
 KEY_CHARS_MAX = 40
 SHOWN_CHARS_MAX = 2_000
@@ -191,7 +191,10 @@ def found_of(
 ) -> tuple[list[Kept], list[Part]]:
     """The parked and held records that are meant, and the commits; may warn of what is missing."""
     asked = question(place, None)
-    condition = None if where is None else _condition(where)
+    try:
+        condition = None if where is None else parse(where, KEPT_FIELDS)
+    except ConfigError as error:
+        raise ConfigError(f"--where: {error}") from None
     parts = source.read(asked.topic, asked.partition)
     found = chosen(source, parts, asked.offset, condition)
     if warn:
@@ -200,13 +203,6 @@ def found_of(
                 line = f"warning: {part.topic}[{part.partition}]: {part.problem}"
                 typer.echo(f"weft: {line}", err=True)
     return found, parts
-
-
-def _condition(text: str) -> Condition:
-    try:
-        return parse(text, KEPT_FIELDS)
-    except ConfigError as error:
-        raise ConfigError(f"--where: {error}") from None
 
 
 def _row(one: Kept) -> dict[str, Any]:

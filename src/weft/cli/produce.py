@@ -46,17 +46,13 @@ def produce(
     with _opened(file) as (lines, size):
         with cluster.answering(), KafkaAdmin(settings) as admin:
             if topic not in admin.describe([topic], cluster.ANSWER_S):
+                at = kafka.bootstrap_servers
+                where = "" if at == cluster.LOCAL_BROKER else f" --bootstrap-servers {at}"
                 raise ConfigError(
-                    f"topic {topic} does not exist at {kafka.bootstrap_servers}: "
-                    f"weft topics create {topic}{_where(kafka.bootstrap_servers)}"
+                    f"topic {topic} does not exist at {at}: weft topics create {topic}{where}"
                 )
-        _Sending(
-            settings, topic, None if key is None else key.encode(errors="surrogateescape")
-        ).send(lines, size)
-
-
-def _where(bootstrap: str) -> str:
-    return "" if bootstrap == cluster.LOCAL_BROKER else f" --bootstrap-servers {bootstrap}"
+        in_bytes = None if key is None else key.encode(errors="surrogateescape")
+        _Sending(settings, topic, in_bytes).send(lines, size)
 
 
 @contextmanager

@@ -202,9 +202,9 @@ def _why_shown(answers: Answers) -> Stack:
         if (more := len(sentences) - SENTENCES_MAX) > 0:
             lines.append(Text(f"and {more:,} more: name a partition, or see --json"))
         for row in answer.get("found", ()):
-            lines += [
-                Text(f"  {_at(event['at'])} {event['what']}") for event in row.get("story", ())
-            ]
+            for event in row.get("story", ()):
+                at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
+                lines.append(Text(f"  {at} {event['what']}"))
         if not answer.get("sentences") and "error" not in answer:
             lines.append(Text("This run holds no such record: it is done, or in another member."))
     return Stack(*lines)
@@ -225,10 +225,6 @@ _OF_RECORDS = {place.name for place in PLACES} | {"unfetched"}
 def _sentences(answer: Row) -> Sequence[Row]:
     sentences: Sequence[Row] = answer.get("sentences", ())
     return sentences
-
-
-def _at(when: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(when))
 
 
 # -- status ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from weft.errors import ConfigError, FatalError
 from weft.kafka.following import words_of
 from weft.kafka.ports import Word
 from weft.observe import local
-from weft.observe.asking import Question, is_answer, question
+from weft.observe.asking import is_answer, question
 from weft.observe.group import wanted_of
 from weft.observe.reports import GroupReports
 from weft.observe.sentences import record_sentence, seconds
@@ -126,17 +126,16 @@ def _reported(shot: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if about.key is not None or about.offset is not None:
         found = [record_sentence(row, shot["app"]["member"]) for row in rows]
-    elif about.topic is None or any(_meant_part(row, about) for row in shot["partitions"]):
+    elif about.topic is None or any(
+        (about.topic == row["topic"] and about.partition in (None, row["partition"]))
+        for row in shot["partitions"]
+    ):
         parts = [{**row, "silent": bool(shot["silent_s"])} for row in shot["partitions"]]
         found = why({**shot, "partitions": parts}, about.topic, about.partition)
     else:
         found = []
     silent = {"silent_s": shot["silent_s"]} if shot["silent_s"] else {}
     return {"sentences": [one.row() for one in found], "found": rows if found else [], **silent}
-
-
-def _meant_part(row: Mapping[str, Any], about: Question) -> bool:
-    return about.topic == row["topic"] and about.partition in (None, row["partition"])
 
 
 def runs_of(url: str | None, token_file: Path | None) -> list[Shown]:

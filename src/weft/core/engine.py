@@ -519,16 +519,14 @@ class Engine:
 
     def _check_drained(self) -> None:
         state = self.state
-        if state.stop_mode == "now" or not (self._busy() or self._more_to_do()):
+        # Something is with a handler, on the way to the broker, or waits for a commit.
+        busy = any(
+            partition.in_flight or partition.sending or partition.commit.claims
+            for partition in state.partitions.values()
+        )
+        if state.stop_mode == "now" or not (busy or self._more_to_do()):
             state.drained = True
             state.emit(fx.Drained())
-
-    def _busy(self) -> bool:
-        """Something is with a handler, on the way to the broker, or waits for a commit."""
-        return any(
-            partition.in_flight or partition.sending or partition.commit.claims
-            for partition in self.state.partitions.values()
-        )
 
     def _more_to_do(self) -> bool:
         """Stop mode "buffered": something in memory can still be finished."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.account.shown import counted
 from weft.errors import ConfigError, WeftError
 from weft.kafka.connect import Connection
-from weft.kafka.group_rider import GroupRider, Kept, Part
+from weft.kafka.group_rider import GroupRider, Kept
 from weft.kafka.log_reader import Place
 from weft.kafka.ports import KafkaUnavailable
 from weft.observe.kept_records import KEPT_FIELDS, chosen, line_of
@@ -115,14 +115,9 @@ def _meant(source: GroupRider, order: Order) -> tuple[dict[Place, Kept | None], 
         condition = parse(f"key == {json.dumps(order.key, ensure_ascii=False)}", KEPT_FIELDS)
     parts = source.read(topic)
     found = chosen(source, parts, None, condition)
-    return {one.place: one for one in found}, _problem(parts)
-
-
-def _problem(parts: Sequence[Part]) -> str:
-    short = [one for one in parts if one.problem]
-    if not short:
-        return ""
-    return f"; {short[0].topic}[{short[0].partition}]: {short[0].problem}"
+    short = next((one for one in parts if one.problem), None)
+    problem = "" if short is None else f"; {short.topic}[{short.partition}]: {short.problem}"
+    return {one.place: one for one in found}, problem
 
 
 def _command(order: Order, group: str) -> str:

@@ -52,10 +52,9 @@ class GroupSource:
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
         """A partition's offset map: this member's, or as another member reported it."""
-        drawn = self._own.picture(topic, partition)
-        return drawn if drawn is not None else self._reported_picture(topic, partition)
-
-    def _reported_picture(self, topic: str, partition: int) -> dict[str, Any] | None:
+        own = self._own.picture(topic, partition)
+        if own is not None:
+            return own
         for shot, part in self._reported(topic, partition):
             rows = [row for row in shot["blockers"] if _at(row, topic, partition)]
             drawn = [one for one in shot.get("maps", ()) if _at(one, topic, partition)]

@@ -78,10 +78,6 @@ def _error(row: Row, field: str = "last_error") -> str:
     return "" if not error else f": {ErrorInfo(error['type'], error['message']).line}"
 
 
-def _runs(row: Row, member: str) -> tuple[str, str]:
-    return f"runs{member}{_for(row)}, {_attempt(row)}{at_line(row)}", ends_by(row)
-
-
 def at_line(row: Row) -> str:
     """The handler's line that the call is at; deeper frames are in the stack."""
     stack = row.get("stack")
@@ -185,7 +181,10 @@ SILENT_NEXT = (
 )
 #: place -> the state of a record there, and what to do about it
 RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
-    "running": _runs,
+    "running": lambda row, member: (
+        f"runs{member}{_for(row)}, {_attempt(row)}{at_line(row)}",
+        ends_by(row),
+    ),
     "not_begun": _not_begun,
     "behind": _behind,
     "retrying": _retrying,
