@@ -85,7 +85,9 @@ def test_no_bar_is_drawn_over_a_question(kafka, monkeypatch, capsys):
     prompt = typer.prompt
 
     def noted(*given: Any, **options: Any) -> Any:
-        drawing.append(any(isinstance(one, _RefreshThread) for one in threading.enumerate()))
+        alive = [one for one in threading.enumerate() if isinstance(one, _RefreshThread)]
+        # One that was stopped draws nothing, and ends a moment later.
+        drawing.append(not all(one.done.is_set() for one in alive))
         return prompt(*given, **options)
 
     monkeypatch.setattr(typer, "prompt", noted)
