@@ -91,3 +91,9 @@ def state_of_app(record: weft.Record) -> weft.Produce:
 
 app = weft.App(group="burning", kafka={"bootstrap.servers": "nowhere:1"}, lifespan=opened)
 app.consume("work", executor="processes", concurrency=2)(state_of_app)
+
+
+def sum_batch(batch: weft.RecordBatch) -> weft.Produce:
+    """One output for all, after a while."""
+    time.sleep(0.05)
+    return weft.Produce(f"{len(batch)}", topic="out")

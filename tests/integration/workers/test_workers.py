@@ -157,6 +157,14 @@ def test_what_a_batch_acknowledged_outlives_its_worker(notes: Notes) -> None:
     assert [starts.count(n) for n in range(4)] == [1, 1, 1, 1]
 
 
+def test_results_of_a_batch_have_its_value_and_times(notes: Notes) -> None:
+    """Each of its records: what the call returned, and how long it took."""
+    app = app_of(burning.sum_batch, batch=weft.Batch(4, linger_s=0.3))
+    results = run(app, [("k", b"x")] * 4)
+    assert {result.returned for result in results} == {weft.Produce("4", topic="out")}
+    assert all(result.finished_at - result.started_at >= 0.05 for result in results)
+
+
 def test_at_most_once_never_handles_a_record_twice(notes: Notes) -> None:
     """A record whose worker was killed is failed, and counted, not tried again."""
     app = app_of(burning.work, delivery="at_most_once", retry=weft.Retry(attempts=1))

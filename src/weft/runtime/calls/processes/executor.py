@@ -363,6 +363,7 @@ class ProcessExecutor(Executor):
         if reply.outcome == "acked":
             done = [] if reply.outputs else [work]
             ended: list[Ended] = [Returned(work, reply.outputs)] if reply.outputs else []
+            self._plan.noted([work], Call(reply.began, reply.ended, None))
             self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
             return
         if reply.ended:
@@ -391,6 +392,8 @@ class ProcessExecutor(Executor):
         for reply in message.replies:
             self._spans.note(item.works[reply.number - message.number].record, reply)
         done, ended = ends_of(item.works, message)
+        called = [*done, *(end.work for end in ended if not isinstance(end, GivenBack))]
+        self._plan.noted(called, Call(message.began, message.ended, message.returned))
         self._door.batch_ended(item.works, done, ended, whole=message.whole, call=item.call)
 
     # -- death -------------------------------------------------------------------------------------

@@ -170,6 +170,10 @@ class BatchReply(NamedTuple):
     shared: list[OutMessage] | None = None
     #: records a ledger knew already
     repeats: int = 0
+    #: the batch handler's value, for the readers of results
+    returned: Any = None
+    began: float = 0.0
+    ended: float = 0.0
 
 
 LINE_CHARS_MAX = 16_000

@@ -188,7 +188,7 @@ class Worker:
             data = pickle.dumps(message, protocol=5)
         except Exception as error:
             # A returned value that cannot be pickled is only for results: omit it.
-            if not isinstance(message, Reply):
+            if not isinstance(message, Reply | BatchReply):
                 raise
             slim = message._replace(returned=f"<not picklable: {type(error).__name__}>")
             data = pickle.dumps(slim, protocol=5)
@@ -329,6 +329,7 @@ class BatchOfWorker:
         self._records = [record for _, record in job.records]
         self._acks = Acks(self._records, worker.spec.ordering)
         self.explicit = worker.spec.explicit
+        self._began = time.time()
 
     def run(self) -> None:
         """Handle the batch and report how it ended."""
@@ -336,7 +337,9 @@ class BatchOfWorker:
         before = worker.repeats()
         worker.begin(self._numbers[0])
         reply = self._called()
-        worker.report(reply._replace(repeats=worker.repeats() - before))
+        worker.report(
+            reply._replace(repeats=worker.repeats() - before, began=self._began, ended=time.time())
+        )
 
     def _called(self) -> BatchReply:
         worker, context = self._worker, Context()  # what the call sets stays private
@@ -374,7 +377,8 @@ class BatchOfWorker:
             return self._left(Nacked("not acknowledged when the handler returned"))
         shared = self._worker.outputs(self._records[0], value)
         done = [Reply(number, "done") for number in self._numbers]
-        return self._reply(done, whole=False, shared=shared)
+        reply = self._reply(done, whole=False, shared=shared)
+        return reply._replace(returned=value) if self._job.returned else reply
 
     def _left(self, error: BaseException) -> BatchReply:
         replies = [
@@ -391,7 +395,7 @@ class BatchOfWorker:
         """See RecordBatch.ack."""
         self._acks.check(index)
         messages = self._worker.outputs(self._records[index], outputs)
-        reply = Reply(self._numbers[index], "acked", messages)
+        reply = Reply(self._numbers[index], "acked", messages, began=self._began, ended=time.time())
         self._acks.ack(index, lambda: self._worker.send(reply))
 
     def nack(self, index: int, error: BaseException | str | None) -> None:
