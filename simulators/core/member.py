@@ -180,12 +180,16 @@ class Member:
 
     def _cancel(self, effect: fx.Cancel) -> None:
         call = next((call for call in self.calls if effect.work in call.works), None)
-        if call is None:  # all of it is acknowledged
-            call = next((call for call in self.calls if effect.work is call.first), None)
+        now, limit_s = self.world.now, timeout_s(self, effect.handler)
+        if call is None:  # all of it is acknowledged, perhaps in two calls that still run
+            calls = [call for call in self.calls if effect.work is call.first]
+            over = (
+                c for c in calls if not c.cancelled and now - (c.begun_at or now) >= (limit_s or 0)
+            )
+            call = next(over, next(iter(calls), None))
             self.oracle.stats["acknowledged and cancelled"] += 1
         require(call is not None, "structure", f"{effect.work!r} is cancelled and does not run")
         assert call is not None
-        now, limit_s = self.world.now, timeout_s(self, effect.handler)
         require(limit_s is not None, "structure", f"{effect.work!r} is cancelled and has no limit")
         if call.begun_at is None:
             self.oracle.stats["not begun"] += 1

@@ -395,8 +395,10 @@ class Lanes:
         charge = work.charge
         if charge is None:
             charge = self._charge_lane(work)
-        # Of a parked head: nothing of the lane moves any more.
-        charge.parked = work.state == states.PARKED and work not in self.behind
+        # Of a parked head: nothing of the lane moves any more. One behind it in its batch, which
+        # fails later, says nothing of the head.
+        if not follows(work):
+            charge.parked = work.state == states.PARKED and work not in self.behind
         if not charge.blocked:
             charge.blocked = True
             self.blocked_records += charge.records
@@ -434,8 +436,11 @@ class Lanes:
             self.blocked_bytes += work.size
 
     def _uncharge(self, work: Work, charge: LaneCharge) -> None:
-        """A record leaves the head of such a lane."""
-        if charge.blocked:  # its head is done, so the rest of the lane is healthy again
+        """A record leaves such a lane: its head, or one behind that in the same batch."""
+        if charge.blocked and follows(work):
+            self.blocked_records -= 1
+            self.blocked_bytes -= work.size
+        elif charge.blocked:  # its head is done, so the rest of the lane is healthy again
             charge.blocked = charge.parked = False
             self.blocked_records -= charge.records
             self.blocked_bytes -= charge.bytes

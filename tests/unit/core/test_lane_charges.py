@@ -10,6 +10,7 @@ from weft.core.events import Command, Decided, Failed, Returned, Target
 from weft.core.spec import HandlerSpec
 from weft.core.work import Failure
 from weft.policies import DeadLetter, Park, Retry, Skip
+from weft.runtime.run.drain import passed
 
 EXACT = HandlerSpec("h", delivery="exactly_once", retry=Retry(attempts=5, delay_s=1.0, jitter=0.0))
 
@@ -212,3 +213,23 @@ def test_a_record_that_its_lane_went_past_is_charged_until_it_is_done(make_desk,
     (transaction,) = desk.take(fx.Transact)
     desk.do("transacted", transaction.sequence, committed=True)
     assert (part.lanes.blocked_records, part.lanes.blocked_bytes, part.bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("later", ["refused", "done"])
+def test_what_ends_behind_a_parked_head_leaves_its_lane_parked(make_desk, later):
+    """Of one batch: else a drain took the record behind it for one that still moves, for ever."""
+    retry = Retry(attempts=2, delay_s=1.0, jitter=0.0)
+    desk = make_desk(in_batches(3, ack="explicit", retry=retry))
+    (part,) = desk.assign(0)
+    desk.poll(part, 0, 1, 2, size=10)
+    (effect,) = desk.take(fx.Start)
+    head, mate, last = effect.works
+    sent = [Returned(work, ["its own"]) for work in (mate, last)]
+    desk.do("batch_progressed", [], sent)
+    desk.do("batch_ended", 0, [], [Failed(head, ERROR, final=True)])
+    desk.do("outputs_answered", [(mate, (), ERROR)])
+    desk.do("outputs_answered", [(last, (), ERROR if later == "refused" else None)])
+    left = 3 if later == "refused" else 2
+    assert (part.parked, charged(part)) == (1, (left, 10 * left))
+    desk.pass_time(5.0)
+    assert passed(part, 3)

@@ -142,11 +142,15 @@ class BatchCall:
 
     def used_up(self) -> bool:
         """Whether its time is over, which the engine counts from when it asked for the call."""
+        if self.time_is_over():
+            return True
         ran_s = time.perf_counter() - self.began
-        if ran_s < (self.timeout_s or 0.0):
-            self._door.begun([work for work in self.works if work.call is self.call], ran_s)
-            return False
-        return True
+        self._door.begun([work for work in self.works if work.call is self.call], ran_s)
+        return False
+
+    def time_is_over(self) -> bool:
+        """The same, without a word to the engine."""
+        return time.perf_counter() - self.began >= (self.timeout_s or 0.0)
 
     def touches(self, partitions: Sequence[Partition]) -> bool:
         """Whether it holds a record of one of these."""
@@ -254,6 +258,11 @@ class _Calls:
         """The call that runs it: the latest, as an earlier one may have acknowledged it."""
         return next((call for call in reversed(self.all()) if work in call.works), None)
 
+    def to_end(self, work: Work) -> BatchCall | None:
+        """The call of this record whose time is over: several may have acknowledged it in turn."""
+        over = (c for c in self.all() if work in c.works and not c.expired and c.time_is_over())
+        return next(over, None) or self.of(work)
+
     def all(self) -> list[BatchCall]:
         with self._lock:
             return list(self._running)
@@ -278,7 +287,7 @@ class BatchThreads(WorkerThreads["list[Work]"]):
         """A running call cannot be ended: it counts as failed when it returns."""
         if not expired:
             return
-        call = self._calls.of(work)
+        call = self._calls.to_end(work)
         if call is None:
             self._door.waiting([work])
         elif call.used_up():
@@ -373,7 +382,7 @@ class BatchTasks(Executor):
             return  # the loop is closed: nothing runs any more
 
     def _cancel(self, work: Work, *, expired: bool) -> None:
-        call = self._calls.of(work)
+        call = self._calls.to_end(work) if expired else self._calls.of(work)
         if expired and (call is None or call.task is None):
             self._door.waiting([work])
         elif expired and call is not None and call.used_up():

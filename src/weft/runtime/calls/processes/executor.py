@@ -115,9 +115,12 @@ class ProcessExecutor(Executor):
         limit_s, ran_s = work.partition.handler.timeout_s or 0.0, -1.0
         with self._lock:
             calls = [(link, *link.call) for link in self._links]
-            # A batch that acknowledged it may still run, and another one try it again.
+            # A batch that acknowledged it may still run, and another one try it again, which may
+            # have acknowledged it, too.
             holding = [one for one in calls if one[1] is not None and work in one[1].works]
-            holding.sort(key=lambda one: one[1] is not None and work in one[1].acked)
+            holding.sort(
+                key=lambda one: (one[1] is not None and work in one[1].acked, one[2] < limit_s)
+            )
             for link, item, ran_s in holding[:1]:
                 if ran_s >= limit_s:
                     link.killed_for = item
