@@ -142,12 +142,14 @@ def run(folder: Path) -> Any:
 def rows(folder: Path) -> list[dict[str, Any]]:
     """What another reader sees in the files of the table's newest version."""
     files: list[str] = []
-    if (folder / "table" / "_delta_log").exists():
+    if any((folder / "table" / "_delta_log").glob("*.json")):
         files = DeltaLog(folder / "table").file_uris()
     elif (folder / "catalog.db").exists():
         where = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
-        table = load_catalog("here", type="sql", **where).load_table("rides.checked")
-        files = [one.file.file_path.removeprefix("file://") for one in table.scan().plan_files()]
+        catalog = load_catalog("here", type="sql", **where)
+        if catalog.table_exists("rides.checked"):
+            plan = catalog.load_table("rides.checked").scan().plan_files()
+            files = [one.file.file_path.removeprefix("file://") for one in plan]
     if not files:
         return []
     found = duckdb.connect().execute("select * from read_parquet(?)", [files])
