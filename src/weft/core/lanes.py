@@ -395,8 +395,8 @@ class Lanes:
         charge = work.charge
         if charge is None:
             charge = self._charge_lane(work)
-        # Of a parked head: nothing of the lane moves any more. One behind it in its batch, which
-        # fails later, says nothing of the head.
+        # Of a parked head: nothing of the lane moves any more, whatever one behind it in its batch
+        # does later.
         if not follows(work):
             charge.parked = work.state == states.PARKED and work not in self.behind
         if not charge.blocked:

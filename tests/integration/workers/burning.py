@@ -95,5 +95,5 @@ app.consume("work", executor="processes", concurrency=2)(state_of_app)
 
 def sum_batch(batch: weft.RecordBatch) -> weft.Produce:
     """One output for all, after a while."""
-    time.sleep(0.05)
+    time.sleep(0.05)  # the time that its results have
     return weft.Produce(f"{len(batch)}", topic="out")
