@@ -239,7 +239,7 @@ class Telling:
             traced(_log, line.level, line.what, line.fields, line.traceback, line.error)
         if self._left_out:
             count, self._left_out = self._left_out, 0
-            self.say("warning", "log lines were left out", count=count)
+            self._add(Line("warning", "log lines were left out", {"count": count}, ""))
         return lines
 
 
