@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weft.charging import CHARGE, Charge
-from weft.core.events import Charged
+from weft.core.events import Charged, Ended, GivenBack
 from weft.core.partition import Partition
 from weft.core.spec import HandlerSpec
 from weft.core.states import CLOSED, DONE, RUNNING
@@ -215,6 +215,12 @@ class HandlerPlan:
         for work in tuple(calls or ()):
             if work.state == DONE or work.partition.state == CLOSED:
                 calls.pop(work, None)  # type: ignore[union-attr]  # it has some
+
+
+def handled(done: Iterable[Work], ended: Iterable[Ended]) -> Iterator[Work]:
+    """The records of a batch that its call has handled: what is given back has no call."""
+    yield from done
+    yield from (one.work for one in ended if not isinstance(one, GivenBack))
 
 
 def may_call(work: Work, *, at_most_once: bool) -> bool:

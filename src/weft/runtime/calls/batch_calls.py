@@ -24,7 +24,7 @@ from weft.runtime.calls.invoke import BadReturn, failed, messages_of
 from weft.runtime.calls.record_batch import Acks, Nacked, RecordBatch
 from weft.runtime.calls.threads import WorkerThreads
 from weft.runtime.door import Door
-from weft.runtime.handling import Executor, HandlerPlan, may_call
+from weft.runtime.handling import Executor, HandlerPlan, handled, may_call
 from weft.runtime.shared import SharedOutputs
 from weft.types import Record
 
@@ -121,7 +121,7 @@ class BatchCall:
         with self._flushing:
             done, ended = self._take_fresh()
             if done or ended:
-                self._called(done, ended)
+                self.plan.called(handled(done, ended), self.began)
                 self._door.post(lambda engine, now: engine.batch_progressed(now, done, ended))
 
     def flush_late(self) -> None:
@@ -215,15 +215,11 @@ class BatchCall:
             done, acked = self._take_fresh()
             self._report(done, [*acked, *ends], whole=False)
 
-    def _called(self, done: Sequence[Work], ended: Sequence[Ended], returned: Any = None) -> None:
-        left = [one.work for one in ended if not isinstance(one, GivenBack)]
-        self.plan.called([*done, *left], self.began, returned)
-
     def _report(
         self, done: Sequence[Work], ended: Sequence[Ended], *, whole: bool, returned: Any = None
     ) -> None:
         self._acks.end()
-        self._called(done, ended, returned)
+        self.plan.called(handled(done, ended), self.began, returned)
         self._door.batch_ended(self.works, done, ended, whole=whole, call=self.call)
 
 

@@ -38,7 +38,7 @@ from weft.runtime.calls.processes.protocol import (
     WorkerSpec,
 )
 from weft.runtime.door import Door, since_boot
-from weft.runtime.handling import Call, Executor, HandlerPlan, may_call
+from weft.runtime.handling import Call, Executor, HandlerPlan, handled, may_call
 from weft.runtime.logs import event
 
 _log = logging.getLogger("weft")
@@ -395,8 +395,8 @@ class ProcessExecutor(Executor):
         for reply in message.replies:
             self._spans.note(item.works[reply.number - message.number].record, reply)
         done, ended = ends_of(item.works, message)
-        called = [*done, *(end.work for end in ended if not isinstance(end, GivenBack))]
-        self._plan.noted(called, Call(message.began, message.ended, message.returned))
+        call = Call(message.began, message.ended, message.returned)
+        self._plan.noted(handled(done, ended), call)
         self._door.batch_ended(item.works, done, ended, whole=message.whole, call=item.call)
 
     # -- death -------------------------------------------------------------------------------------
