@@ -100,7 +100,7 @@ class TableLine:
 
         `hurried`: not to wait for the interval, `over`: not to wait at all.
         """
-        hurry, data = hurried(), pa.BufferOutputStream()
+        data = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_stream(data, rows.schema, options=options) as writer:
             writer.write_table(rows)
@@ -114,14 +114,13 @@ class TableLine:
                  o.metadata]
                 for o in offsets
             ],
-            "hurry": hurry,
+            "hurry": hurried(),
         }  # fmt: skip
-        told = hurry
 
         def enough() -> bool:
-            nonlocal told
-            if not told and hurried():
-                told = self._send({"type": "table", "what": "hurry", "id": 0})
+            if not message["hurry"] and hurried():
+                message["hurry"] = True  # `again` sends it so, where this line gets lost
+                self._send({"type": "table", "what": "hurry", "id": 0})
             return over()
 
         return self._ask(message, enough)
@@ -129,10 +128,10 @@ class TableLine:
     def _ask(self, message: dict[str, Any], enough: Callable[[], bool]) -> Mapping[str, Any] | None:
         number = next(self._numbers)
         answer: Future[Mapping[str, Any]] = Future()
-        whole = {"type": "table", "id": number, **message}
-        self._waiting[number] = whole, answer
+        message |= {"type": "table", "id": number}
+        self._waiting[number] = message, answer
         try:
-            self._send(whole)  # where the line is broken `again` does it
+            self._send(message)  # where the line is broken `again` does it
             while not wait([answer], _LOOK_S).done:
                 if self._gone.is_set() or enough():
                     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
 import pyarrow as pa
@@ -122,6 +123,30 @@ def test_a_member_in_a_hurry_need_not_wait(tmp_path) -> None:
     began, looks = time.monotonic(), iter([False, False])
     assert hand(line, 0, 1, hurried=lambda: next(looks, True)) is not None
     assert time.monotonic() - began < 30.0
+    fleet.committer.close()
+
+
+def test_a_hurry_that_a_broken_line_lost_comes_with_the_rows_again(tmp_path) -> None:
+    """The rows are sent again when the line is back, and do not wait for the interval."""
+    fleet = Fleet(tmp_path, interval_s=60.0)
+    fleet.committer.start()
+    line = fleet.line(0)
+    hand(line, 0, 0)
+    send, lost = line._send, threading.Event()
+
+    def accepts_and_loses(message) -> bool:
+        if message["what"] == "hurry":
+            lost.set()
+        return True
+
+    line._send = accepts_and_loses
+    looks = iter([False])  # the rows are sent without it
+    with ThreadPoolExecutor(1) as pool:
+        added = pool.submit(hand, line, 0, 1, hurried=lambda: next(looks, True))
+        assert lost.wait(LIMIT_S)
+        line._send = send
+        line.again()
+        assert added.result(30.0)["version"] > 0
     fleet.committer.close()
 
 
