@@ -406,6 +406,20 @@ def test_a_record_that_kills_its_worker_twice_is_given_up(office: Any) -> None:
     assert work.failure.attempts == 2
 
 
+def test_a_record_that_is_handled_has_killed_no_worker(office: Any) -> None:
+    """A later death over it, after a rebalance or a redo, is its first again."""
+    desk = office(retry=weft.Retry(attempts=50, delay_s=0))
+    (work,) = desk.poll(1)
+    desk.begin(work)
+    desk.executor._died(desk.child)
+    desk.bench.ticked()
+    desk.executor._dispatch_now()
+    desk.begin(work)
+    desk.hear(desk.child, Reply(next(iter(desk.child.given)), "done"))
+    assert work.state == states.DONE
+    assert desk.executor._deaths._counts == {}
+
+
 @pytest.mark.parametrize(("once", "state"), [(False, states.QUEUED), (True, states.DONE)])
 def test_the_record_after_a_time_out_is_innocent(office: Any, once: bool, state: int) -> None:
     """Its worker was killed for the call before it; at_most_once it may have been called."""

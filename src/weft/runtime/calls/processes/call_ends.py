@@ -48,6 +48,12 @@ class Deaths:
         error = ErrorInfo("WorkerDied", f"{died}, {deaths} of {DEATHS_MAX} times")
         return Failed(work, error, final)
 
+    def survived(self, work: Work) -> None:
+        """A worker has handled it: what it did before does not count any more."""
+        if self._counts:
+            record = work.record
+            self._counts.pop((record.topic, record.partition, record.offset), None)
+
 
 def end_of(work: Work, reply: Reply) -> Ended | None:
     """How a record's call ended, for the engine; None when it is simply done."""

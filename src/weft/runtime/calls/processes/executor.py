@@ -379,6 +379,7 @@ class ProcessExecutor(Executor):
         self._spans.note(work.record, reply)
         end = end_of(work, reply)
         if end is None:
+            self._deaths.survived(work)
             self._door.done.append(work)
         else:
             self._door.ended.append(end)
