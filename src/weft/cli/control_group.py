@@ -80,7 +80,7 @@ class ByTopic:
                 reason = self._reason or "no answer" if error is None else error.line
                 raise FatalError(f"control topic {self._topic} cannot be written to: {reason}")
             limit_s = RECORDS_ANSWERS_S if given.action in RECORD_ACTIONS else ANSWERS_S
-            if members:
+            if members or _following(words):  # one that starts beats before it joins the group
                 _within(limit_s, lambda: not self._missing(words, members, limit_s))
             missing = self._missing(words, members, limit_s, later=lasts(given))
             return [answer for _, answer in _answers(words.last())], missing
@@ -142,13 +142,7 @@ class ByTopic:
         self, words: WordsPort, members: int, limit_s: float, *, later: bool = False
     ) -> list[Row]:
         answered = {answer["member"] for _, answer in _answers(words.last())}
-        now = words.now()
-        here = {
-            str(what[0])
-            for key, word in words.last().items()
-            for kind, _, what in [kind_of(key) or ("", "", ())]
-            if kind == BEAT and what and word.value and now - word.at < SILENT_S
-        }
+        here = _following(words)
         missing = [
             {
                 "member": name,
@@ -170,6 +164,17 @@ class ByTopic:
 
     def _failed(self, reason: str) -> None:
         self._reason = reason
+
+
+def _following(words: WordsPort) -> set[str]:
+    """The members that beat."""
+    now = words.now()
+    return {
+        str(what[0])
+        for key, word in words.last().items()
+        for kind, _, what in [kind_of(key) or ("", "", ())]
+        if kind == BEAT and what and word.value and now - word.at < SILENT_S
+    }
 
 
 def _answers(words: Mapping[bytes, Word]) -> list[tuple[str, Row]]:

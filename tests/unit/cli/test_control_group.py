@@ -14,6 +14,7 @@ from weft.cli import control_group
 from weft.cli.main import run as command
 from weft.runtime.run import group_control
 from weft.testing import MemoryKafka
+from weft.testing.memory_connection import MemoryAdmin
 
 LIMIT_S = 60.0
 BECAUSE = ("--reason", "a test")
@@ -27,7 +28,7 @@ class Group:
         self.runs: list[Any] = []
 
     def start(self, control: str | None = "control") -> str:
-        """A member that has a partition; its name."""
+        """A member that is in the group; its name."""
         servers = {"bootstrap.servers": self.kafka.bootstrap}
         app = weft.App(group="g", kafka=servers, control=control)
 
@@ -36,6 +37,7 @@ class Group:
             pass
 
         self.runs.append(app.start())
+        wait_for(lambda: app.snapshot()["partitions"])
         return str(app.snapshot()["app"]["member"])
 
     def asked(self, *words: str, topic: str = "control") -> tuple[int, dict[str, str], str]:
@@ -94,6 +96,14 @@ def test_a_member_that_does_not_follow_the_topic_is_an_exit_1(group, monkeypatch
     monkeypatch.setattr(control_group, "_within", lambda _limit_s, what: what() or until_answered())
     code, rows, _ = group.asked("pause")
     assert (code, rows) == (1, {name: "done", "group g": "no answer"})
+
+
+def test_a_follower_that_is_not_in_the_group_yet_is_waited_for(group, monkeypatch):
+    """It beats before it joins: its answer counts."""
+    monkeypatch.setattr(control_group, "ANSWERS_S", LIMIT_S)
+    name = group.start()
+    monkeypatch.setattr(MemoryAdmin, "group_state", lambda *_: ("EMPTY", 0))
+    assert group.asked("pause")[:2] == (0, {name: "done"})
 
 
 def test_without_members_the_command_waits_for_them(group):
