@@ -127,13 +127,47 @@ def checked(options: HandlerOptions) -> HandlerOptions:
             f'{where}: executor="threads" needs a plain `def` handler: an `async def` one runs on '
             'the loop, executor="auto"'
         )
-    _check_numbers(where, options)
+    limits = {"threads": THREADS_MAX, "processes": PROCESSES_MAX}
+    limit = limits.get(options.kind, CONCURRENCY_MAX)
+    count = options.concurrency
+    if not is_whole(count, 1, limit):
+        why = ": it is the number of worker processes" if options.kind == "processes" else ""
+        raise ConfigError(
+            f"{where}: concurrency={count!r}: give a whole number from 1 to {limit} for "
+            f"{options.kind}{why}"
+        )
+    _positive(where, "timeout_s", options.timeout_s)
+    _positive(where, "rate_limit_per_s", options.rate_limit_per_s)
     _check_policies(where, options)
     options = _checked_delivery(where, options)
     check_kind(where, "key", options.key)
     check_kind(where, "value", options.value)
-    _check_output(where, options)
-    _check_batch(where, options)
+    output = options.output
+    if output is not None:
+        if not isinstance(output, str) or not output:  # type: ignore[redundant-expr]  # what users pass
+            raise ConfigError(f"{where}: output={output!r}: give the name of a topic, or None")
+        if not is_topic(output):
+            raise ConfigError(
+                f"{where}: output={output!r:.80} cannot be a topic: letters, digits, '.', '_' "
+                "and '-', at most 249"
+            )
+        if output in options.topics:
+            raise ConfigError(
+                f"{where}: output={output!r} is a topic it reads, which would be an endless loop"
+            )
+    batch = options.batch
+    if batch is not None and not isinstance(batch, Batch):
+        raise ConfigError(f"{where}: batch={batch!r}: give weft.Batch(...), or None")
+    if batch is not None and batch.ack == "explicit" and options.delivery != "at_least_once":
+        raise ConfigError(
+            f'{where}: Batch(ack="explicit") requires delivery="at_least_once": with '
+            f'{options.delivery} use Batch(ack="all")'
+        )
+    if options.prefetch is not None and not callable(options.prefetch):
+        raise ConfigError(
+            f"{where}: prefetch={options.prefetch!r} is not callable: give a function that takes a "
+            "list of records"
+        )
     _check_hold(where, options)
     _check_budget(where, options)
     _check_ledger(where, options)
@@ -191,20 +225,6 @@ def _one_of(where: str, name: str, value: object, allowed: Sequence[str]) -> Non
     if value not in allowed:
         choices = ", ".join(f'"{choice}"' for choice in allowed)
         raise ConfigError(f"{where}: {name}={value!r} is not known: choose one of {choices}")
-
-
-def _check_numbers(where: str, options: HandlerOptions) -> None:
-    limits = {"threads": THREADS_MAX, "processes": PROCESSES_MAX}
-    limit = limits.get(options.kind, CONCURRENCY_MAX)
-    count = options.concurrency
-    if not is_whole(count, 1, limit):
-        why = ": it is the number of worker processes" if options.kind == "processes" else ""
-        raise ConfigError(
-            f"{where}: concurrency={count!r}: give a whole number from 1 to {limit} for "
-            f"{options.kind}{why}"
-        )
-    _positive(where, "timeout_s", options.timeout_s)
-    _positive(where, "rate_limit_per_s", options.rate_limit_per_s)
 
 
 def _positive(where: str, name: str, value: object) -> None:
@@ -270,39 +290,6 @@ def _checked_delivery(where: str, options: HandlerOptions) -> HandlerOptions:
             "excludes: give weft.Skip(), weft.DeadLetter(TOPIC) or weft.Stop()"
         )
     return options
-
-
-def _check_output(where: str, options: HandlerOptions) -> None:
-    output = options.output
-    if output is None:
-        return
-    if not isinstance(output, str) or not output:  # type: ignore[redundant-expr]  # what users pass
-        raise ConfigError(f"{where}: output={output!r}: give the name of a topic, or None")
-    if not is_topic(output):
-        raise ConfigError(
-            f"{where}: output={output!r:.80} cannot be a topic: letters, digits, '.', '_' and '-', "
-            "at most 249"
-        )
-    if output in options.topics:
-        raise ConfigError(
-            f"{where}: output={output!r} is a topic it reads, which would be an endless loop"
-        )
-
-
-def _check_batch(where: str, options: HandlerOptions) -> None:
-    batch = options.batch
-    if batch is not None and not isinstance(batch, Batch):
-        raise ConfigError(f"{where}: batch={batch!r}: give weft.Batch(...), or None")
-    if batch is not None and batch.ack == "explicit" and options.delivery != "at_least_once":
-        raise ConfigError(
-            f'{where}: Batch(ack="explicit") requires delivery="at_least_once": with '
-            f'{options.delivery} use Batch(ack="all")'
-        )
-    if options.prefetch is not None and not callable(options.prefetch):
-        raise ConfigError(
-            f"{where}: prefetch={options.prefetch!r} is not callable: give a function that takes a "
-            "list of records"
-        )
 
 
 def _check_hold(where: str, options: HandlerOptions) -> None:

@@ -71,7 +71,26 @@ def check_signature(
         _check_first(where, first, hints[first], wanted[0])
         _check_values(where, hints[first], {"bytes": bytes, "str": str}.get(str(value), value))
     if "return" in hints:
-        _check_return(where, hints["return"], returns)
+        for one in _members(hints["return"]):
+            if returns == "values" and _is_several_values(one):
+                raise ConfigError(
+                    f"{where}: it returns {_shown(one)}: a list is of weft.Produce only; one value "
+                    "that is a list is weft.Produce([...])"
+                )
+            if returns != "values" and _is_value(one):
+                cure = (
+                    "give @app.consume(output=TOPIC) for plain values, or return weft.Produce(...)"
+                    if returns == "outputs"
+                    else "return None"
+                )
+                raise ConfigError(
+                    f"{where}: what it returns, {_shown(one)}, has no destination: {cure}"
+                )
+            if returns == "nothing" and one is Produce:
+                raise ConfigError(
+                    f"{where}: it returns weft.Produce, but its outputs could be lost or belong to "
+                    "batch.ack(record, outputs): return None"
+                )
 
 
 def _hints(function: Any) -> dict[str, Any]:
@@ -146,29 +165,6 @@ def _is_class(hint: Any) -> bool:
     return (
         isinstance(plain, type) and plain is not Any and not getattr(plain, "_is_protocol", False)
     )
-
-
-def _check_return(where: str, hint: Any, returns: Returns) -> None:
-    for one in _members(hint):
-        if returns == "values" and _is_several_values(one):
-            raise ConfigError(
-                f"{where}: it returns {_shown(one)}: a list is of weft.Produce only; one value "
-                "that is a list is weft.Produce([...])"
-            )
-        if returns != "values" and _is_value(one):
-            cure = (
-                "give @app.consume(output=TOPIC) for plain values, or return weft.Produce(...)"
-                if returns == "outputs"
-                else "return None"
-            )
-            raise ConfigError(
-                f"{where}: what it returns, {_shown(one)}, has no destination: {cure}"
-            )
-        if returns == "nothing" and one is Produce:
-            raise ConfigError(
-                f"{where}: it returns weft.Produce, but its outputs could be lost or belong to "
-                "batch.ack(record, outputs): return None"
-            )
 
 
 def _is_value(hint: Any) -> bool:

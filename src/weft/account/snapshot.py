@@ -235,7 +235,18 @@ def halts(
         if part.state == states.REVOKING:
             found.append({"cause": "revoking", **where})
         if part.places["past_map"]:
-            found.append({"cause": "map", **where, **_waits_for_map(part, account.at)})
+            frontier = frontier_of(part)
+            moves = 0 <= part.committed < frontier
+            found.append(
+                {
+                    "cause": "map",
+                    **where,
+                    "frontier": frontier,
+                    "waiting": part.places["past_map"],
+                    "behind": part.places["behind"],
+                    "for_s": 0.0 if moves else round(max(0.0, account.at - part.committed_at), 3),
+                }
+            )
         if part.exports is not None:
             keys, left, target, why = part.exports
             valve = {"waiting": keys, "behind": left, "value": target, "reason": why}
@@ -353,18 +364,6 @@ def _oldest(
         "handler": handler.name,
         "place": place,
         **record_row(oldest, handler.spec, at, epoch_s),
-    }
-
-
-def _waits_for_map(part: Part, at: float) -> dict[str, Any]:
-    """How much waits for room in the offset map, behind which record, and for how long."""
-    frontier = frontier_of(part)
-    moves = 0 <= part.committed < frontier
-    return {
-        "frontier": frontier,
-        "waiting": part.places["past_map"],
-        "behind": part.places["behind"],
-        "for_s": 0.0 if moves else round(max(0.0, at - part.committed_at), 3),
     }
 
 

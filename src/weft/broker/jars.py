@@ -67,7 +67,12 @@ def fetch(version: str, folder: Path, names: frozenset[str]) -> str:
                 deadline = threading.Timer(_FETCH_TIMEOUT_S, _end, [client])
                 deadline.start()
                 try:
-                    lines = _read_lines(client, on_line)
+                    lines: list[str] = []
+                    assert client.stdout is not None
+                    for line in client.stdout:
+                        on_line(line)
+                        if len(lines) < _OUTPUT_LINES_MAX:
+                            lines.append(line.strip())
                 except BaseException:
                     _end(client)
                     raise
@@ -115,16 +120,6 @@ def _end(client: subprocess.Popen[str]) -> None:
     """Kill a client with what it has started: `mvn` is a script around a Java."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(client.pid, signal.SIGKILL)
-
-
-def _read_lines(client: subprocess.Popen[str], on_line: Callable[[str], None]) -> list[str]:
-    lines: list[str] = []
-    assert client.stdout is not None
-    for line in client.stdout:
-        on_line(line)
-        if len(lines) < _OUTPUT_LINES_MAX:
-            lines.append(line.strip())
-    return lines
 
 
 def _reason(lines: list[str], exit_code: int) -> str:

@@ -54,37 +54,10 @@ def server_properties(
     node: Node, nodes: Sequence[Node], log_dir: Path, config: Mapping[str, object]
 ) -> str:
     """Render one node's `server.properties`; `config` wins over the defaults."""
-    settings: dict[str, object] = {**_defaults(len(nodes)), **config}
-    settings |= _identity(node, nodes, log_dir)
-    return "".join(f"{key}={_text(value)}\n" for key, value in settings.items())
-
-
-def _text(value: object) -> str:
-    """Write a value as a properties file reads it back: there a backslash escapes."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-def _identity(node: Node, nodes: Sequence[Node], log_dir: Path) -> dict[str, object]:
-    """The node's identity and its listeners: loopback only, not configurable."""
-    voters = ",".join(f"{n.id}@{HOST}:{n.controller_port}" for n in nodes)
-    return {
-        "process.roles": "broker,controller",
-        "node.id": node.id,
-        "controller.quorum.voters": voters,
-        "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{node.address},CONTROLLER://{HOST}:{node.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{node.address}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "log.dirs": log_dir,
-    }
-
-
-def _defaults(count: int) -> dict[str, object]:
-    """A small machine's cluster: quick to start, quick to notice a dead peer, keeps its records."""
+    count = len(nodes)
     # With three nodes one may die and acks=all still works; with two the quorum is gone anyway.
     in_sync_min = 2 if count == NODES_MAX else 1
-    return {
+    settings: dict[str, object] = {
         "auto.create.topics.enable": "false",
         "default.replication.factor": count,
         "min.insync.replicas": in_sync_min,
@@ -119,6 +92,30 @@ def _defaults(count: int) -> dict[str, object]:
         "broker.heartbeat.interval.ms": 250,
         "num.network.threads": 2,
         "num.io.threads": 4,
+        **config,
+    }
+    settings |= _identity(node, nodes, log_dir)
+    return "".join(f"{key}={_text(value)}\n" for key, value in settings.items())
+
+
+def _text(value: object) -> str:
+    """Write a value as a properties file reads it back: there a backslash escapes."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _identity(node: Node, nodes: Sequence[Node], log_dir: Path) -> dict[str, object]:
+    """The node's identity and its listeners: loopback only, not configurable."""
+    voters = ",".join(f"{n.id}@{HOST}:{n.controller_port}" for n in nodes)
+    return {
+        "process.roles": "broker,controller",
+        "node.id": node.id,
+        "controller.quorum.voters": voters,
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{node.address},CONTROLLER://{HOST}:{node.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{node.address}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": log_dir,
     }
 
 

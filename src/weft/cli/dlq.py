@@ -92,7 +92,8 @@ def ls(
         cells = (
             f"{one.at.partition}:{one.at.offset}", _time(one.time_ms),
             shown(one.key, KEY_CHARS_MAX),
-            cut(error, VALUE_CHARS_MAX), _or_dash(one.attempts), str(one.replays),
+            cut(error, VALUE_CHARS_MAX),
+            "-" if one.attempts is None else str(one.attempts), str(one.replays),
             "yes" if row["brought_back"] else "",
         )  # fmt: skip
         table.add_row(*map(Text, cells))
@@ -124,8 +125,9 @@ def show(
             raise ConfigError(f"there is no letter {place}: weft dlq ls {place.topic} lists them")
         record = _values(box, [found]).get(place)
         row = _row(box, found, record if values else None)
+    own = {name for name, _ in found.own_headers}  # not those that were added with the letter
     headers = [
-        (name, shown(value, SHOWN_CHARS_MAX) if values or _is_ours(found, name) else "…")
+        (name, shown(value, SHOWN_CHARS_MAX) if values or name not in own else "…")
         for name, value in found.headers
     ]
     row["headers"] = [list(one) for one in headers]
@@ -229,11 +231,6 @@ def _values(box: Box, letters: Sequence[Letter]) -> dict[Place, Record[Any]]:
     return {Place(one.topic, one.partition, one.offset): one for one in box.fetch(places)}
 
 
-def _is_ours(letter: Letter, name: str) -> bool:
-    """A header that was added with the letter, not one of the record's own."""
-    return not any(name == own for own, _ in letter.own_headers)
-
-
 def _row(box: Box, one: Letter, record: Record[Any] | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "letter": str(one.at),
@@ -262,7 +259,3 @@ def _time(time_ms: int) -> str:
         return dt.datetime.fromtimestamp(time_ms // 1000, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
         return str(time_ms)
-
-
-def _or_dash(number: int | None) -> str:
-    return "-" if number is None else str(number)

@@ -21,7 +21,6 @@ from weft.dlq.plan import STALE, Plan, Rules, Stale
 from weft.dlq.refails import Careful
 from weft.dlq.replay import Outcome, Repair, Replay, Wanted, group_of
 from weft.errors import ConfigError, Reject
-from weft.kafka.ports import OutMessage
 from weft.numeric import is_positive
 from weft.runtime.calls.invoke import BadReturn, messages_of
 from weft.types import Record
@@ -136,7 +135,13 @@ class _Call:
         if not self.as_json:
             _print(self.wanted, plan, readers)
             for record, message in examples:
-                _print_change(record, message)
+                before, after = (_lines(one) for one in (record.value, message.value))
+                name = f"{record.topic}:{record.partition}:{record.offset}"
+                lines = list(difflib.unified_diff(before, after, name, "--map", lineterm="", n=1))
+                for line in lines[:DIFF_LINES_MAX]:
+                    typer.echo(cut(line, LINE_CHARS_MAX))
+                if len(lines) > DIFF_LINES_MAX:
+                    typer.echo(f"and {len(lines) - DIFF_LINES_MAX} more lines")
         if not self.yes:
             if self.as_json:
                 typer.echo(json.dumps({**plan.facts(), "groups": readers, "sent": 0}))
@@ -222,17 +227,6 @@ def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
             wanted.rules.stale or "", "left out" if wanted.rules.stale else "--stale decides"
         )
         typer.echo(f"{plan.staleness()}: {done}")
-
-
-def _print_change(record: Record[Any], message: OutMessage) -> None:
-    """What --map makes of one record."""
-    before, after = (_lines(one) for one in (record.value, message.value))
-    name = f"{record.topic}:{record.partition}:{record.offset}"
-    lines = list(difflib.unified_diff(before, after, name, "--map", lineterm="", n=1))
-    for line in lines[:DIFF_LINES_MAX]:
-        typer.echo(cut(line, LINE_CHARS_MAX))
-    if len(lines) > DIFF_LINES_MAX:
-        typer.echo(f"and {len(lines) - DIFF_LINES_MAX} more lines")
 
 
 def _lines(value: bytes | None) -> list[str]:

@@ -147,7 +147,20 @@ def set_(
             raise _no_group(offsets)
         if members:
             raise ConfigError(f"group {offsets.group} has {members} member(s): stop them first")
-        moves = _moves(offsets, where, offset, to_latest, timestamp_ms)
+        spans = offsets.spans(where)
+        known = {(one.topic, one.partition): one for one in offsets.progress(where)}
+        at = offsets.offsets_at(where, timestamp_ms) if timestamp_ms is not None else {}
+        moves = []
+        for one in where:
+            span = spans[one]
+            after = offset if offset is not None else span.end if to_latest else span.start
+            if one in at:  # -1: all records are earlier
+                after = at[one] if at[one] >= 0 else span.end
+            if not span.start <= after <= span.end:
+                raise ConfigError(
+                    f"{one[0]}[{one[1]}] holds offsets {span.start} to {span.end}, not {after}"
+                )
+            moves.append(plan_move(known.get(one), span, one, after))
         if yes:
             offsets.store(moves)
     _print_moves(moves, yes, as_json)
@@ -169,31 +182,6 @@ def _partitions_of(
 
 def _no_group(offsets: GroupOffsets) -> ConfigError:
     return ConfigError(f"group {offsets.group} does not exist at {offsets.bootstrap}")
-
-
-def _moves(
-    offsets: GroupOffsets,
-    where: Sequence[tuple[str, int]],
-    offset: int | None,
-    to_latest: bool,
-    timestamp_ms: int | None,
-) -> list[Move]:
-    """The commits to make, and how many records each repeats or skips."""
-    spans = offsets.spans(where)
-    known = {(one.topic, one.partition): one for one in offsets.progress(where)}
-    at = offsets.offsets_at(where, timestamp_ms) if timestamp_ms is not None else {}
-    moves = []
-    for one in where:
-        span = spans[one]
-        after = offset if offset is not None else span.end if to_latest else span.start
-        if one in at:  # -1: all records are earlier
-            after = at[one] if at[one] >= 0 else span.end
-        if not span.start <= after <= span.end:
-            raise ConfigError(
-                f"{one[0]}[{one[1]}] holds offsets {span.start} to {span.end}, not {after}"
-            )
-        moves.append(plan_move(known.get(one), span, one, after))
-    return moves
 
 
 def _print_moves(moves: Sequence[Move], is_done: bool, as_json: bool) -> None:

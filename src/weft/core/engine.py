@@ -524,22 +524,18 @@ class Engine:
             partition.in_flight or partition.sending or partition.commit.claims
             for partition in state.partitions.values()
         )
-        if state.stop_mode == "now" or not (busy or self._more_to_do()):
+        if state.stop_mode == "buffered" and not busy:  # something can still be finished
+            busy = self._batching.waiting() or any(
+                partition.lanes.ready
+                or partition.lanes.aside
+                or partition.lanes.unpaid
+                or partition.retrying
+                for partition in state.partitions.values()
+                if partition.startable
+            )
+        if state.stop_mode == "now" or not busy:
             state.drained = True
             state.emit(fx.Drained())
-
-    def _more_to_do(self) -> bool:
-        """Stop mode "buffered": something in memory can still be finished."""
-        if self.state.stop_mode != "buffered":
-            return False
-        return self._batching.waiting() or any(
-            partition.lanes.ready
-            or partition.lanes.aside
-            or partition.lanes.unpaid
-            or partition.retrying
-            for partition in self.state.partitions.values()
-            if partition.startable
-        )
 
     # -- the view: what others may read (tests/test_core_view.py) ----------------------------------
 

@@ -179,7 +179,19 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
             )
         return Start(found.reset_to, commit_start=True)
     if found.committed > found.log_end:
-        return _lost(found, found.committed, on_lost)
+        if on_lost == "stop":
+            return OffsetLost(
+                f"committed offset {found.committed} is past the end of the log {found.log_end} "
+                '(a topic recreated, or a truncated log): set on_offset_lost="earliest" or '
+                '"latest", or commit a valid offset with `weft offsets set`'
+            )
+        target = found.log_start if on_lost == "earliest" else found.log_end
+        return Start(
+            target,
+            commit_start=True,
+            warning=f"committed offset {found.committed} is past the end of the log "
+            f"{found.log_end}: going on at {on_lost}, {target}",
+        )
     known = ""
     try:
         restored = decode(found.committed, found.metadata, log_end=found.log_end)
@@ -211,20 +223,4 @@ def resolve(found: Found, on_lost: OnLost) -> Start | OffsetLost:
         remembered=restored.rider.entries,
         warning=known
         or (problem and f"what the commit remembers of records is ignored: {problem}"),
-    )
-
-
-def _lost(found: Found, committed: int, on_lost: OnLost) -> Start | OffsetLost:
-    if on_lost == "stop":
-        return OffsetLost(
-            f"committed offset {committed} is past the end of the log {found.log_end} (a topic "
-            'recreated, or a truncated log): set on_offset_lost="earliest" or "latest", or commit '
-            "a valid offset with `weft offsets set`"
-        )
-    target = found.log_start if on_lost == "earliest" else found.log_end
-    return Start(
-        target,
-        commit_start=True,
-        warning=f"committed offset {committed} is past the end of the log {found.log_end}: "
-        f"going on at {on_lost}, {target}",
     )

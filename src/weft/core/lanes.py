@@ -394,7 +394,17 @@ class Lanes:
         """The lane's head failed: what the lane holds moves to the budget of failing records."""
         charge = work.charge
         if charge is None:
-            charge = self._charge_lane(work)
+            charge = LaneCharge()
+            member: Work | None = work
+            while member is not None:
+                left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
+                if member is work or not left:
+                    if member.charge is not None:  # one behind it in its batch failed first
+                        self._uncharge(member, member.charge)
+                    member.charge = charge
+                    charge.records += 1
+                    charge.bytes += member.size
+                member = member.next
         # Of a parked head: nothing of the lane moves any more, whatever one behind it in its batch
         # does later.
         if not follows(work):
@@ -411,20 +421,6 @@ class Lanes:
         if charge is not None:
             charge.bytes += more
             self.blocked_bytes += more if charge.blocked else 0
-
-    def _charge_lane(self, work: Work) -> LaneCharge:
-        charge = LaneCharge()
-        member: Work | None = work
-        while member is not None:
-            left = member.state in (states.DONE, states.PENDING)  # before it, in its batch
-            if member is work or not left:
-                if member.charge is not None:  # one behind it in its batch failed first
-                    self._uncharge(member, member.charge)
-                member.charge = charge
-                charge.records += 1
-                charge.bytes += member.size
-            member = member.next
-        return charge
 
     def _charge(self, work: Work, charge: LaneCharge) -> None:
         """A record comes into a lane that has a charge."""

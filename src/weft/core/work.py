@@ -253,12 +253,6 @@ def size_bytes(text: str) -> int:
     return TEXT_OVERHEAD_BYTES + len(text) * (1 if text.isascii() else 4) if text else 0
 
 
-def _place(trace: str) -> str:
-    """Where the error was raised: the file, line and function of the last frame."""
-    begin = trace.rfind('  File "')
-    return trace[begin : trace.find("\n", begin)] if begin >= 0 else ""
-
-
 class HeldBy(NamedTuple):
     """A command that holds a lane or a record."""
 
@@ -369,7 +363,10 @@ class Failure:
             return self.known_hash
         if self._hash is None:
             kind, _, before, after = self._error
-            self._hash = error_hash(kind, _place(before or after))
+            trace = before or after
+            begin = trace.rfind('  File "')
+            last = trace[begin : trace.find("\n", begin)] if begin >= 0 else ""  # frame
+            self._hash = error_hash(kind, last)
         return self._hash
 
     @property

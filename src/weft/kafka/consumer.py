@@ -181,7 +181,10 @@ class KafkaConsumer(_Asking):
             self._only_topic = topics[0]
         try:
             self._consumer.subscribe(
-                [self._pattern(topic) if topic in patterns else topic for topic in topics],
+                [
+                    (f"^({topic[1:]}).*" if self._kip848 else topic) if topic in patterns else topic
+                    for topic in topics
+                ],
                 on_assign=self._on_assign,
                 on_revoke=lambda _, gone: self._give_up(gone, lost=False),
                 on_lost=lambda _, gone: self._give_up(gone, lost=True),
@@ -193,10 +196,6 @@ class KafkaConsumer(_Asking):
                 f"librdkafka does not take the pattern {' or '.join(map(repr, patterns))}: write a "
                 "POSIX extended regular expression, without (?...)"
             ) from error
-
-    def _pattern(self, pattern: str) -> str:
-        """A pattern need not reach a name's end; a KIP-848 broker compares it with the whole."""
-        return f"^({pattern[1:]}).*" if self._kip848 else pattern
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         assert self._listener is not None

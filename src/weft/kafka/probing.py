@@ -85,7 +85,19 @@ def _cure(reason: str, config: Config) -> str:
     """The fix for errors of OpenSSL or a missing library that do not name one."""
     for name, value in config.items():
         if name in reason and name.endswith(".location"):
-            return _file_cure(name, str(value))
+            # What is wrong with a file of keys or certificates.
+            try:
+                with open(str(value), "rb"):  # noqa: PTH123  # the question is whether it can be read
+                    pass
+            except OSError as error:
+                return f"the file that {name} names cannot be read: {error.strerror}"
+            if "key" not in name:
+                return f"is the file that {name} names a PEM file?"
+            stored = "keystore" in name
+            kind, password = (
+                ("PKCS#12", "ssl.keystore.password") if stored else ("PEM", "ssl.key.password")
+            )
+            return f"is the file that {name} names a {kind} file, and is {password} right?"
         if name in reason and name.endswith(".pem"):
             return f"give {name} the whole text, with its BEGIN and END lines"
     if reason.startswith("Unsupported SASL mechanism"):
@@ -95,20 +107,6 @@ def _cure(reason: str, config: Config) -> str:
         name = _as_given("sasl.mechanisms", config)
         return f"set {name} to another one, or build confluent-kafka against such a librdkafka"
     return next((cure for text, cure in _CURES.items() if text in reason), "")
-
-
-def _file_cure(name: str, path: str) -> str:
-    """What is wrong with a file of keys or certificates."""
-    try:
-        with open(path, "rb"):  # noqa: PTH123  # the question is whether it can be read
-            pass
-    except OSError as error:
-        return f"the file that {name} names cannot be read: {error.strerror}"
-    if "key" not in name:
-        return f"is the file that {name} names a PEM file?"
-    stored = "keystore" in name
-    kind, password = ("PKCS#12", "ssl.keystore.password") if stored else ("PEM", "ssl.key.password")
-    return f"is the file that {name} names a {kind} file, and is {password} right?"
 
 
 def _as_given(name: str, config: Config) -> str:

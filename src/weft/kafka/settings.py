@@ -99,15 +99,40 @@ def client_settings(
             "kafka: group.instance.id is set by Weft on a fleet: use members=..., which gives "
             "each member its own"
         )
-    _check_isolation(shared, delivery)
-    _check_heartbeat(shared)
-    _check_oauth(shared)
+    # Spell the level as librdkafka does (others look at it); refuse what would break a promise.
+    level = str(shared.get("isolation.level", "read_committed")).strip().lower()
+    if "isolation.level" in shared:
+        shared["isolation.level"] = level
+    if delivery == "exactly_once" and level != "read_committed":
+        raise ConfigError(
+            f'kafka: isolation.level={level} with delivery="exactly_once" would read what is '
+            "aborted later: remove it, or use another delivery"
+        )
+    # The broker removes a member with too few heartbeats, again and again.
+    beat_ms = int(str(shared.get("heartbeat.interval.ms", _HEARTBEAT_MS)), 0)
+    session_ms = int(str(shared.get("session.timeout.ms", _SESSION_MS)), 0)
+    if beat_ms >= session_ms and shared.get("group.protocol") != "consumer":
+        raise ConfigError(
+            f"kafka: heartbeat.interval.ms ({beat_ms}) must be below session.timeout.ms "
+            f"({session_ms}): set it to a third of that, or remove it"
+        )
+    # Without a token source, librdkafka waits for a token forever and silently.
+    of = {canonical(name): str(value).strip().lower() for name, value in shared.items()}
+    logs_in = of.get("security.protocol", "").startswith("sasl_")
+    if logs_in and of.get("sasl.mechanisms") == "oauthbearer" and "oauth_cb" not in shared:
+        unsecured = of.get("enable.sasl.oauthbearer.unsecure.jwt") in ("true", "t", "1")
+        if of.get("sasl.oauthbearer.method", "default") == "default" and not unsecured:
+            raise ConfigError(
+                "kafka: sasl.mechanism=OAUTHBEARER has no way to its token: give oauth_cb, or "
+                "sasl.oauthbearer.method=oidc"
+            )
     if "oauth_cb" in shared:
         shared["oauth_cb"] = partial(_token, shared["oauth_cb"])
+    left_out = {"statistics.interval.ms", "stats_cb", "error_cb", "throttle_cb"}
     settings = ClientSettings(
         consumer=_consumer(shared, group, buffer_records, buffer_bytes, fleet_instance_id),
         producer=_producer(shared, own, buffer_bytes),
-        admin=_admin(shared),
+        admin={n: v for n, v in _of(shared, "*").items() if n not in left_out},
     )
     check_combination(settings.consumer, settings.producer)
     return settings
@@ -147,43 +172,6 @@ def _check_name(name: object, option: str, scopes: str) -> None:
         raise ConfigError(f"{option}: {name} is a property of consumers: put it into kafka")
     if name in _NO_EFFECT:
         _log.warning("%s: %s has no effect: %s", option, name, _NO_EFFECT[name])
-
-
-def _check_isolation(kafka: Config, delivery: DeliveryName) -> None:
-    """Spell the level as librdkafka does (others look at it); refuse what would break a promise."""
-    level = str(kafka.get("isolation.level", "read_committed")).strip().lower()
-    if "isolation.level" in kafka:
-        kafka["isolation.level"] = level
-    if delivery == "exactly_once" and level != "read_committed":
-        raise ConfigError(
-            f'kafka: isolation.level={level} with delivery="exactly_once" would read what is '
-            "aborted later: remove it, or use another delivery"
-        )
-
-
-def _check_heartbeat(kafka: Config) -> None:
-    """The broker removes a member with too few heartbeats, again and again."""
-    beat_ms = int(str(kafka.get("heartbeat.interval.ms", _HEARTBEAT_MS)), 0)
-    session_ms = int(str(kafka.get("session.timeout.ms", _SESSION_MS)), 0)
-    if beat_ms >= session_ms and kafka.get("group.protocol") != "consumer":
-        raise ConfigError(
-            f"kafka: heartbeat.interval.ms ({beat_ms}) must be below session.timeout.ms "
-            f"({session_ms}): set it to a third of that, or remove it"
-        )
-
-
-def _check_oauth(kafka: Config) -> None:
-    """Without a token source, librdkafka waits for a token forever and silently."""
-    of = {canonical(name): str(value).strip().lower() for name, value in kafka.items()}
-    logs_in = of.get("security.protocol", "").startswith("sasl_")
-    if not logs_in or of.get("sasl.mechanisms") != "oauthbearer" or "oauth_cb" in kafka:
-        return
-    unsecured = of.get("enable.sasl.oauthbearer.unsecure.jwt") in ("true", "t", "1")
-    if of.get("sasl.oauthbearer.method", "default") == "default" and not unsecured:
-        raise ConfigError(
-            "kafka: sasl.mechanism=OAUTHBEARER has no way to its token: give oauth_cb, or "
-            "sasl.oauthbearer.method=oidc"
-        )
 
 
 def _token(function: Callable[[str], Any], config: str) -> Any:
@@ -254,12 +242,6 @@ def _producer(kafka: Config, own: Config, size_bytes: int) -> Config:
     )
     config = _with_defaults(config, producer_budget(config, size_bytes))
     return config | {"enable.idempotence": True}
-
-
-def _admin(kafka: Config) -> Config:
-    """Only what every client takes; statistics and errors of this one would come twice."""
-    left_out = {"statistics.interval.ms", "stats_cb", "error_cb", "throttle_cb"}
-    return {n: v for n, v in _of(kafka, "*").items() if n not in left_out}
 
 
 def with_own_id(consumer: Config) -> Config:

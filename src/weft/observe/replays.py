@@ -141,7 +141,35 @@ class Replays:
         asked = given
         action = asked["action"]
         if action in ("look", "go"):
-            job = self._begun(self._wanted(asked))
+            topic, goes = asked.get("topic"), asked["action"] == "go"
+            known = sorted(self._letters())
+            if topic not in known:
+                names = ", ".join(known) or "none"
+                raise ConfigError(
+                    f"{topic!r:.80} is no dead-letter topic of this app's handlers: {names:.300}"
+                )
+            where, stale, groups = asked.get("where"), asked.get("stale"), asked.get("groups") or ()
+            if stale not in (None, "", *STALE):
+                raise ConfigError(f"stale {stale!r:.40} is not known: one of {', '.join(STALE)}")
+            if not isinstance(where, str | None):
+                raise ConfigError("where must be text")
+            listed = isinstance(groups, list | tuple) and len(groups) <= GROUPS_MAX
+            if not listed or not all(isinstance(one, str) for one in groups):
+                raise ConfigError(f"groups is a list of at most {GROUPS_MAX:,} names")
+            claimed_by = asked.get("claimed_by", "")
+            if not isinstance(claimed_by, str) or len(claimed_by) > NAME_CHARS_MAX:
+                raise ConfigError(f"claimed_by is text of at most {NAME_CHARS_MAX} characters")
+            job = self._begun(
+                _Asked(
+                    str(topic),
+                    goes,
+                    parse(where) if where and where.strip() else None,
+                    stale or None,
+                    frozenset(groups),
+                    checked_reason(asked.get("reason")) if goes else "",
+                    claimed_by if claimed_by.isprintable() else "?",
+                )
+            )
         else:
             with self._lock:
                 now = self._job
@@ -151,35 +179,6 @@ class Replays:
             if action == "stop":
                 job.stop.set()
         return {"member": self._member(), "job": job.row()}
-
-    def _wanted(self, given: Mapping[str, Any]) -> _Asked:
-        topic, goes = given.get("topic"), given["action"] == "go"
-        known = sorted(self._letters())
-        if topic not in known:
-            names = ", ".join(known) or "none"
-            raise ConfigError(
-                f"{topic!r:.80} is no dead-letter topic of this app's handlers: {names:.300}"
-            )
-        where, stale, groups = given.get("where"), given.get("stale"), given.get("groups") or ()
-        if stale not in (None, "", *STALE):
-            raise ConfigError(f"stale {stale!r:.40} is not known: one of {', '.join(STALE)}")
-        if not isinstance(where, str | None):
-            raise ConfigError("where must be text")
-        listed = isinstance(groups, list | tuple) and len(groups) <= GROUPS_MAX
-        if not listed or not all(isinstance(one, str) for one in groups):
-            raise ConfigError(f"groups is a list of at most {GROUPS_MAX:,} names")
-        claimed_by = given.get("claimed_by", "")
-        if not isinstance(claimed_by, str) or len(claimed_by) > NAME_CHARS_MAX:
-            raise ConfigError(f"claimed_by is text of at most {NAME_CHARS_MAX} characters")
-        return _Asked(
-            str(topic),
-            goes,
-            parse(where) if where and where.strip() else None,
-            stale or None,
-            frozenset(groups),
-            checked_reason(given.get("reason")) if goes else "",
-            claimed_by if claimed_by.isprintable() else "?",
-        )
 
     def _begun(self, asked: _Asked) -> _Job:
         with self._lock:

@@ -50,10 +50,12 @@ def listening(option: str, host: str, port: int) -> socket.socket:
     return server
 
 
-def _bounded() -> Any:
-    """Uvicorn's protocol with limits of its own: uvicorn's answers 503 to all, the probes too."""
+def server_of(app: Any) -> Any:
+    """A uvicorn server of an ASGI app: quiet, bounded, without start-up hooks."""
+    import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+    # Own limits: uvicorn's answer 503 to all, the probes too.
     class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of two classes
         since = 0.0
         head_bytes = 0
@@ -101,13 +103,6 @@ def _bounded() -> Any:
             else:
                 self.timer = self.loop.call_later(due_s, self._look)
 
-    return Bounded
-
-
-def server_of(app: Any) -> Any:
-    """A uvicorn server of an ASGI app: quiet, bounded, without start-up hooks."""
-    import uvicorn
-
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -117,7 +112,7 @@ def server_of(app: Any) -> Any:
             log_level="critical",
             access_log=False,
             server_header=False,
-            http=_bounded(),
+            http=Bounded,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
             loop="asyncio",

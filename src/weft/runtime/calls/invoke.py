@@ -272,21 +272,20 @@ def asked_wait_s(error: BaseException) -> float | None:
             for answered in both:
                 status = getattr(answered, "status_code", None) or getattr(answered, "status", None)
                 if status == TOO_MANY_REQUESTS:
-                    return _seconds(answered.headers.get("Retry-After"))
+                    # The header's value: a number of seconds, or an HTTP date.
+                    value = answered.headers.get("Retry-After")
+                    if value is None:
+                        return None
+                    text = str(value).strip()
+                    try:
+                        seconds = float(text)
+                    except ValueError:
+                        at = parsedate_to_datetime(text)
+                        seconds = (
+                            at if at.tzinfo else at.replace(tzinfo=UTC)
+                        ).timestamp() - time.time()
+                    return max(0.0, seconds) if seconds < float("inf") else None
             one = one.__cause__ or one.__context__
     except Exception:  # an error of the user's: its attributes may be anything
         return None
     return None
-
-
-def _seconds(value: Any) -> float | None:
-    """The header's value: a number of seconds, or an HTTP date."""
-    if value is None:
-        return None
-    text = str(value).strip()
-    try:
-        seconds = float(text)
-    except ValueError:
-        at = parsedate_to_datetime(text)
-        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()
-    return max(0.0, seconds) if seconds < float("inf") else None

@@ -146,18 +146,26 @@ class Telling:
 
     def trouble(self, effect: fx.Troubled) -> None:
         """An attempt failed, or a record was given up."""
-        error = self._error_of(effect)
+        known = self._raised.pop(effect.work, None)
+        raised = effect.error.raised if isinstance(effect.error, Raised) else None
+        if effect.outcome == "failed" and raised is not None:
+            _keep(self._raised, effect.work, raised)
+        found = raised or known
+        # What was raised, where that is still known here. A dead letter that was refused is another
+        # error than what its record raised.
+        if found is None or type(found).__name__ != effect.error.type:
+            found = RemoteError(*effect.error)
         effect = effect._replace(error=ErrorInfo(*effect.error))  # what is kept holds no frames
         self.troubles.note(effect)
         if effect.outcome == "failed":
-            self._failed(effect, error)
+            self._failed(effect, found)
         else:
-            self._gave_up(effect, error)
+            self._gave_up(effect, found)
         if self._on_error is not None and self._callbacks is not None:
             # The user's `on_error`, on the callbacks' thread.
             if self._callbacks.waiting < CALLS_MAX:
                 self._callbacks.call(
-                    self._on_error, effect.record, error, effect.attempts, effect.outcome
+                    self._on_error, effect.record, found, effect.attempts, effect.outcome
                 )
                 return
             self._not_called += 1
@@ -168,18 +176,6 @@ class Telling:
                     left_out_so_far=self._not_called,
                     waiting=CALLS_MAX,
                 )
-
-    def _error_of(self, effect: fx.Troubled) -> BaseException:
-        """What was raised, where that is still known here; else what stands for it."""
-        known = self._raised.pop(effect.work, None)
-        raised = effect.error.raised if isinstance(effect.error, Raised) else None
-        if effect.outcome == "failed" and raised is not None:
-            _keep(self._raised, effect.work, raised)
-        found = raised or known
-        # A dead letter that was refused is another error than what its record raised.
-        if found is None or type(found).__name__ != effect.error.type:
-            return RemoteError(*effect.error)
-        return found
 
     def _failed(self, effect: fx.Troubled, raised: BaseException) -> None:
         """A failed attempt: one in ten seconds of each handler, error type and place."""

@@ -74,15 +74,13 @@ class TopicIds:
                     next="recreate it with `weft topics create`, or stop consuming it",
                 )
         for topic, found in ids.items():
-            if self._note(seat, topic, found):
+            held = [where for where in list(seat.partitions) if where[0] == topic]
+            if any(where not in self._ids for where in held):
+                self._on_unsure(
+                    topic
+                )  # what was asked before it was known may be of a former topic
+            if any(self._ids.setdefault(where, found) != found for where in held):
                 seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
-
-    def _note(self, seat: Seat, topic: str, found: str) -> bool:
-        """Remember the id of epochs that had none yet; whether any belongs to another topic."""
-        held = [where for where in list(seat.partitions) if where[0] == topic]
-        if any(where not in self._ids for where in held):
-            self._on_unsure(topic)  # what was asked before it was known may be of a former topic
-        return any(self._ids.setdefault(where, found) != found for where in held)
 
     def _again(self, seat: Seat, reread: Reread, topic: str, found: str) -> None:
         """On the polling thread: restart the partitions of a former topic."""

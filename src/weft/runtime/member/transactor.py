@@ -308,17 +308,7 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
 
 def _held_place(digest: str) -> tuple[str, Callable[[], None]]:
     """A free `{installation}-{slot}`, and a function that releases it."""
-    folder = _own_folder()
-    try:
-        installation = _installation(folder)
-        slot, held = _free_slot(folder, digest)
-        return f"{installation}-{slot}", partial(os.close, held)
-    finally:
-        os.close(folder)
-
-
-def _own_folder() -> int:
-    """The folder of the locks, opened; OSError where there is none that is this user's alone."""
+    # The folder of the locks, opened; OSError where there is none that is this user's alone.
     given = os.environ.get("XDG_STATE_HOME")
     try:
         base = Path(given) if given else Path.home() / ".local" / "state"
@@ -334,7 +324,12 @@ def _own_folder() -> int:
     except OSError:
         os.close(folder)
         raise
-    return folder
+    try:
+        installation = _installation(folder)
+        slot, held = _free_slot(folder, digest)
+        return f"{installation}-{slot}", partial(os.close, held)
+    finally:
+        os.close(folder)
 
 
 def _check_own(opened: int, path: object) -> None:

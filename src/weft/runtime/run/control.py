@@ -177,7 +177,25 @@ class Control:
         buffered = sum(row["buffered"] for row in meant)
         here = f"{len(meant):,} of its partitions, {buffered:,} records here"
         if order.action == "resume":
-            return self._resume(order, handler, here, _waiting(order, shot["halts"]))
+            # End pauses; `waiting`: handlers whose records wait for a probe, which they end, too.
+            waiting = _waiting(order, shot["halts"])
+            paused = [one for one in self._force if one.order.action == "pause"]
+            whole = order.topic is None and order.handler is None
+            target = (order.topic, order.handler)
+            ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
+            left = [one for one in paused if one not in ended]
+            if not ended and not waiting:
+                more = f"; in force: {', '.join(what(one.order) for one in left)}" if left else ""
+                return "unchanged", f"no command paused {what(order)}{more}", None, ()
+            if order.dry_run:
+                return self._would(order, handler, f"resume {what(order)}: {here}", None)
+            self._force = [one for one in self._force if one not in ended]
+            self._check_sent()
+            numbers, member = list(map(self._names.index, waiting)), self._run.member
+            if numbers and member is not None:
+                member.door.call(lambda engine, at: engine.let_go(at, numbers))
+            more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
+            return "done", f"resumed {what(order)}: {here}{more}", None, ()
         until = self._time() + order.for_s
         settings = ", ".join(
             f"{name}={'as declared' if value is None else f'{value:g}'}"
@@ -239,28 +257,6 @@ class Control:
     def _is_meant(self, order: Order, handler: int | None, row: Mapping[str, Any]) -> bool:
         name = None if handler is None else self._names[handler]
         return order.topic in (None, row["topic"]) and name in (None, row.get("handler", name))
-
-    def _resume(
-        self, order: Order, handler: int | None, here: str, waiting: Sequence[str]
-    ) -> _Done:
-        """End pauses; `waiting`: handlers whose records wait for a probe, which they end, too."""
-        paused = [one for one in self._force if one.order.action == "pause"]
-        whole = order.topic is None and order.handler is None
-        target = (order.topic, order.handler)
-        ended = [o for o in paused if whole or (o.order.topic, o.order.handler) == target]
-        left = [one for one in paused if one not in ended]
-        if not ended and not waiting:
-            more = f"; in force: {', '.join(what(one.order) for one in left)}" if left else ""
-            return "unchanged", f"no command paused {what(order)}{more}", None, ()
-        if order.dry_run:
-            return self._would(order, handler, f"resume {what(order)}: {here}", None)
-        self._force = [one for one in self._force if one not in ended]
-        self._check_sent()
-        numbers, member = list(map(self._names.index, waiting)), self._run.member
-        if numbers and member is not None:
-            member.door.call(lambda engine, at: engine.let_go(at, numbers))
-        more = f"; still paused: {', '.join(what(one.order) for one in left)}" if left else ""
-        return "done", f"resumed {what(order)}: {here}{more}", None, ()
 
     def _check_sent(self) -> None:
         if not self._send():

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from weft.core import states
 from weft.core.engine import Engine
 from weft.core.partition import Partition
-from weft.core.work import Work
 from weft.kafka.ports import AdminPort, KafkaUnavailable
 from weft.types import TopicPartition
 
@@ -123,11 +122,12 @@ def passed(partition: Partition, end: int) -> bool:
         return False  # lost since it was looked up; what it held is forgotten, not done
     if partition.position < end > partition.frontier:
         return False
-    return all(work is not None and _stuck(work) for work in partition.unfinished(end))
-
-
-def _stuck(work: Work) -> bool:
-    """Parked, or behind a parked record in its lane: nothing but a restart moves it."""
-    if work.state == states.PARKED:
-        return True
-    return work.state == states.QUEUED and work.charge is not None and work.charge.parked
+    # Parked, or behind a parked record in its lane: nothing but a restart moves it.
+    return all(
+        work is not None
+        and (
+            work.state == states.PARKED
+            or (work.state == states.QUEUED and work.charge is not None and work.charge.parked)
+        )
+        for work in partition.unfinished(end)
+    )

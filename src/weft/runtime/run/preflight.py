@@ -227,7 +227,14 @@ class FirstStart:
         given = {canonical(name): value for name, value in kafka.items()}
         self._group = group
         self._reset = given.get(canonical(RESET))
-        self._stakes = sorted({s for handler in handlers if (s := _at_stake(handler))})
+        #: the options that make repeats or losses critical
+        self._stakes = sorted(
+            {
+                handler.delivery if handler.ledger is None else "a ledger"
+                for handler in handlers
+                if handler.ledger is not None or handler.delivery != "at_least_once"
+            }
+        )
 
     def report(self, found: Mapping[TopicPartition, Found]) -> None:
         """Log the assigned partitions that have no commit yet."""
@@ -241,10 +248,3 @@ class FirstStart:
             level = "warning"
             fields["next"] = f"with {' and '.join(self._stakes)} set {RESET} to choose the start"
         event(level, "no commits yet", **fields)
-
-
-def _at_stake(handler: HandlerOptions) -> str:
-    """The option that makes repeats or losses critical for the handler; empty without."""
-    if handler.ledger is not None:
-        return "a ledger"
-    return "" if handler.delivery == "at_least_once" else handler.delivery

@@ -130,7 +130,12 @@ class Run:
         )
         try:
             topics = self._check(self._admin)
-            self._open_ledgers(self._admin)
+            if any(handler.ledger is not None for handler in self._handlers):
+                from weft.runtime.run.handler_plans import open_ledgers, pruning  # needs SQLAlchemy
+
+                group = self._options.group
+                self._ledgers = open_ledgers(self._handlers, self._plans, group, self._admin)
+                self._on_commit = pruning(self._ledgers, self._options.on_commit)
             if self._until == "drained":
                 self._drain = drain_of(
                     self._admin,
@@ -186,14 +191,6 @@ class Run:
             self._options,
             lambda: self._stop_asked is not None,
         )
-
-    def _open_ledgers(self, admin: AdminPort) -> None:
-        if any(handler.ledger is not None for handler in self._handlers):
-            from weft.runtime.run.handler_plans import open_ledgers, pruning  # needs SQLAlchemy
-
-            group = self._options.group
-            self._ledgers = open_ledgers(self._handlers, self._plans, group, admin)
-            self._on_commit = pruning(self._ledgers, self._options.on_commit)
 
     def _member_config(self) -> MemberConfig:
         options = self._options

@@ -46,21 +46,17 @@ class Shares:
             return
         self._of, self._due = held, now + AGAIN_S
         try:
-            totals = self._totals(admin)
+            routes = self._routes
+            matching = admin.matching(routes.patterns, ANSWER_S) if routes.patterns else []
+            found = admin.describe(sorted({*routes.literal, *matching}), ANSWER_S)
+            totals: dict[int, int | None] = dict.fromkeys(self._handlers, 0)
+            for topic, facts in found.items():
+                try:
+                    handler = routes.handler_of(topic)
+                except ConfigError:  # that of two patterns: the member ends for it
+                    continue
+                totals[handler] = (totals[handler] or 0) + facts.partitions
         except (KafkaUnavailable, LoginRefused):
             self._due = now + SOON_S  # until then what was known holds
             return
         member.door.post(lambda engine, now: engine.totals_known(now, totals))
-
-    def _totals(self, admin: AdminPort) -> dict[int, int | None]:
-        routes = self._routes
-        matching = admin.matching(routes.patterns, ANSWER_S) if routes.patterns else []
-        found = admin.describe(sorted({*routes.literal, *matching}), ANSWER_S)
-        totals: dict[int, int | None] = dict.fromkeys(self._handlers, 0)
-        for topic, facts in found.items():
-            try:
-                handler = routes.handler_of(topic)
-            except ConfigError:  # that of two patterns: the member ends for it
-                continue
-            totals[handler] = (totals[handler] or 0) + facts.partitions
-        return totals

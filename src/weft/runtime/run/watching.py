@@ -365,33 +365,30 @@ class Watching:
                 self._long[work] = reached
                 due.append((for_s, work))
         due.sort(key=lambda one: one[0], reverse=True)
+        more = max(0, len(due) - LONG_SHOWN_MAX)
         for for_s, work in due[:LONG_SHOWN_MAX]:
-            self._log_call(for_s, work, more=max(0, len(due) - LONG_SHOWN_MAX))
-
-    def _log_call(self, for_s: float, work: Work, *, more: int) -> None:
-        spec = work.partition.handler.spec
-        where = (work.partition.topic, work.partition.number, work.record.offset)
-        handler = work.partition.handler
-        kind = self._member.config.plans[handler.index].kind
-        no_limit = handler.timeout_s is None or kind == "threads"  # which no time-out ends
-        fix = {"next": LONG_FIX[kind]} if no_limit else {}
-        if waits := handler.waits(work):
-            fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
-        others = {"more_such_calls": str(more)} if more else {}
-        self._member.telling.say(
-            "warning",
-            "a call has not started" if waits else "a call is slow",
-            seconds=round(for_s),
-            handler=spec.name,
-            topic=work.partition.topic,
-            partition=work.partition.number,
-            offset=work.record.offset,
-            key=shown_key(work.record.key),
-            attempt=work.attempts + 1,
-            traceback="\n".join(self._member.executors[handler.index].stack(where)),
-            **fix,
-            **others,
-        )
+            where = (work.partition.topic, work.partition.number, work.record.offset)
+            handler = work.partition.handler
+            kind = self._member.config.plans[handler.index].kind
+            no_limit = handler.timeout_s is None or kind == "threads"  # which no time-out ends
+            fix = {"next": LONG_FIX[kind]} if no_limit else {}
+            if waits := handler.waits(work):
+                fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
+            others = {"more_such_calls": str(more)} if more else {}
+            self._member.telling.say(
+                "warning",
+                "a call has not started" if waits else "a call is slow",
+                seconds=round(for_s),
+                handler=handler.name,
+                topic=work.partition.topic,
+                partition=work.partition.number,
+                offset=work.record.offset,
+                key=shown_key(work.record.key),
+                attempt=work.attempts + 1,
+                traceback="\n".join(self._member.executors[handler.index].stack(where)),
+                **fix,
+                **others,
+            )
 
     def _look_at_outputs(self, now: float, clock: float, parts: list[Part]) -> None:
         late = [
