@@ -1,5 +1,5 @@
-"""The account: a copy of the engine's state for people. Pure like the core, and read-only.
+"""The account: a read-only copy of the engine's state, for reports. Pure like the core.
 
-`account` copies, inside the door; all others compute from the copy, outside. `finding` alone walks
-the engine itself, for one record.
+`account` copies while the caller has the door; the other modules compute from the copy, outside it.
+Only `finding` walks the engine itself, for one record.
 """

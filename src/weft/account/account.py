@@ -1,11 +1,11 @@
 """The place of every record: a snapshot of what the engine holds.
 
-`begin` and `copies` run inside the door, so they only copy: counts the engine keeps anyway and one
-list of references a partition. What people read is computed from the copies outside, where that
-blocks nothing (`account/snapshot.py`, `account/blockers.py`).
+`begin` and `copies` run inside the door, so they only copy: counts that the engine keeps anyway and
+one list of references per partition. Reports are computed from the copies outside the door, where
+that blocks nothing (`account/snapshot.py`, `account/blockers.py`).
 
-Each record that was received and is not done is in exactly one place. Their sums are checked
-against a walk over every record by `simulators/core/invariants.py`.
+Each record that was received and is not done is in exactly one place. The simulator checks the sums
+against a walk over every record (`simulators/core/invariants.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.types import ErrorInfo
 
 
 class Place(NamedTuple):
-    """One place a record can be in."""
+    """One place that a record can be in."""
 
     name: str
     meaning: str
@@ -41,22 +41,22 @@ PLACES = (
     Place("gathering", "in a batch that is filling or lingering"),
     Place("behind", "queued behind an earlier record of its lane"),
     Place("past_map", "the offset map has no room for it: starts when earlier records are done"),
-    Place("fetching", "released, and read from the log again: of what is parked no bytes are kept"),
-    Place("outage", "`hold=`: what its handler calls is away, and a probe must succeed first"),
-    Place("budget", "`budget=`: in the queue of a budget, until that lets it start"),
+    Place("fetching", "released; being read from the log again (parked records keep no bytes)"),
+    Place("outage", "`hold=`: what its handler calls is away; a probe must succeed first"),
+    Place("budget", "`budget=`: waits in the queue of a budget"),
     Place("held", "its lane waits for a call of an earlier epoch that still runs"),
     Place("marking", "at_most_once: its started-mark is being committed"),
-    Place("not_begun", "its call has not begun: worker processes open, or prefetch runs"),
+    Place("not_begun", "its call has not started: worker processes open, or prefetch runs"),
     Place("running", "in the handler"),
     Place("sending", "handled; the broker has not acknowledged its outputs or dead letter"),
     Place("committing", "Commit(each=True): done, its commit is not acknowledged"),
     Place("pending", "exactly_once: handled, waits for its transaction to end"),
     Place("retrying", "failed; waits for its next attempt"),
-    Place("on_hold", "held by a command, until it is released or that time is over"),
+    Place("on_hold", "held by a command, until it is released or the hold expires"),
     Place("parked", "attempts used up: stays not-done until it is released"),
 )
 
-#: Why no record starts: of everything, a handler, a topic or a partition.
+#: Why no record starts: in the whole app, a handler, a topic or a partition.
 HALTS = (
     Place("unassigned", "this member has no partitions"),
     Place("paused", "the application called app.pause()"),
@@ -68,9 +68,9 @@ HALTS = (
     Place("membership", "the polling thread was blocked: group membership is not confirmed"),
     Place("broker", "the broker does not answer"),
     Place("refused", "the broker refuses the login"),
-    Place("not_begun", "no call of the handler begins: worker processes open, or prefetch runs"),
+    Place("not_begun", "no call of the handler starts: worker processes open, or prefetch runs"),
     Place("rate_limit", "the handler's rate_limit_per_s is used up"),
-    Place("budget", "`budget=`: it is used up, or what is called asks its callers to wait"),
+    Place("budget", "`budget=`: it is used up, or the service asked its callers to wait"),
     Place("outage", "`hold=`: what the handler calls is away; one record at a time probes"),
     Place("brake", "`brake=`: too many records used up their attempts; one at a time probes"),
     Place("slots", "all concurrency slots of the handler are taken"),
@@ -110,38 +110,38 @@ class Part(NamedTuple):
     commit_state: int
     map_chars: int
     map_limit: int
-    #: characters that the map took when room in it was measured last
+    #: the size of the map in characters when its room was last measured
     map_taken: int
-    #: nothing at or past this offset starts for now; below zero: not measured yet
+    #: nothing at or past this offset starts for now; negative: not measured yet
     map_edge: int
-    #: failing, parked and held records that the last commit had no room for
+    #: failing, parked and held records that did not fit into the last commit
     left_out: int
     user_paused: bool
     command_paused: bool
     intake_paused: bool
-    #: of every place, how many
+    #: place -> number of records
     places: dict[str, int]
-    #: how many are not done, and of these how many are not fetched yet
+    #: how many are not done; how many of these are not fetched yet
     not_done: int
     not_fetched: int
-    #: restored holes not fetched yet, and what is kept as an offset behind parked records; of an
-    #: account that counts only the first
+    #: restored holes not fetched yet, and offsets kept for the lanes of parked records; only the
+    #: first of each if the account only counts
     unfetched: Sequence[int]
-    #: what is not done, in offset order; None for an unfetched one. References to live objects;
-    #: of an account that counts only the first
+    #: what is not done, in offset order; None if it is not fetched. References to live objects;
+    #: only the first if the account only counts
     works: list[Work | None]
-    #: at_most_once: what runs and is done for the offsets
+    #: at_most_once: records that run but are already committed as done
     marked: Sequence[Work]
-    #: lanes in which a call of an earlier epoch runs
+    #: lanes in which a call of an earlier epoch still runs
     held: Mapping[LaneKey, Work | None]
-    #: of lanes that the pressure valve exports: how many there are, and records not sent yet
-    #: to which topic, and why the oldest of them
+    #: the pressure valve's export: number of lanes, records not sent yet, the topic, and the
+    #: reason of the oldest lane
     exports: tuple[int, int, str, str] | None
-    #: how many records of a parked lane are kept as offsets; of one that counts, none
+    #: parked lane -> number of its records kept as offsets; empty if the account only counts
     shelved: Mapping[LaneKey, int]
 
 
-#: What is copied as it is, in the order of `Part`: in C, for it happens inside the door.
+#: The fields that are copied unchanged, in the order of `Part`: a C call, as the door is held.
 _plain = attrgetter(
     "topic", "number", "epoch", "handler", "state", "offsets.position", "offsets.top", "log_end",
     "commit.committed", "commit.committed_at", "commit.state", "commit.map_chars",
@@ -149,15 +149,15 @@ _plain = attrgetter(
     "command_paused", "intake_paused",
 )  # fmt: skip
 _counts = attrgetter("in_flight", "sending", "retrying", "parked", "on_hold")
-#: how much is copied at a time: the door is open to others between two slices
+#: partitions and records per slice: other threads get the door between two slices
 SLICE_PARTITIONS = 250
-#: so many values of one handler are listed
+#: most values of one handler that are listed
 AWAY_MAX = 10
 SLICE_RECORDS = 20_000
 
 
 class Unread(NamedTuple):
-    """An assigned partition that is not read; the runtime knows of it, the engine does not."""
+    """An assigned partition that is not read. Only the runtime knows of it, not the engine."""
 
     topic: str
     number: int
@@ -170,39 +170,39 @@ class Unread(NamedTuple):
 
 
 class Away(NamedTuple):
-    """What a handler calls is away: as it was at the time of the account."""
+    """An outage of what a handler calls, at the time of the account."""
 
     handler: str
     #: "outage" or "brake"
     cause: str
-    #: all of it waits, else records of the value
+    #: True: all records of the handler wait; False: those with this value of `by`
     whole: bool
     value: Hashable
     since: float
     error: ErrorInfo
-    #: records that were put aside, and attempts that failed with it
+    #: records that wait, and attempts that failed with an error of `on`
     aside: int
     failed: int
     probe_s: float
-    #: of a brake: records that used up their attempts, of so many
+    #: brake: (records that used up their attempts, records that ended)
     counts: tuple[int, int]
 
 
 class Spent(NamedTuple):
-    """A budget that lets nothing start: as it was at the time of the account."""
+    """A budget that lets nothing start, at the time of the account."""
 
     name: str
     handlers: tuple[str, ...]
-    #: "rate", "in_flight", "asked" (the service asks its callers to wait) or "share" (the member's
-    #: share is nothing, or not known yet); in a fleet "lent" (all that the driver lends is used) or
+    #: "rate", "in_flight", "asked" (the service asked its callers to wait) or "share" (the member's
+    #: share is zero or not known yet); in a fleet "lent" (all that the driver lends is used) or
     #: "link" (the driver does not answer)
     why: str
     per_s: float | None
     in_flight_max: int | None
-    #: of these numbers, this member's part
+    #: this member's part of the two limits
     share: float
     in_flight: int
-    #: on the engine's clock, when something may start; None: when a call ends
+    #: when something may start, on the engine's clock; None: when a call ends
     until: float | None
     error: ErrorInfo | None
     #: since when the driver does not answer
@@ -210,40 +210,40 @@ class Spent(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Everything the engine holds, at one time of its clock."""
+    """Everything the engine holds, at one time on its clock."""
 
     at: float
     copies: list[tuple[Any, ...]]
     handlers: list[Handler]
-    #: handler -> it may start nothing before this time (rate limit)
+    #: handler -> the time before which it may start nothing (rate limit)
     tokens_due: dict[str, float | None]
     holds: list[str]
     paused: set[str | None]
-    #: by command
+    #: pauses by command
     pauses: tuple[Pause, ...]
     stop_mode: str | None
     counts: dict[str, int]
     #: records in open batches
     gathering: set[Work]
-    #: of each handler, the first that hold its records
+    #: at most AWAY_MAX outages of each handler
     outages: list[Away]
     #: budgets that let nothing start
     budgets: list[Spent]
 
     def parts(self) -> list[Part]:
-        """The partitions. Outside the door."""
+        """The partitions. Called outside the door."""
         return [_part(copy) for copy in self.copies]
 
 
 def take(engine: Engine, now: float, *, records: bool = True) -> Account:
-    """The whole account in one go."""
+    """The whole account in one call."""
     account, partitions = begin(engine, now)
     account.copies.extend(copies(engine, partitions, records=records))
     return account
 
 
 def begin(engine: Engine, now: float) -> tuple[Account, list[Partition]]:
-    """An account without its partitions, and which there are. Inside the door."""
+    """An account without partitions, and the partitions to copy. Called inside the door."""
     state = engine.state
     account = Account(
         now,
@@ -285,7 +285,7 @@ def _spent(one: SharedBudget, now: float) -> Spent:
 
 
 def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator[list[Partition]]:
-    """Partitions in such numbers that copying them, with their records, takes a moment only."""
+    """Split the partitions so that copying one slice, with its records, takes only a moment."""
     some: list[Partition] = []
     count = 0
     for partition in partitions:
@@ -301,9 +301,9 @@ def slices(partitions: Sequence[Partition], *, records: bool = True) -> Iterator
 def copies(
     engine: Engine, partitions: Sequence[Partition], *, records: bool = True
 ) -> list[tuple[Any, ...]]:
-    """What an account keeps of each of these that is still here. Inside the door.
+    """The copies of those partitions that are still assigned. Called inside the door.
 
-    Without the `records` it counts, and touches none but the first of each partition.
+    Without `records` it only counts and reads the first record of each partition.
     """
 
     def kept(values: Iterable[Any]) -> list[Any]:
@@ -352,7 +352,7 @@ def _exported(partition: Partition) -> tuple[int, int, str, str]:
 
 
 def gathering(engine: Engine) -> set[Work]:
-    """Records in batches that were not called yet."""
+    """Records in batches whose call has not been requested yet."""
     return {
         work
         for groups in engine.state.open_batches
@@ -363,13 +363,13 @@ def gathering(engine: Engine) -> set[Work]:
 
 
 def waiting_to_begin(engine: Engine) -> list[Work]:
-    """Records whose calls the executors reported as not begun."""
+    """Records whose calls the executors report as not started."""
     every = [handler.slots for handler in engine.state.handlers]
     return [work for slots in every for work in slots.waiting if slots.waits(work)]
 
 
 def _part(copy: tuple[Any, ...]) -> Part:
-    """A partition's copy with its records counted by place, from the sums that the engine keeps."""
+    """A partition's copy with its records counted by place, from sums that the engine keeps."""
     plain, counts, ready, far, wanted, aside, unpaid, claims, *offsets, ends = copy
     held, shelved, gathered, not_begun, again, heads, exports = ends
     not_done, not_fetched, *_, marked = offsets
@@ -402,12 +402,12 @@ def _part(copy: tuple[Any, ...]) -> Part:
 
 
 def is_held(work: Work) -> bool:
-    """By a command; it waits as for its next attempt."""
+    """Held by a command; such a record waits like one before its next attempt."""
     return work.state == states.RETRYING and work.failure is not None and work.failure.held
 
 
 def place_of(work: Work, gathered: set[Work]) -> str:
-    """The one place of a record, by looking for it. Inside the door; for one record, or tests."""
+    """The one place of a record, found by a search; for one record or tests. Inside the door."""
     partition = work.partition
     if partition.handler.slots.waits(work):
         return "not_begun"

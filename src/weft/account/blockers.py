@@ -1,8 +1,8 @@
 """The records that block most, ranked by how many others wait for them; the parked and held ones.
 
-A record that is not done holds up the records behind it in its lane, and keeps the commit from
-passing it, so that what is done beyond it lives in the offset map only. Computed from an account,
-outside the door; a record that has changed since is omitted or reported in its new state.
+A record that is not done blocks the later records of its lane, and the commit: what is done beyond
+it exists in the offset map only. Computed from an account, outside the door; a record that has
+changed since is omitted or reported in its new state.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weft.core.spec import HandlerSpec
 from weft.core.work import Work
 
 BLOCKERS_MAX = 20
-#: of the parked records, and of the held ones
+#: most parked records, and most held ones, in a report
 LISTED_MAX = 50
 
 
 class Blocker(NamedTuple):
-    """One record that holds up others."""
+    """One record that blocks others."""
 
     part: Part
     offset: int
-    #: None: restored as not done, and not fetched yet
+    #: None: restored as not done and not fetched yet
     work: Work | None
     place: str
     waiting_behind: int
@@ -36,27 +36,27 @@ class Blocker(NamedTuple):
 
     @property
     def weight(self) -> tuple[int, float]:
-        """How much it holds up; among equals the one that does so for longest."""
+        """How much it blocks; among equals, the one that has blocked longest comes first."""
         since = None if self.work is None else since_of(self.work)
         return self.waiting_behind + self.done_beyond, -(since or 0.0)
 
 
 def blockers(account: Account, parts: Iterable[Part], limit: int = BLOCKERS_MAX) -> list[Blocker]:
-    """The worst of all partitions, the worst first; equals by topic, partition and offset."""
+    """The worst blockers of all partitions, worst first, then by topic, partition and offset."""
     ordered = sorted(parts, key=lambda part: (part.topic, part.number))
     found = (one for part in ordered for one in _candidates(account, part))
     return nlargest(limit, found, key=lambda one: one.weight)
 
 
 def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
-    """Records that are somewhere else than in a queue, and the frontier's wherever it is."""
+    """Records that have left their queue, and the record at the frontier wherever it is."""
     works = part.works
     out = [(at, work) for at, work in enumerate(works) if work is not None and work.state]
     to_top = bisect_right(works, part.top, key=lambda work: -1 if work is None else work.record[2])
     behind = _behind([work for _, work in out])
     for at, work in out:
         place = _place(part, work)
-        if place is not None:  # else it is done by now
+        if place is not None:  # otherwise it is done by now
             offset = work.record.offset
             waiting = behind[work] + (_shelved(part, work) if part.shelved else 0)
             yield Blocker(part, offset, work, place, waiting, _beyond(part, offset, at, to_top))
@@ -70,7 +70,7 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
     elif works and first is not None and first.state == states.QUEUED:
         offset = first.record.offset
         beyond = _beyond(part, offset, 0, to_top)
-        # Where the frontier's record waits: nothing of its lane is before it
+        # The frontier's record is the first of its lane, so its place is where it waits itself
         if first in first.partition.lanes.wanted:
             where = "fetching"
         elif first in account.gathering:
@@ -85,26 +85,26 @@ def _candidates(account: Account, part: Part) -> Iterable[Blocker]:
 
 
 def _shelved(part: Part, work: Work) -> int:
-    """How many records of its lane are kept as offsets: they are behind all others."""
+    """How many records of its lane are kept as offsets: they come after all others."""
     return part.shelved.get(work.partition.lanes.key_of(work.record), 0)
 
 
 def _place(part: Part, work: Work) -> str | None:
-    """Where a record is that has left its queue; None where it is done by now."""
+    """The place of a record that has left its queue; None if it is done by now."""
     if part.handler.slots.waits(work):
         return "not_begun"
     return "on_hold" if is_held(work) else PLACE_OF_STATE.get(work.state)
 
 
 def _beyond(part: Part, offset: int, at: int, to_top: int) -> int:
-    """How many are done past the record that stands `at` there among those not done."""
+    """How many records past `offset` are done; `at` is its index among those not done."""
     return max(0, part.top - offset - (to_top - 1 - at))
 
 
 def _behind(works: list[Work]) -> dict[Work, int]:
-    """How many wait behind each, in one walk over every lane, however many of it are out."""
+    """For each record how many wait behind it, in one walk over every lane."""
     known: dict[Work, int] = {}
-    for work in reversed(works):  # those further back in a lane first
+    for work in reversed(works):  # the last of a lane first
         count, following = 0, None if work.state == states.PENDING else work.next
         while following is not None and following not in known:
             count += following.state == states.QUEUED
@@ -121,7 +121,7 @@ def waiting_behind(work: Work) -> int:
 def waiting(
     account: Account, parts: Sequence[Part], epoch_s: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """The parked records and the held ones, those that have been so for longest first."""
+    """The parked and the held records, those that have waited longest first."""
     kinds = {"parked": _is_parked, "on_hold": is_held}
     return {
         place: [_listed(*one, place, account.at, epoch_s) for one in _longest(parts, place, is_it)]
@@ -132,7 +132,7 @@ def waiting(
 def _longest(
     parts: Sequence[Part], place: str, is_it: Callable[[Work], bool]
 ) -> list[tuple[Part, Work]]:
-    """Only partitions that have some are looked through."""
+    """Skips partitions that have none."""
     found = (
         (since_of(work) or 0.0, part.topic, part.number, work.record.offset, part, work)
         for part in parts
@@ -144,7 +144,7 @@ def _longest(
 
 
 def _listed(part: Part, work: Work, place: str, at: float, epoch_s: float) -> dict[str, Any]:
-    """A row as of a blocker, without what is long and what is asked of blockers alone."""
+    """A row like a blocker's, without the long fields and those that only blockers need."""
     row = record_row(work, part.handler.spec, at, epoch_s)
     del row["story"], row["timeout_s"]
     return {
@@ -163,7 +163,7 @@ def _is_parked(work: Work) -> bool:
 
 
 def since_of(work: Work) -> float | None:
-    """Since when it is where it is, on the engine's clock; None for one that never started."""
+    """Since when it is in its place, on the engine's clock; None if it never started."""
     failure = work.failure
     if work.state in (states.RETRYING, states.PARKED) and failure is not None:
         return failure.noted_at
@@ -187,10 +187,10 @@ def blocker_row(one: Blocker, at: float, epoch_s: float) -> dict[str, Any]:
 
 
 def record_row(work: Work | None, spec: HandlerSpec, at: float, epoch_s: float) -> dict[str, Any]:
-    """What is known of one record beside where it is."""
+    """What is known of one record besides its place."""
     failure = None if work is None else work.failure
     since = None if work is None else since_of(work)
-    # Of a parked or held record: until when, how it came to that, and by whose wish
+    # A parked or held record: until when, the reason, and who requested it
     row: dict[str, Any] = dict.fromkeys(("until", "by", "reason", "error_hash"))
     if work is None or failure is None:
         waiting = row

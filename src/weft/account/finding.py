@@ -1,6 +1,6 @@
 """Find one record or the records of one key, for `weft why`.
 
-All of it runs inside the door and walks the records of one partition (for a key: of all).
+All of it runs inside the door and walks the records of one partition, or of all for a key.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FOUND_MAX = 20
 
 
 class Undone(NamedTuple):
-    """A record that is not done, as a condition asks for it."""
+    """A record that is not done, with the fields that a condition can use."""
 
     record: Record
     handler: str
-    #: as `weft.core.states.RECORD_NAMES`, or "held" by a command
+    #: one of `weft.core.states.RECORD_NAMES`, or "held" (by a command)
     state: str
     attempts: int
     error: ErrorInfo | None
-    #: the first of a parked or held lane: its value and headers are not kept
+    #: the first record of a parked or held lane: its value and headers are not kept
     bare: bool
     #: a lane is the records of one key
     by_key: bool
@@ -39,7 +39,7 @@ class Undone(NamedTuple):
 def find(
     engine: Engine, now: float, epoch_s: float, topic: str, number: int, offset: int
 ) -> dict[str, Any]:
-    """Where the record at this offset is; the place may also be no place of a record we hold."""
+    """Where the record at this offset is; or the reason why it is not held here."""
     where = {"topic": topic, "partition": number, "offset": offset}
     partition = engine.state.partitions.get((topic, number))
     if partition is None:
@@ -68,7 +68,7 @@ def find(
 def find_key(
     engine: Engine, now: float, epoch_s: float, key: bytes, topic: str | None = None
 ) -> list[dict[str, Any]]:
-    """The first records held under this key, in every partition of the topic, or of all."""
+    """The first records held under this key, in the topic's partitions or in all."""
     found = []
     for partition in engine.state.partitions.values():
         if topic not in (None, partition.topic):
@@ -111,7 +111,7 @@ def _alone(engine: Engine, work: Work, now: float, epoch_s: float) -> dict[str, 
 
 
 def _head(work: Work) -> Work | None:
-    """The first record of its lane that is not done: the one that all others wait for."""
+    """The first record of its lane that is not done: all others wait for it."""
     partition, key = work.partition, work.partition.lanes.key_of(work.record)
     for other in partition.offsets.incomplete.values():
         if other is work:
@@ -124,7 +124,7 @@ def _head(work: Work) -> Work | None:
 
 
 def count_key(engine: Engine, key: bytes, topic: str) -> int:
-    """How many records of this key are here and not done: `find_key` has the first ones."""
+    """How many records of this key are held and not done; `find_key` returns only the first."""
     count = 0
     for partition in engine.state.partitions.values():
         if partition.topic == topic:
@@ -136,7 +136,7 @@ def count_key(engine: Engine, key: bytes, topic: str) -> int:
 
 
 def first_of(engine: Engine, topic: str | None, handler: int | None, most: int) -> list[Undone]:
-    """The first records of a topic, or of a handler, or of all, that are not done."""
+    """The first records of a topic, of a handler, or of all, that are not done."""
     works = (
         work
         for partition in engine.state.partitions.values()
@@ -147,7 +147,7 @@ def first_of(engine: Engine, topic: str | None, handler: int | None, most: int) 
 
 
 def works_of(engine: Engine, topic: str) -> list[Work]:
-    """The records of a topic that are not done, by partition and offset: quick, also of many."""
+    """The records of a topic that are not done, by partition and offset. Fast, also for many."""
     return [
         work
         for partition in engine.state.partitions.values()
@@ -157,7 +157,7 @@ def works_of(engine: Engine, topic: str) -> list[Work]:
 
 
 def undone_of(works: Sequence[Work], states_meant: Collection[int]) -> list[Undone]:
-    """Those that are in these states now."""
+    """Those that are in one of these states now."""
     return [_undone(work) for work in works if work.state in states_meant]
 
 

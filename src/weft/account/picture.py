@@ -1,4 +1,4 @@
-"""One partition as a picture: the offsets from its frontier on as cells, and its worst records.
+"""One partition as a picture: the offsets from its frontier as cells, and its worst records.
 
 Computed from an account, outside the door.
 """
@@ -18,10 +18,10 @@ from weft.core.work import Work
 
 CELLS_MAX = 600
 RECORDS_MAX = 50
-#: partitions whose map a report has
+#: most partitions whose map is part of a report
 MAPS_MAX = 200
 
-#: What a cell shows; of many offsets the one that stands last here.
+#: What a cell shows; a cell of many offsets shows the last of these that occurs.
 CELLS = {
     "d": "done, or a gap in the log",
     "u": "not done, not fetched again since the restart",
@@ -43,12 +43,12 @@ _LETTERS = {
     states.PARKED: "p",
 }
 
-#: of a partition of which nothing was read
+#: per cell of a partition that has not been read
 NO_PICTURE: dict[str, Any] = {"from": 0, "to": 0, "per_cell": 1, "cells": "", "records": []}
 
 
 def picture(account: Account, part: Part, epoch_s: float = 0.0) -> dict[str, Any]:
-    """The row of a snapshot, its offset map as cells, and the records that hold it up."""
+    """The row of a snapshot, its offset map as cells, and the records that block it."""
     worst = blockers(account, [part], RECORDS_MAX)
     return {
         "partition": partition_row(part, account.at, epoch_s),
@@ -59,10 +59,10 @@ def picture(account: Account, part: Part, epoch_s: float = 0.0) -> dict[str, Any
 
 
 def maps(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """The longest non-empty offset maps, for the other members.
+    """The longest non-empty offset maps, for reports to other members.
 
-    As pictures without records, up to the highest offset that is done: what waits beyond it is most
-    of what a member holds, and holes there are of no interest.
+    Without records, and only up to the highest offset that is done: most of what a member holds
+    waits beyond it, and holes there block nothing.
     """
     holed = [part for part in parts if part.works and part.top > frontier_of(part)]
     furthest = nlargest(MAPS_MAX, holed, key=lambda part: part.top - frontier_of(part))
@@ -75,10 +75,10 @@ def maps(parts: Iterable[Part]) -> list[dict[str, Any]]:
 def _drawn(part: Part, end: int) -> dict[str, Any]:
     start = frontier_of(part)
     per_cell = max(1, -(-(end - start) // CELLS_MAX))
-    # One letter for each `per_cell` offsets, and a digit: tenths of them that are not done
+    # One letter per `per_cell` offsets, and one digit: the share not done in tenths
     letters = ["d"] * -(-(end - start) // per_cell)
     counts = [0] * len(letters)
-    # What is not fetched again yet lies before the end, however far that is.
+    # Offsets that are not fetched again yet lie before the end, however far out that is.
     upto = bisect_left(part.works, end, key=lambda work: -1 if work is None else work.record.offset)
     held = part.works[:upto]
     not_done = [(work.record.offset, _letter(work)) for work in held if work is not None]

@@ -9,7 +9,7 @@ TEXT_CHARS_MAX = 300
 
 
 def shown_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
-    """The text in one line, cut at `limit` characters, what does not print as an escape."""
+    """The text in one line, cut at `limit` characters; unprintable characters are escaped."""
     cut = text[:limit]
     if not cut.isprintable():
         cut = "".join(one if one.isprintable() else _escaped(one) for one in cut)
@@ -24,7 +24,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """The text with its lines, whole; what does not print in them as an escape."""
+    """The text with its line breaks, uncut; other unprintable characters are escaped."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in text)
@@ -34,7 +34,7 @@ def shown_key(key: bytes | None) -> str | None:
     """A key as text; None for a null key."""
     if key is None:
         return None
-    # Four bytes a character at most, and one more to know that something was cut.
+    # At most four bytes per character, and one more to detect that something was cut.
     return shown_text(
         key[: 4 * KEY_CHARS_MAX + 4].decode("utf-8", "backslashreplace"), KEY_CHARS_MAX
     )

@@ -1,4 +1,4 @@
-"""An account as plain, JSON-able data: for people, tests, the progress line and the fleet."""
+"""An account as plain, JSON-able data: for reports, tests, the progress line and the fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.handler import Handler
 from weft.core.reach import PRESSURE
 from weft.core.work import Work
 
-#: calls that have not begun for so long count as not beginning
+#: calls that have not started for so many seconds are reported as a cause
 OPENS_S = 2.0
 
 
@@ -22,7 +22,7 @@ def snapshot(
 ) -> dict[str, Any]:
     """Partitions, handlers and records; `epoch_s` is the UNIX time of the engine's clock at 0.
 
-    Without the `worst` nothing walks over the records, and an account that counts will do.
+    Without `worst` it walks over no records, so an account that only counts is enough.
     """
     parts = account.parts()
     bad = blockers(account, parts) if worst else []
@@ -43,14 +43,14 @@ def snapshot(
     }
 
 
-#: lists of records that wait for a person: the name, and the place of each
+#: lists of records that wait for an operator: name -> place
 NOT_LISTED: Mapping[str, list[dict[str, Any]]] = {"parked": [], "on_hold": []}
 
 
 def with_left_out(
     listed: Mapping[str, list[dict[str, Any]]], parts: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """These lists, and how many more there are of each in the partitions."""
+    """These lists, and how many more records of each kind the partitions have."""
     places = [part.get("places", {}) for part in parts]
     found: dict[str, Any] = dict(listed)
     for name, rows in listed.items():
@@ -60,7 +60,7 @@ def with_left_out(
 
 
 def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
-    """One partition, by the names of the contract."""
+    """One partition, with the field names of the contract."""
     frontier = frontier_of(part)
     seen_to = max(part.position, part.top + 1)
     done_beyond = max(0, seen_to - frontier - part.not_done)
@@ -93,7 +93,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
         "end": end,
         "done_beyond": done_beyond,
         "remaining": remaining,
-        # What was not fetched yet may have gaps: no more is left than that, perhaps less.
+        # What was not fetched yet may contain gaps: this is an upper bound.
         "remaining_is_bound": end > seen_to,
         "oldest_not_done": frontier if remaining else None,
         "oldest_age_s": None if stamp_ms < 0 else round(max(0.0, at + epoch_s - stamp_ms / 1e3), 3),
@@ -116,7 +116,7 @@ def partition_row(part: Part, at: float, epoch_s: float) -> dict[str, Any]:
 
 
 _NO_PLACE: dict[str, Any] = {"place": None, "place_for_s": None, "place_reason": None}
-#: what is known of a partition whose start is not: nothing is held, and nothing else is known
+#: the values for a partition whose start offset is unknown: it holds nothing
 _UNKNOWN: dict[str, Any] = {
     "epoch": None, "state": "assigned", "frontier": None, "committed": None,
     "committed_since": None, "committed_for_s": None, "commit": "idle", "highest_seen": None,
@@ -131,7 +131,7 @@ _UNKNOWN: dict[str, Any] = {
 def with_unread(
     rows: Iterable[Mapping[str, Any]], unread: Iterable[Unread], at: float
 ) -> list[dict[str, Any]]:
-    """The same rows with the place of each that is not read, and a row for those without one."""
+    """The same rows with the place of unread partitions, and a row for each that has none."""
     found = {(row["topic"], row["partition"]): dict(row) for row in rows}
     for one in unread:
         where = {"topic": one.topic, "partition": one.number, "handler": one.handler}
@@ -145,14 +145,14 @@ def with_unread(
 
 
 def total(rows: Iterable[Mapping[str, Any]], name: str) -> int | None:
-    """The sum of what is known; None where it is known of no partition."""
+    """The sum over the partitions that know it; None if none does."""
     values = [row[name] for row in rows]
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
 
 
 def is_away(snapshot: Mapping[str, Any]) -> bool:
-    """Whether no broker answers this member: without partitions, what remains is unknown."""
+    """Whether no broker answers this member: without partitions, the remaining count is unknown."""
     causes = {halt["cause"] for halt in snapshot.get("halts", ())}
     return not causes.isdisjoint(("broker", "refused"))
 
@@ -188,9 +188,9 @@ def halts(
     *,
     calls: Mapping[str, Sequence[Work]] | None,
 ) -> list[dict[str, Any]]:
-    """Why nothing starts: of everything, of a handler, of a topic or of a partition.
+    """Why nothing starts: in the whole app, a handler, a topic or a partition.
 
-    `calls`: the records of each handler's calls, for the sentences about these; None: none.
+    `calls`: the records of each handler's calls, for the texts about calls; None: none are needed.
     """
     found: list[dict[str, Any]] = []
     if not parts:
@@ -214,7 +214,7 @@ def halts(
         if works and not running and (one := _none_begins(handler, works, account.at, epoch_s)):
             found.append(one)
             continue
-        # What is granted beyond the concurrency waits in the pipes of processes, or for a thread.
+        # Calls granted beyond the concurrency wait in the pipes of processes, or for a thread.
         in_pipes = handler.slots.taken > handler.slots.concurrency
         if handler.name not in waiting and not in_pipes:
             continue
@@ -257,7 +257,7 @@ def halts(
 
 
 def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict[str, Any]:
-    """What a handler calls is away: since when, with which error, and how much waits for it."""
+    """An outage of what a handler calls: since when, with which error, how many records wait."""
     ready = sum(part.places["ready"] for part in parts if part.handler.name == one.handler)
     value = one.value if isinstance(one.value, bytes) else str(one.value).encode()
     return {
@@ -277,7 +277,7 @@ def _outage(one: Away, parts: Sequence[Part], at: float, epoch_s: float) -> dict
 def _spent(
     one: Spent, handler: str, parts: Sequence[Part], at: float, epoch_s: float
 ) -> dict[str, Any]:
-    """A budget that lets nothing start: why, until when, and how much of a handler waits for it."""
+    """A budget that lets nothing start: why, until when, how many of a handler's records wait."""
     due = {} if one.until is None else {
         "until": round(one.until + epoch_s, 3), "due_in_s": round(max(0.0, one.until - at), 3),
     }  # fmt: skip
@@ -298,7 +298,7 @@ def _spent(
 
 
 def _calls_of(parts: Sequence[Part]) -> dict[str, list[Work]]:
-    """The records of each handler whose calls were granted, begun or not."""
+    """The records of the granted calls, started or not, by handler."""
     found: dict[str, list[Work]] = {}
     for part in parts:
         if part.places["running"] or part.places["not_begun"]:
@@ -311,9 +311,9 @@ def _calls_of(parts: Sequence[Part]) -> dict[str, list[Work]]:
 
 
 def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float) -> dict[str, Any]:
-    """Of calls that take every slot: since when none has ended, and the oldest of them.
+    """When calls take every slot: since when none has ended, and the oldest of them.
 
-    Records wait, so the end of a call begins another: no call has ended since the youngest began.
+    Records wait, so a call that ends starts another: none has ended since the youngest started.
     """
     calls = _count(handler, running)
     if calls < handler.slots.concurrency:
@@ -333,7 +333,7 @@ def _calls(handler: Handler, running: Sequence[Work], at: float, epoch_s: float)
 def _none_begins(
     handler: Handler, waiting: Sequence[Work], at: float, epoch_s: float
 ) -> dict[str, Any] | None:
-    """Calls were granted a while ago, and none has begun; None where it is too early to say so."""
+    """The row if calls were granted a while ago and none has started; None if it is too early."""
     oldest = _oldest(handler, waiting, at, epoch_s, "not_begun")
     if oldest["for_s"] < OPENS_S:
         return None
@@ -347,7 +347,7 @@ def _none_begins(
 
 
 def _count(handler: Handler, works: Sequence[Work]) -> int:
-    """In how many calls these are."""
+    """How many calls these records are in."""
     batched = handler.spec.batch is not None
     return len({id(work.call) for work in works} if batched else works)
 
@@ -368,7 +368,7 @@ def _oldest(
 
 
 def unread_halt(one: Unread, at: float) -> dict[str, Any]:
-    """A partition that is not read, as a cause."""
+    """A partition that is not read, as a row of `halts`."""
     return {
         "cause": one.place,
         "topic": one.topic,

@@ -1,4 +1,4 @@
-"""Options of the commands that connect to a cluster, and the client settings they give."""
+"""Options of the commands that connect to a cluster, and the client settings they result in."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Cluster:
     config: ConfigFile = None
 
     def properties(self) -> dict[str, str]:
-        """All that is given for the command's Kafka clients; raises ConfigError."""
+        """All properties for the command's Kafka clients; raises ConfigError."""
         properties = properties_of(self.x, self.config)
         if "bootstrap.servers" in properties:
             raise ConfigError("the property bootstrap.servers is set by --bootstrap-servers")
@@ -71,10 +71,9 @@ class Cluster:
 
 
 def spread(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a command each field of its parameters that are dataclasses as an option.
+    """Turn the fields of a command's dataclass parameters into options of the command.
 
-    They come last. So what several commands have is written once: Typer reads a
-    command's signature.
+    They come last. Shared options are written once this way: Typer reads a command's signature.
     """
     own, hints = signature(command).parameters, get_type_hints(command, include_extras=True)
     groups = {name: hints[name] for name in own if is_dataclass(hints[name])}
@@ -117,7 +116,7 @@ def properties_of(pairs: Sequence[str] | None, config: Path | None) -> dict[str,
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Turn an unreachable broker into one line and exit 1: it is not bad input."""
+    """Turn an unreachable broker into one line and exit 1, as the input is not at fault."""
     try:
         yield
     except KafkaUnavailable as error:

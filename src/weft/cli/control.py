@@ -54,14 +54,14 @@ Control = Annotated[
         "--control", metavar="TOPIC", help="Reach a whole --group by its topic, App(control=…)."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only look: what would be concerned.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would affect.")]
 
 log_app = typer.Typer(no_args_is_help=True)
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The options of a command that acts: why, which members it goes to, how they are reached."""
+    """The options of a command that acts: the reason, the members, and how they are reached."""
 
     reason: Reason
     dry_run: DryRun = False
@@ -76,19 +76,19 @@ class Reach:
 
     @property
     def cluster(self) -> cluster.Cluster:
-        """How Kafka is reached."""
+        """How to connect to Kafka."""
         return cluster.Cluster(self.bootstrap_servers, self.x, self.config)
 
     def send(self, *orders: Row, for_: str | None = None, rest: Sequence[Row] = ()) -> int:
-        """Give the commands to every member, and print the answers; the worst exit code.
+        """Send the commands to every member and print the answers; returns the worst exit code.
 
-        `rest`: those after them of which it is no matter if no record is meant.
+        `rest`: commands to send after these, which may match no record.
         """
         given = [self._completed(order, for_) for order in (*orders, *rest)]
         return send(given, self._runs, self.dry_run, len(orders), as_json=self.as_json)
 
     def looked(self, order: Row) -> tuple[list[Row], list[Row]]:
-        """What a dry run of it answers; and who is missing."""
+        """The answers of a dry run, and the members that did not answer."""
         return self._runs().asked(self._completed({**order, "dry_run": True}, None))
 
     def _completed(self, order: Row, for_: str | None) -> Row:
@@ -106,9 +106,9 @@ class Reach:
 
 @cluster.spread
 def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For = "1h") -> int:
-    """Start no records of a topic, of a handler, or of all, until it expires.
+    """Start no records of a topic, of a handler, or of the whole app, until it expires.
 
-    Calls that run continue, and commits do. Exit 0 only when each member has answered and obeyed.
+    Running calls and commits continue. Exit 0 only when each member has answered and obeyed.
 
     Example: weft pause --topic orders --reason "payment service is down" --for 30m
     """
@@ -118,9 +118,9 @@ def pause(reach: Reach, topic: Topic = None, handler: Handler = None, for_: For 
 
 @cluster.spread
 def resume(reach: Reach, topic: Topic = None, handler: Handler = None) -> int:
-    """End pauses by command: of a topic, of a handler, or all. What the app itself paused stays.
+    """End pauses by command: of a topic, of a handler, or all. Pauses by the app itself remain.
 
-    Of a handler, or all: records that wait by hold= or brake= continue, too.
+    For a handler, or all: records that wait because of hold= or brake= continue, too.
 
     Example: weft resume --topic orders --reason "payment service is back"
     """
@@ -143,9 +143,9 @@ def set_(
 ) -> int:
     """Set concurrency, rate or time-out of a handler, or of all, until it expires.
 
-    Each member gets the value. Concurrency may be more than declared: up to 10,000 calls async,
-    1,000 on threads; not with worker processes or a ledger. A time-out in place of another is also
-    that of calls that run.
+    Each member gets the value. Concurrency may be higher than declared: up to 10,000 calls async,
+    1,000 on threads; not with worker processes or a ledger. A new time-out also applies to calls
+    that run with one.
 
     Example: weft set concurrency=10 rate_limit_per_s=20 --handler check --reason "429s" --for 30m
     """
@@ -174,7 +174,7 @@ def stop(
 
 @log_app.callback()
 def _control() -> None:
-    """Look at commands that were given to running members.
+    """Show commands to running members.
 
     Example: weft control log
     """
@@ -190,10 +190,10 @@ def log(
     control: Control = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """List what is in force by command, and the last commands with each member's answer.
+    """List the commands in force, and the last commands with each member's answer.
 
-    With --control from that topic, also while no member runs: the last command for each target, and
-    those of the last 8 days that are for no later member, with the newest 1,000 answers.
+    With --control from that topic, also while no member runs: the last command for each target,
+    the commands of the last 8 days that are not for later members, and the newest 1,000 answers.
 
     Example: weft control log --control weft.control --group billing
     """
@@ -228,7 +228,7 @@ def log(
 
 
 def _print_log(commands: Sequence[Row], *, as_json: bool) -> None:
-    """The commands of a control topic, the oldest first."""
+    """The commands of a control topic, oldest first."""
     if as_json:
         typer.echo(json.dumps(commands))
         return
@@ -250,24 +250,24 @@ def _print_log(commands: Sequence[Row], *, as_json: bool) -> None:
 
 
 class Reached(Protocol):
-    """Those that a command goes to."""
+    """The members that a command is sent to."""
 
     def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
-        """Answers, and member and detail of each that should have answered; raises ConfigError."""
+        """The answers, and member and detail of each missing answer; raises ConfigError."""
 
 
 class Runs:
-    """The runs of this machine, or at a URL."""
+    """The runs on this machine, or at a URL."""
 
     def __init__(self, url: str | None, token_file: Any, group: str | None) -> None:
         self._url, self._token_file, self._group = url, token_file, group
-        #: what went wrong with a run, by its name
+        #: name of a run -> the error when it was queried
         self.silent: dict[str, str] = {}
 
     def known(self, *, several: bool = False) -> list[tuple[str, Callable[..., Any], Any]]:
-        """Name, way to ask, and `commands` of each run that is meant; raises ConfigError.
+        """Name, query function, and `commands` of each selected run; raises ConfigError.
 
-        `several`: of several groups, which no command may be.
+        `several`: runs of several groups are allowed; a command is for one group only.
         """
         asks: dict[str, Callable[[Mapping[str, Any]], Any]]
         if self._url is not None:
@@ -302,7 +302,7 @@ class Runs:
         return found
 
     def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
-        """Answers, and member and detail of each that should have answered; raises ConfigError."""
+        """The answers, and member and detail of each missing answer; raises ConfigError."""
         answers: list[Row] = []
         expected: set[str] = set()
         for name, ask, _ in self.known():
@@ -320,7 +320,7 @@ class Runs:
         missing += [
             {
                 "member": name,
-                "detail": "not reached: it runs elsewhere, ask there or give its --url",
+                "detail": "not reached: it runs elsewhere; run the command there or give its --url",
             }
             for name in sorted(expected)
         ]
@@ -328,7 +328,7 @@ class Runs:
 
 
 def completed(order: Row, reason: str, for_: str | None, dry_run: bool) -> Row:
-    """With what every command has; ConfigError before anyone is asked."""
+    """The order with the fields that every command has; ConfigError before it is sent."""
     for_s = FOR_S if for_ is None else seconds_of(for_)
     found = {"dry_run": dry_run, **order, "reason": checked_reason(reason), "for_s": for_s}
     name = "?"
@@ -342,9 +342,9 @@ def completed(order: Row, reason: str, for_: str | None, dry_run: bool) -> Row:
 def send(
     orders: Sequence[Row], runs: Callable[[], Reached], dry_run: bool, strict: int, *, as_json: bool
 ) -> int:  # fmt: skip
-    """Give the commands to every member, and print the answers; the worst exit code.
+    """Send the commands to every member and print the answers; returns the worst exit code.
 
-    `strict`: so many of them, the first ones, miss a record that no member has.
+    `strict`: how many of them, from the first on, fail if no member has the record.
     """
     every: list[Row] = []
     code = 0
@@ -369,7 +369,7 @@ def send(
 
 
 def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a record that is meant is with none of the members; it is one line then."""
+    """Whether no member has a record that the command names; it is then reported in one line."""
     if order["action"] not in RECORD_ACTIONS:
         return False
     rows = [row for one in answers for row in one.get("rows", ()) if row["outcome"] != "not here"]
@@ -391,7 +391,7 @@ def _missed(order: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> b
 
 
 def _in_words(force: Mapping[str, Any]) -> str:
-    """One command in force, in words."""
+    """One command in force, as text."""
     about = [f"{name} {force[name]}" for name in ("topic", "handler", "key") if force.get(name)]
     settings = [f"{name}={value}" for name, value in force["settings"].items()]
     until = time.strftime("%H:%M:%SZ", time.gmtime(force["until"]))

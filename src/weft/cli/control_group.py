@@ -29,7 +29,7 @@ from weft.observe.group_orders import (
 )
 from weft.observe.orders import RECORD_ACTIONS, order_of, what
 
-#: the answers are waited for; a skip is answered when its commit is stored, which may take 10 s
+#: limit for answers; a skip is answered when its commit is stored, which may take 10 s
 ANSWERS_S = 10.0
 RECORDS_ANSWERS_S = 20.0
 LOOK_S = 0.05
@@ -46,10 +46,10 @@ class ByTopic:
         self._reason = ""
 
     def asked(self, order: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
-        """Answers, and member and detail of each that should have answered.
+        """The answers, and member and detail of each missing answer.
 
-        Raises ConfigError for a topic or group that is not there, FatalError without an answer of
-        the brokers.
+        Raises ConfigError for a topic or group that does not exist, FatalError if no broker
+        answers.
         """
         with cluster.answering(), closing(self._connection.admin()) as admin:
             self._check_topic(admin)
@@ -86,9 +86,9 @@ class ByTopic:
             return [answer for _, answer in _answers(words.last())], missing
 
     def log(self) -> list[Row]:
-        """The commands in the topic with their answers, the oldest first; raises as `asked`.
+        """The commands in the topic with their answers, oldest first; raises as `asked`.
 
-        `until`: of those in force, UNIX seconds; else None.
+        `until`: UNIX seconds for those in force; else None.
         """
         with cluster.answering(), closing(self._connection.admin()) as admin:
             self._check_topic(admin)
@@ -158,7 +158,7 @@ class ByTopic:
             )
             missing.append({"member": f"group {self._group}", "detail": detail})
         if not members and not here:
-            then = "who starts before it expires obeys" if later else "nothing was done"
+            then = "members that start before it expires obey it" if later else "nothing was done"
             missing.append({"member": f"group {self._group}", "detail": f"no member runs: {then}"})
         return missing
 
@@ -193,7 +193,7 @@ def _answers(words: Mapping[bytes, Word]) -> list[tuple[str, Row]]:
 
 
 def _within(limit_s: float, what: Callable[[], bool]) -> bool:
-    """Whether it came true in time."""
+    """Whether it became true in time."""
     deadline = time.monotonic() + limit_s
     while not (found := what()) and time.monotonic() < deadline:
         time.sleep(LOOK_S)

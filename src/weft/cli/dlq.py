@@ -1,4 +1,4 @@
-"""`weft dlq`: what is in a dead-letter topic, of Weft and of others."""
+"""`weft dlq`: the letters in a dead-letter topic, written by Weft or by other programs."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ app.command("replay")(replay)
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")]
 Group = Annotated[
     str | None,
-    typer.Option(help="The group that keeps which went back. Default: weft-replay.TOPIC."),
+    typer.Option(help="The group that records which were replayed. Default: weft-replay.TOPIC."),
 ]
 
 
 @app.callback()
 def _dlq() -> None:
-    """Look at dead letters, and bring them home. Of Weft, Spring, Kafka Connect and KIP-1191.
+    """Show dead letters and replay them. Formats: Weft, Spring, Kafka Connect and KIP-1191.
 
     Example: weft dlq stats orders.dlq
     """
@@ -66,12 +66,12 @@ def ls(
     topic: Topic,
     kafka: cluster.Cluster,
     where: Where = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = LIMIT,
+    limit: Annotated[int, typer.Option(min=1, help="Only the newest N.")] = LIMIT,
     values: Annotated[bool, typer.Option("--values", help="Show values, escaped, cut.")] = False,
     group: Group = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """List dead letters, the newest first: when, where from, key, error, and whether they are back.
+    """List dead letters, newest first: time, source, key, error, and whether they were replayed.
 
     Example: weft dlq ls orders.dlq --where 'error.type == "Timeout" and attempts >= 5'
     """
@@ -149,19 +149,19 @@ def show(
 def stats(
     topic: Topic,
     kafka: cluster.Cluster,
-    by: Annotated[By, typer.Option(help="What is counted.")] = "type",
+    by: Annotated[By, typer.Option(help="What to count by.")] = "type",
     where: Where = None,
     group: Group = None,
     listen: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve how many are not back, by type: /metrics (Prometheus) and /letters.",
+            help="Serve the number not replayed, by type: /metrics (Prometheus) and /letters.",
         ),
     ] = None,
     as_json: cluster.Json = False,
 ) -> None:
-    """Count dead letters: by error type or anything else, and how many are not back yet.
+    """Count dead letters by error type or another field, and how many are not replayed yet.
 
     Example: weft dlq stats orders.dlq --by hour --where 'error.type == "Timeout"'
     """
@@ -192,7 +192,7 @@ def stats(
 def _serve(
     topic: str, kafka: cluster.Cluster, where: Condition | None, group: str, listen: str
 ) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     from weft.observe.lag_server import MEASURED_EVERY_S, LettersBoard, serve
 
     check_topic(topic)

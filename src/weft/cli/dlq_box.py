@@ -1,4 +1,4 @@
-"""What the commands of `weft dlq` share: a topic's letters, conditions, a bar, safe text."""
+"""Shared by the commands of `weft dlq`: a topic's letters, conditions, a bar, safe text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Where = Annotated[
 
 
 def parse_where(text: str) -> Condition:
-    """The condition; its error names the option."""
+    """Parse the condition; an error names the option."""
     try:
         return parse(text)
     except ConfigError as error:
@@ -48,7 +48,7 @@ def place_of(text: str) -> Place:
 
 @contextmanager
 def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Box]:
-    """The letters of a topic, and which went back, as far as that may be known."""
+    """The letters of a topic, and which were replayed, as far as permissions allow."""
     check_topic(topic)
     name = group or group_of(topic, None)
     connection = connected(kafka, name)
@@ -62,9 +62,9 @@ def opened(topic: str, kafka: cluster.Cluster, group: str | None) -> Iterator[Bo
 
 
 def connected(kafka: cluster.Cluster, group: str) -> Connection:
-    """Clients of this group, that has no members."""
+    """Clients of this group, which has no members."""
     return connect(
-        {"log_level": 2, **kafka.properties()},  # what goes wrong is in the exceptions
+        {"log_level": 2, **kafka.properties()},  # errors are in the exceptions
         {},
         group=group,
         buffer_records=10_000,
@@ -74,7 +74,7 @@ def connected(kafka: cluster.Cluster, group: str) -> Connection:
 
 
 class Bar:
-    """A progress bar, which only a terminal gets."""
+    """A progress bar, shown on a terminal only."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._progress = None
@@ -83,7 +83,7 @@ class Bar:
         self._tasks: dict[str, Any] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show so many of so many."""
+        """Show `done` of `total`."""
         if self._progress is None:
             return
         if what not in self._tasks:
@@ -92,14 +92,14 @@ class Bar:
         self._progress.update(self._tasks[what], completed=done, total=total)
 
     def hide(self) -> None:
-        """Take it away, for what is printed or asked, until the next step shows it again."""
+        """Hide it while something is printed or asked; the next step shows it again."""
         if self._progress is not None:
             self._progress.stop()
 
 
 @contextmanager
 def bar(*, wanted: bool = True) -> Iterator[Bar]:
-    """A bar that is gone at the end."""
+    """A bar that is removed at the end."""
     made = Bar(wanted=wanted)
     try:
         yield made
@@ -108,7 +108,7 @@ def bar(*, wanted: bool = True) -> Iterator[Bar]:
 
 
 def shown(data: bytes | None, chars_max: int) -> str:
-    """Bytes for a terminal: nothing of them reaches it as a control character."""
+    """Bytes for a terminal, with control characters escaped."""
     if data is None:
         return "null"
     text = cut(text_of(data[: 4 * chars_max]), chars_max)
@@ -116,7 +116,7 @@ def shown(data: bytes | None, chars_max: int) -> str:
 
 
 def cut(text: str, chars_max: int) -> str:
-    """Escaped where it does not print, and no longer than that."""
+    """The text with unprintable characters escaped, cut at this length."""
     safe = "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode()
         for one in text[: chars_max + 1]

@@ -1,4 +1,4 @@
-"""`weft dlq replay`: dead letters go home, after a look at what that would do."""
+"""`weft dlq replay`: send dead letters back to their topics, after a dry run."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ OUTCOME_S = 600.0
 def replay(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")],
     kafka: cluster.Cluster,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only look.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Send them. Default: dry run.")] = False,
     where: Where = None,
     stale: Annotated[
         Stale | None,
-        typer.Option(help="Letters that would run after newer records of their key."),
+        typer.Option(help="What to do with letters that would run after newer ones of their key."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
-    rate: Annotated[float | None, typer.Option(help="At most so many per second.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N letters.")] = None,
+    rate: Annotated[float | None, typer.Option(help="At most N letters per second.")] = None,
     to: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Another topic than the letters' own.")
+        str | None, typer.Option(metavar="TOPIC", help="Send to this topic, not the letters' own.")
     ] = None,
     map_: Annotated[
         str | None,
         typer.Option(
-            "--map", metavar="MODULE:FUNCTION", help="Repairs: gets the record, gives its value."
+            "--map", metavar="MODULE:FUNCTION", help="Repair: takes the record, returns its value."
         ),
     ] = None,
     max_replays: Annotated[
-        int, typer.Option(min=1, help="Leave out what came back so often already.")
+        int, typer.Option(min=1, help="Leave out letters that have been replayed N times already.")
     ] = 3,
     stop_key_on_refail: Annotated[
         bool,
@@ -65,23 +65,23 @@ def replay(
         ),
     ] = False,
     outcome_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For --stop-key-on-refail: for each outcome.")
+        float, typer.Option(metavar="SECONDS", help="For --stop-key-on-refail: limit per outcome.")
     ] = OUTCOME_S,
     other_groups: Annotated[
-        bool, typer.Option("--other-groups", help="Go although other groups read the topic, too.")
+        bool, typer.Option("--other-groups", help="Send even if other groups also read the topic.")
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option(help="The group that keeps which went back. Default: weft-replay.TOPIC."),
+        typer.Option(help="Group that records which were replayed. Default: weft-replay.TOPIC."),
     ] = None,
     no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="No progress bar, which only a terminal gets.")
+        bool, typer.Option("--no-progress", help="Disable the progress bar.")
     ] = False,
     as_json: cluster.Json = False,
 ) -> None:
-    """Send dead letters back to where they came from, in order; without --yes only look.
+    """Send dead letters back to their source topics, in order; without --yes it is a dry run.
 
-    Each goes to its own partition, in the order of its record. Killed, it continues where it was.
+    Each goes to its own partition, in the order of its record. A killed replay is continued.
 
     Example: weft dlq replay orders.dlq --where 'error.type == "Timeout"' --stale skip --yes
     """
@@ -114,17 +114,17 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What the command line decided beside what is sent."""
+    """The options of the command line besides what is sent."""
 
     wanted: Wanted
     yes: bool
     as_json: bool
     other_groups: bool
-    #: how long each outcome is waited for; None: none is
+    #: limit for each outcome; None: outcomes are not awaited
     outcome_s: float | None
 
     def go(self, run: Replay, on_progress: Bar, connection_of: Callable[[str], Any]) -> None:
-        """Look, say, ask, send, say."""
+        """Plan, print the plan, ask, send, and print the outcome."""
         if self.yes:
             run.begin()
         run.look()
@@ -148,7 +148,7 @@ class _Call:
             else:
                 typer.echo("Nothing was sent: add --yes to do it.", err=True)
             return
-        # With what becomes of stale letters; asks for it without --stale
+        # With what happens to stale letters; asks if --stale is missing
         rules = self.wanted.rules
         if plan.stale and rules.stale is None:
             chosen = _asked("--stale", "What to do with stale letters", STALE)
@@ -210,7 +210,7 @@ class _Call:
 
 
 def _print(wanted: Wanted, plan: Plan, readers: dict[str, list[str]]) -> None:
-    """What would go where, and what would not and why."""
+    """Print what would be sent where, and the reasons of letters that are left out."""
     typer.echo(
         f"{wanted.topic}: {counted(plan.letters, 'letter')}, {plan.brought:,} brought back already"
     )
@@ -240,7 +240,7 @@ def _lines(value: bytes | None) -> list[str]:
 
 
 def _asked(option: str, question: str, answers: Sequence[Any]) -> Any:
-    """The answer from the terminal; None without one."""
+    """The answer from the terminal; None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     given = typer.prompt(f"{question} ({' | '.join(answers)}; {option})", err=True).strip()
@@ -250,7 +250,7 @@ def _asked(option: str, question: str, answers: Sequence[Any]) -> Any:
 
 
 def repair_of(target: str) -> Repair:
-    """The function behind --map, which gets a weft.Record and returns the new value."""
+    """The function of --map: takes a weft.Record, returns the new value."""
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute) or name.endswith(".py"):
         raise ConfigError(f"--map {target:.80}: write MODULE:FUNCTION, such as repairs:fix")

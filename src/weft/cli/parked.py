@@ -1,4 +1,4 @@
-"""`weft parked`: which records wait, parked or held, from Kafka alone."""
+"""`weft parked`: the parked and held records of a group, from Kafka alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ app = typer.Typer(no_args_is_help=True)
 
 
 def _group_of(context: typer.Context, given: str) -> str:
-    """The group that is meant: without --group the one whose members run on this machine."""
+    """The group: --group, or else the one whose members run on this machine."""
     if given or context.resilient_parsing:
         return given
     found = Runs(None, None, None).known() if local.runs() else []
@@ -51,7 +51,7 @@ OfGroup = Annotated[
     str,
     typer.Option(
         "--group", callback=_group_of, show_default=False,
-        help="The consumer group; default: the one that runs on this machine.",
+        help="The consumer group. Default: the one that runs on this machine.",
     ),
 ]  # fmt: skip
 OfPlace = Annotated[
@@ -69,14 +69,14 @@ Where = Annotated[
 
 @dataclass(frozen=True)
 class OfReach(Reach):
-    """The same for what Kafka knows of one group: it is needed, and found where one runs here."""
+    """Like Reach, for commands that also read a group's commits: the group is required or found."""
 
     group: OfGroup = ""
 
 
 @app.callback()
 def _parked() -> None:
-    """Look at records that are parked or held, also while no member of the group runs.
+    """Show records that are parked or held, also while no member of the group runs.
 
     Example: weft parked ls --group geofence --bootstrap-servers localhost:9092
     """
@@ -89,7 +89,7 @@ def ls(
     group: OfGroup = "",
     place: OfPlace = None,
     where: Where = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show the first so many in the table.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show the first N in the table.")] = 50,
     as_json: cluster.Json = False,
 ) -> None:
     """List parked and held records, from the group's commits: attempts, until when, error hash.
@@ -180,7 +180,7 @@ def show(
 
 @contextmanager
 def opened(kafka: cluster.Cluster, group: str) -> Iterator[GroupRider]:
-    """The commits of a group, without joining it."""
+    """The commits of a group, read without joining it."""
     connection = connected(kafka, group)
     with cluster.answering(), GroupRider(connection, group) as source:
         yield source
@@ -189,7 +189,7 @@ def opened(kafka: cluster.Cluster, group: str) -> Iterator[GroupRider]:
 def found_of(
     source: GroupRider, place: str | None, where: str | None, *, warn: bool = True
 ) -> tuple[list[Kept], list[Part]]:
-    """The parked and held records that are meant, and the commits; may warn of what is missing."""
+    """The selected parked and held records, and the commits; warns if some may be missing."""
     asked = question(place, None)
     try:
         condition = None if where is None else parse(where, KEPT_FIELDS)
@@ -229,7 +229,7 @@ def _counted(found: Sequence[Kept], parts: Sequence[Part], group: str) -> str:
 
 
 def _why_not(part: Part, offset: int, group: str) -> str:
-    """Why a record is not among those that are remembered."""
+    """Why a record is not among the remembered ones."""
     where = f"{part.topic}:{part.partition}:{offset}"
     if part.problem:
         return f"{where}: not known: {part.problem}"

@@ -33,7 +33,7 @@ Here = Annotated[
     typer.Option(
         "--where",
         metavar="CONDITION",
-        help="In place of --key: the keys of records that a member has now, such as "
+        help="Instead of --key: the keys of records that a member holds now, such as "
         '\'error.type == "Timeout" and header.tenant == "acme"\'.',
     ),
 ]
@@ -44,7 +44,7 @@ Places = Annotated[
 
 @key_app.callback()
 def _key() -> None:
-    """Act on all records of one key: hold them back, let them go, try them now.
+    """Act on all records of one key: hold, release, retry, skip or export them.
 
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
@@ -52,7 +52,7 @@ def _key() -> None:
 
 @record_app.callback()
 def _record() -> None:
-    """Act on single records: try them now, or skip them.
+    """Act on single records: retry, skip or export them.
 
     Example: weft record skip orders:2:17 --reason "the order was cancelled"
     """
@@ -63,7 +63,7 @@ def _record() -> None:
 def key_hold(
     topic: Topic, reach: Reach, key: Key = None, where: Here = None, for_: For = "1h"
 ) -> int:
-    """Start no record of this key until it expires, also of those that come later.
+    """Start no record of this key, also later ones, until the hold expires.
 
     Example: weft key hold --topic orders --key cust-17 --reason "being repaired" --for 2h
     """
@@ -85,7 +85,7 @@ def key_release(topic: Topic, reach: Reach, key: Key = None, where: Here = None)
 @key_app.command("retry")
 @cluster.spread
 def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
-    """Try the first record of a key now, which waits for its next attempt or is parked.
+    """Retry the first record of a key now; it waits for its next attempt or is parked.
 
     Example: weft key retry --topic orders --key cust-17 --reason "the service is back"
     """
@@ -96,19 +96,19 @@ def key_retry(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -
 @key_app.command("skip")
 @cluster.spread
 def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) -> int:
-    """Count the first record of a key as done without handling it, if it waits, or is parked.
+    """Count the first record of a key as done without handling it; it waits or is parked.
 
-    The answer names it, and comes when that is committed. By --where: the first one of each key.
+    The answer names it, after the commit. With --where: the first one of each key.
 
     Example: weft key skip --topic orders --key cust-17 --reason "cancelled"
     """
     order = {"action": "skip", "topic": topic, "key": key, "where": where}
     if reach.dry_run:
         return reach.send(order)
-    answers, _ = reach.looked(order)  # then by record: given again, it is the same one
+    answers, _ = reach.looked(order)  # then by record, so that a repeat skips the same record
     rows = [row for one in answers for row in one["rows"]]
     first = [one for one in rows if one["outcome"] == "skipped"]
-    if not first:  # nothing is skipped: the answers say why
+    if not first:  # nothing is skipped; the answers give the reason
         return reach.send({**order, "dry_run": True})
     code = each("skip", [(topic, one["partition"], one["offset"]) for one in first], reach)
     for one in (one for one in rows if one["outcome"] == "refused"):
@@ -121,7 +121,7 @@ def key_skip(topic: Topic, reach: Reach, key: Key = None, where: Here = None) ->
 @record_app.command("retry")
 @cluster.spread
 def record_retry(records: Places, reach: Reach) -> int:
-    """Try records now that wait for their next attempt or are parked.
+    """Retry records now that wait for their next attempt or are parked.
 
     Example: weft record retry orders:2:17 --reason "the service is back"
     """
@@ -131,7 +131,7 @@ def record_retry(records: Places, reach: Reach) -> int:
 @record_app.command("skip")
 @cluster.spread
 def record_skip(records: Places, reach: Reach) -> int:
-    """Count records as done without handling them; the answer comes when that is committed.
+    """Count records as done without handling them; the answer comes after the commit.
 
     Example: weft record skip orders:2:17 --reason "the order was cancelled"
     """
@@ -143,15 +143,15 @@ def record_skip(records: Places, reach: Reach) -> int:
 def release(reach: OfReach, place: OfPlace = None, where: Where = None) -> int:
     """Release parked and held records: they start with new attempts, in key order.
 
-    Which there are is read from the group's commits; its running members obey. Where a commit has
-    no room for all, the members are asked for those that they have.
+    The records are read from the group's commits; its running members obey. If a commit has no
+    room for all, the members are queried for the ones that they hold.
 
     Example: weft parked release orders --group billing --where 'key =~ "cust-"' --reason "fixed"
     """
     with opened(reach.cluster, reach.group) as source:
         found, parts = found_of(source, place, where, warn=False)
     rest, unasked = _rest(parts, place, where)
-    if reach.dry_run:  # what a commit has is among what the members have
+    if reach.dry_run:  # the members hold everything that a commit lists
         found = [one for one in found if one.topic not in {order["topic"] for order in rest}]
     code = each("release", [one.place for one in found], reach, rest=rest)
     return max(code, _left(unasked, reach))
@@ -183,7 +183,7 @@ def export(
 ) -> None:
     """Print parked and held records with their values, one JSON object per line.
 
-    Text is as it is; what is not UTF-8 is in `key_base64` and `value_base64`.
+    Text is printed as it is; bytes that are not UTF-8 are in `key_base64` and `value_base64`.
 
     Example: weft parked export orders --group billing > parked.jsonl
     """
@@ -253,9 +253,9 @@ def places_of(words: Sequence[str]) -> list[Place]:
 def _rest(
     parts: Sequence[Part], place: str | None, where: str | None
 ) -> tuple[list[dict[str, Any]], list[Part]]:
-    """Commands for what the commits have no room for; parts that no member can be asked about.
+    """Commands for records that the commits have no room for, and the parts that need other tools.
 
-    A member knows no error's hash.
+    Members do not know the error hash.
     """
     asked, parts = question(place, None), [one for one in parts if one.problem]
     terms = ['(state == "parked" or state == "held")']
@@ -273,7 +273,7 @@ def _rest(
 
 
 def _left(parts: Sequence[Part], reach: OfReach) -> int:
-    """One line of what may be left; the exit code."""
+    """Print one line about records that may be missing; returns the exit code."""
     if not parts or reach.dry_run:
         return 0
     one, more = parts[0], len(parts) - 1
@@ -293,7 +293,7 @@ def each(
     most: int = RECORDS_MAX,
     rest: Sequence[dict[str, Any]] = (),
 ) -> int:
-    """One command for each topic, in pieces of so many records, and `rest`; the worst exit code."""
+    """One command per topic, in pieces of limited size, then `rest`; the worst exit code."""
     if not places and not rest and not reach.as_json:
         typer.echo("0 records: nothing to do")
     orders = []

@@ -1,4 +1,4 @@
-"""`weft redo`: handle again what is done, in place and in one group only."""
+"""`weft redo`: handle finished records again, in place and in one group only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.cli.records import each, places_of
 from weft.dlq.letters import Place
 from weft.errors import ConfigError
 
-#: of one command: the answer waits for the calls
+#: most records of one command: its answer waits for their calls
 REDO_MAX = 100
 
 
@@ -37,9 +37,9 @@ def redo(
         ),
     ] = None,
 ) -> int:
-    """Handle records again that are done, in place: from their topic, and in this group only.
+    """Handle finished records again, in place: read from their topic, in this group only.
 
-    Each has one call, in the order of its key with what is in flight. The answer has its outcome.
+    Each is called once, in key order with the records in flight. The answer has its outcome.
 
     Example: weft redo orders:2:17 --group billing --reason "the invoice was wrong"
     """
@@ -52,7 +52,7 @@ def redo(
 
 
 def _of_letters(topic: str, where: str | None, reach: OfReach) -> list[Place]:
-    """Where the records of the group's letters are."""
+    """The places of the records behind the group's letters."""
     condition = None if where is None else parse_where(where)
     with opened(topic, reach.cluster, None) as box:
         meant = [one for one in box.letters if condition is None or condition.matches(one.field)]

@@ -26,10 +26,10 @@ HttpTokenFile = Annotated[
 ]
 ControlTopic = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="Obey commands to the group by this topic, App(control=…)."),
+    typer.Option(metavar="TOPIC", help="Topic with commands to the group, App(control=…)."),
 ]
 AllowControl = Annotated[
-    bool, typer.Option("--allow-control", help="Obey commands by HTTP; needs --http-token-file.")
+    bool, typer.Option("--allow-control", help="Accept commands by HTTP; needs --http-token-file.")
 ]
 
 

@@ -39,7 +39,7 @@ WATCH_EVERY_S = 2.0
 PARTITIONS_MAX = 10
 SENTENCES_MAX = 100
 LINES_MAX = 24
-#: where output is not a terminal
+#: width of output that does not go to a terminal
 WIDTH_MAX = 10_000
 NAME_MIN = 12
 

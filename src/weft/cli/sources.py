@@ -28,7 +28,7 @@ from weft.observe.reports import GroupReports
 from weft.observe.sentences import record_sentence, seconds
 from weft.observe.why import why
 
-#: for each step of an answer, and for all of it: one whose bytes drip would never end
+#: time limits for each step of an answer, and for all of it: bytes that trickle would never end
 URL_ANSWER_S, URL_WHOLE_S = 12.0, 30.0
 URL_BYTES_MAX = 256 * 2**20
 
@@ -211,13 +211,13 @@ def _read(request: urllib.request.Request, url: str) -> bytes:
 
 
 def _within(limit_s: float, call: Callable[[], bytes]) -> bytes:
-    """What it returns or raises; TimeoutError after that time, when it is left to its thread."""
+    """Its result or exception; TimeoutError at the limit, and the call's thread is abandoned."""
     ended: Queue[bytes | BaseException] = Queue()
 
     def run() -> None:
         try:
             ended.put(call())
-        except BaseException as error:  # it is raised where it is waited for
+        except BaseException as error:  # raised again by the waiting thread
             ended.put(error)
 
     Thread(target=run, daemon=True).start()

@@ -135,7 +135,7 @@ def _lane(row: Row, chars: int) -> Line:
 
 
 def listed(view: Row, name: str, chars: int) -> list[Line]:
-    """Parked or held records, those that have been so for longest first."""
+    """Parked or held records, those that have waited longest first."""
     found = []
     for row in view[name]:
         error = row.get("last_error") or {}

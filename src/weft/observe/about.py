@@ -10,7 +10,7 @@ from typing import Any
 
 from weft._version import __version__
 
-#: several apps of one process are several members
+#: several apps of one process are separate members
 _runs = itertools.count()
 
 

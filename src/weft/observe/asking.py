@@ -1,4 +1,4 @@
-"""Queries to a run and their answers, by socket, HTTP and name."""
+"""Queries to a run and their answers, by socket and HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.observe.sentences import record_sentence
 from weft.observe.why import why
 
 KEY_BYTES_MAX = 16 * 2**10
-#: how many frontiers are looked up beyond those among the worst
+#: how many frontiers are looked up besides the worst records
 LOOKED_UP_MAX = 20
 
 
@@ -33,7 +33,7 @@ class Source(Protocol):
         """The snapshots of all known members; silent ones have `silent_s`."""
 
     def sums(self) -> list[dict[str, Any]]:
-        """The same for sums over time; this member's may lack blockers, which costs less."""
+        """The same for sums over time; this member's may lack blockers, which is cheaper."""
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
         """One partition's offset map and worst records; None if it is unknown."""
@@ -45,10 +45,10 @@ class Source(Protocol):
         """The places of the first records of one key."""
 
     def control(self, order: Order) -> list[Answer]:
-        """Obey a command; an answer of each member."""
+        """Obey a command; returns the answer of each member."""
 
     def commands(self) -> list[dict[str, Any]]:
-        """Of each member what is in force by command, and the last commands with their answers."""
+        """For each member the commands in force, and the last commands with their answers."""
 
     def live(self) -> tuple[bool, str]:
         """Liveness and the reason if it is false; an unavailable broker does not count."""
@@ -136,16 +136,16 @@ def answer(source: Source, asked: Question) -> dict[str, Any]:
                 continue
             looked_up += 1
             row = source.find(*where, part["frontier"])
-            if "attempts" in row:  # else the frontier has moved since
+            if "attempts" in row:  # otherwise the frontier has moved since
                 part["blocker"] = {**row, "done_beyond": part["done_beyond"]}
     sentences = why(shot, asked.topic, asked.partition)
     return {"sentences": [one.row() for one in sentences], "found": []}
 
 
 def obeyed(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Obey a command; the answers, and which members its group has, as far as it is known.
+    """Obey a command; returns the answers, and the members of its group as far as they are known.
 
-    Raises ConfigError for what is no command.
+    Raises ConfigError for an invalid command.
     """
     order = order_of(given)
     shots = source.members()
@@ -156,7 +156,7 @@ def obeyed(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commands(source: Source) -> dict[str, Any]:
-    """What is in force by command in each member, and what was answered."""
+    """The commands in force in each member, and the last ones with their answers."""
     shots = source.members()
     group = shots[0].get("app", {}).get("group", "") if shots else ""
     return {"group": group, "members": source.commands()}

@@ -1,7 +1,7 @@
 """Export by a button of the page: records with their values, as lines of JSON for a file.
 
-Read from Kafka by separate clients, on the request's thread: the engine is not asked. An
-answer is bounded, as it is made in memory; for more there is the command, which streams.
+Read from Kafka by separate clients, on the request's thread: the engine takes no part. An answer
+has a size limit, as it is built in memory; the command has none, as it streams.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from weft.where import parse
 
 RECORDS_MAX = 10_000
 BYTES_MAX = 16 * 2**20
-#: places that an answer names
+#: most places that an answer names
 NAMED_MAX = 5
 
-#: clients of the app's cluster under this group's name
+#: creates clients of the app's cluster under this group's name
 Connect = Callable[[str], Connection]
-#: keeps a command and its answer, and logs it
+#: records a command and its answer, and logs it
 Note = Callable[[Order, Answer], None]
 
 
 class Exports:
-    """Answers them, one at a time. Any thread."""
+    """Answers export requests, one at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Exports:
         self._busy = threading.Lock()
 
     def answered(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As a command is, and `lines` unless it is a dry run; ConfigError for no command."""
+        """An answer like a command's, with `lines` unless it is a dry run; raises ConfigError."""
         order = order_of(given, (EXPORT,))
         member, lines = self._member(), ""
         if not self._busy.acquire(blocking=False):
@@ -104,7 +104,7 @@ class Exports:
 
 
 def _meant(source: GroupRider, order: Order) -> tuple[dict[Place, Kept | None], str]:
-    """The places, with what is remembered of each; and what may be missing, and why."""
+    """The selected places with what is remembered of each, and what may be missing and why."""
     topic = str(order.topic)
     if order.records:
         for partition in sorted({partition for partition, _ in order.records}):

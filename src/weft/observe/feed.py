@@ -17,7 +17,7 @@ from weft.observe.why import why
 WATCHED_EVERY_S = 1.0
 ALONE_EVERY_S = 5.0
 HISTORY_MAX = 600
-#: handlers of which the latency is kept over time
+#: most handlers whose latency is recorded over time
 HANDLERS_MAX = 20
 WATCHERS_MAX = 20
 PAGE_MAX = 200
@@ -29,10 +29,10 @@ Letters = Callable[[Iterable[str]], list[str]]
 
 
 class Looks(Protocol):
-    """What the page asks of a run beside its snapshots. Any thread, at any time."""
+    """What the page requests from a run in addition to its snapshots. Thread-safe."""
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """One partition's offset map and worst records; None where it is not."""
+        """One partition's offset map and worst records; None if it is unknown."""
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
         """Where one record is."""
@@ -42,7 +42,7 @@ class Looks(Protocol):
 
 
 def view_of(given: Mapping[str, str]) -> dict[str, Any]:
-    """What a watcher wants to see, from the query; ConfigError for what cannot be."""
+    """The view that a page requests, from its query; ConfigError if it is invalid."""
     if any(len(value) > TEXT_MAX for value in given.values()):
         raise ConfigError(f"a parameter of the page has at most {TEXT_MAX} characters")
     view: dict[str, Any] = {name: given.get(name, "") for name in ("topic", "key", "text")}
@@ -63,7 +63,7 @@ def view_of(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Feed:
-    """Looks at the members on a thread of its own until it is closed."""
+    """Takes snapshots of the members on a separate thread until it is closed."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Feed:
         control: bool = False,
         letters: Letters | None = None,
     ) -> None:
-        """`sums` replaces `shots` while the page is not open: it may lack blockers.
+        """`sums` replaces `shots` while no page is open: it may lack blockers.
 
         `control`: the page has buttons for commands, and for replays of these `letters`.
         """
@@ -84,7 +84,7 @@ class Feed:
         self._wake = threading.Event()
         self._watchers = 0
         self._closed = False
-        #: counts the looks
+        #: number of snapshots taken
         self.number = 0
         self._overview: dict[str, Any] = overview([])
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_MAX)
@@ -103,7 +103,7 @@ class Feed:
             self._wake.clear()
 
     def look(self) -> None:
-        """One look, for those who watch."""
+        """Take one snapshot for the open pages."""
         shots = self._shots()
         seen = overview(shots)
         states = ", ".join(sorted({str(shot["state"]) for shot in shots}))
@@ -116,13 +116,13 @@ class Feed:
             self.number += 1
 
     def look_alone(self) -> None:
-        """The page is not open: only the history is updated."""
+        """No page is open: only update the history."""
         sample = _sample(overview(self._sums()))
         with self._lock:
             self._history.append(sample)
 
     def enter(self) -> bool:
-        """One more watches; False when too many do already."""
+        """Count one more open page; False if there are too many already."""
         with self._lock:
             if self._closed or self._watchers >= WATCHERS_MAX:
                 return False
@@ -131,17 +131,17 @@ class Feed:
         return True
 
     def leave(self) -> None:
-        """One watches no more."""
+        """Count one open page less."""
         with self._lock:
             self._watchers -= 1
 
     @property
     def closed(self) -> bool:
-        """Nothing new will come."""
+        """Whether no more data will come."""
         return self._closed
 
     def history(self) -> list[dict[str, Any]]:
-        """The looks so far, the oldest first."""
+        """The samples so far, the oldest first."""
         with self._lock:
             return list(self._history)
 
@@ -157,7 +157,7 @@ class Feed:
             count=view["count"] or 50,
         )
         shown = {**seen, "partitions": listed, "sample": sample, "now": round(time.time(), 3)}
-        for name in NOT_LISTED:  # up to 50 rows, of which most pages show none
+        for name in NOT_LISTED:  # up to 50 rows, which most pages do not show
             if name != view["list"]:
                 del shown[name]
         if self._control:
@@ -173,7 +173,7 @@ class Feed:
         return {**shown, "picture": self._looks.picture(*where)}
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop taking snapshots."""
         self._closed = True
         self._wake.set()
         self._thread.join(5.0)

@@ -1,4 +1,4 @@
-"""A source with the whole group: this member's state now, the others' last reports."""
+"""A source for the whole group: this member's state now, the others' last reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupSource:
         return self._with_others(self._own.members())
 
     def sums(self) -> list[dict[str, Any]]:
-        """The same at less cost: this member without its blocking records."""
+        """The same at lower cost: this member without its blocking records."""
         return self._with_others(self._own.sums())
 
     def _with_others(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ class GroupSource:
         return [shot for shot in shots if shot["app"]["member"] not in ours]
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """A partition's offset map: this member's, or as another member reported it."""
+        """A partition's offset map: from this member, or from another member's report."""
         own = self._own.picture(topic, partition)
         if own is not None:
             return own
@@ -81,7 +81,7 @@ class GroupSource:
                     yield shot, part
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
-        """The place of one record; in another member's partition as far as its report shows."""
+        """The place of one record; in another member's partition only what its report contains."""
         found = self._own.find(topic, partition, offset)
         if found["place"] != "elsewhere":
             return found
@@ -109,13 +109,13 @@ class GroupSource:
 
 
 def _records(shot: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those that a report names, each once."""
+    """The records that a report names, each once."""
     rows = [*shot["blockers"], *shot["parked"], *shot["on_hold"]]
     return list({(r["topic"], r["partition"], r["offset"]): r for r in reversed(rows)}.values())
 
 
 def wanted_of(group: str) -> Any:
-    """A test whether a key of the reports topic is of this group."""
+    """A predicate: whether a key of the reports topic belongs to this group."""
     begins = key_of(group, "").removesuffix(b'""]')
     return lambda key: key.startswith(begins)
 
@@ -125,5 +125,5 @@ def _at(row: Mapping[str, Any], topic: str, partition: int) -> bool:
 
 
 def _no_map(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing beyond its frontier is done, or its map is one of too many."""
+    """The map is empty beyond its frontier, or was too long for the report."""
     return {"from": part["frontier"], "to": part["frontier"], "per_cell": 1, "cells": ""}

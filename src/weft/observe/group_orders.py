@@ -1,8 +1,8 @@
-"""Commands to a group as records of its control topic, the members' answers, and their beats.
+"""Commands to a group as records of its control topic, the members' answers and heartbeats.
 
-Pure. A compacted topic keeps what was written last under each key, so commands with the same
-target have the same key, and the last one counts. Every client that may write to the topic may
-command, and may write anything: what is not exact is refused.
+Pure. A compacted topic keeps the last record of each key, so commands with the same target have
+the same key, and the last one counts. Any client with write access to the topic can command and
+can write anything, so whatever is not exactly right is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from weft.errors import ConfigError
 from weft.numeric import is_number, is_whole
 from weft.observe.orders import FOR_MAX_S, OFFSET_MAX, RECORDS_MAX, Answer, Order, order_of
 
-#: how the topic is made. The broker's clock decides what has expired; nothing lasts longer than
-#: FOR_MAX_S, so a day more is kept.
+#: how the topic is created. The broker's clock decides what has expired; no command lasts longer
+#: than FOR_MAX_S, so the retention is one day more.
 TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact,delete",
     "retention.ms": str(int(FOR_MAX_S + 86_400) * 1000),
@@ -27,20 +27,20 @@ TOPIC_CONFIG: Final = {
     "delete.retention.ms": "3600000",
     "message.timestamp.type": "LogAppendTime",
 }
-#: every member writes that it follows the topic; who has not for SILENT_S is gone or cut off
+#: members write heartbeats; one without a heartbeat for SILENT_S is gone or disconnected
 BEAT_S = 10.0
 SILENT_S = 35.0
-#: for so long a command that is not for later owners is obeyed, and any command is answered
+#: how long a command that is not for later owners is obeyed, and any command is answered
 FRESH_S = 60.0
 OUTCOMES: Final = ("done", "unchanged", "would", "refused", "not here")
 COMMAND, ANSWER, BEAT = "command", "answer", "member"
 _KINDS = (COMMAND, ANSWER, BEAT)
-#: what ends what: the last of both counts
+#: action -> the action that it ends; the last one of both counts
 _SUBJECTS: Final = {
     "pause": "pause", "resume": "pause", "set": "set", "hold": "hold", "release": "hold",
     "retry": "hold",
 }  # fmt: skip
-#: these stay true as long as the longest command that they end
+#: these remain as long as the longest command that they end
 _ENDS: Final = ("resume", "release")
 _ENDED_BY: Final = {"pause": "resume", "hold": "release"}
 
@@ -69,28 +69,28 @@ def command_key(group: str, order: Order) -> bytes:
 
 
 def lasts(order: Order) -> bool:
-    """Who becomes a member, or an owner, later obeys it, too."""
+    """Whether members and owners that start later also obey it."""
     return not (order.dry_run or _of_now(order)) and order.action in (*_ENDED_BY, *_ENDS, "set")
 
 
 def ends(order: Order) -> bool:
-    """It ends another one; nothing is in force by it."""
+    """Whether it only ends another command; it leaves nothing in force."""
     return order.action in _ENDS
 
 
 def of_now(key: bytes) -> bool:
-    """Whether what stands under this key is for no later member: the first to be forgotten."""
+    """Whether a key's command is not for later members: the first ones to be dropped."""
     kind, _, what = kind_of(key) or ("", "", ())
     return kind == ANSWER or (kind == COMMAND and what[:1] == ("once",))
 
 
 def _of_now(order: Order) -> bool:
-    """It is about records, or about what members have now."""
+    """Whether it concerns records, or what members hold now."""
     return bool(order.records) or order.where is not None
 
 
 def left_s(order: Order, age_s: float) -> float:
-    """How long it is still to be obeyed; at 0 and below it has expired."""
+    """For how much longer it is obeyed; 0 or less: it has expired."""
     if not lasts(order):
         return FRESH_S - age_s
     return (FOR_MAX_S if order.action in _ENDS else order.for_s) - age_s
@@ -102,7 +102,7 @@ def packed(order: Order) -> bytes:
 
 
 def unpacked(group: str, key: bytes, value: bytes) -> Order:
-    """The command of a record; raises ConfigError for what is none."""
+    """The command of a record; raises ConfigError if it is invalid."""
     try:
         given = json.loads(value)
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def unpacked(group: str, key: bytes, value: bytes) -> Order:
 
 
 def tombstoned(order: Order) -> Order | None:
-    """What a tombstone in place of a command means; None: nothing."""
+    """The command that a tombstone represents, if any."""
     if not lasts(order) or order.action in _ENDS:
         return None
     reason = "its record was deleted from the control topic"
@@ -135,7 +135,7 @@ def answer_key(group: str, order_id: str, member: str) -> bytes:
 
 
 def answer_of(value: bytes) -> Answer:
-    """A member's answer; raises ConfigError for what is none."""
+    """A member's answer; raises ConfigError if it is invalid."""
     try:
         given = json.loads(value)
         rows = [_row(one) for one in given["rows"][:RECORDS_MAX]]

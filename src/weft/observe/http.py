@@ -1,8 +1,8 @@
-"""Probes, metrics, the snapshot and `why` over HTTP; commands only where that is allowed.
+"""Probes, metrics, the snapshot and `why` over HTTP; commands only where they are allowed.
 
-Loopback alone needs no token, and then the Host header must name it: a page in the user's browser
-that got its own name to point here is refused. Elsewhere a token is needed for everything but the
-two probes, which return only a status and its reason.
+Only loopback needs no token. There the Host header must name loopback: this refuses a page in the
+user's browser whose domain was pointed to this address. Elsewhere everything needs a token except
+the two probes, which return only a status and its reason.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ TOKEN_BYTES_MAX = 4096
 COMMAND_BYTES_MAX = 64 * 2**10
 ALWAYS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 Send = Callable[[Any], Awaitable[None]]
-#: the answer to a JSON object; raises ConfigError, which is status 400
+#: answers a JSON object; raises ConfigError, which becomes status 400
 Ask = Callable[[Any], dict[str, Any]]
-#: by path
+#: path -> its function
 Asked = Mapping[str, Ask]
 
 
@@ -101,7 +101,7 @@ class Guard:
 def routes_of(
     source: Source, *, allow_control: bool = False, asked: Asked | None = None
 ) -> list[BaseRoute]:
-    """The routes: GET only, but POST /control and those of `asked`."""
+    """The routes: GET only, except POST /control and those of `asked`."""
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
@@ -150,9 +150,9 @@ def routes_of(
 async def _controlled(
     ask: Ask, request: Request, *, allow_control: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Status and answer of a command, or of what only the page asks.
+    """Status and answer of a command, or of a request that only the page makes.
 
-    The guard has checked token and origin. That its type must be JSON keeps out the forms of other
+    The guard has checked token and origin. Requiring a JSON content type keeps out forms of other
     sites, which a browser sends with the user's password.
     """
     if not allow_control:
@@ -188,7 +188,7 @@ def app_of(
 
 
 class Guarded:
-    """ASGI access control without middleware classes, as it runs every second under load."""
+    """ASGI access control without middleware classes: it runs often under load."""
 
     def __init__(self, app: Any, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -222,9 +222,9 @@ def serve(
     asked: Asked | None = None,
     letters: Letters | None = None,
 ) -> Serving:
-    """Serve until it is closed; `asked` answers what only the page asks. Raises ConfigError.
+    """Serve until it is closed; `asked` answers the requests of the page. Raises ConfigError.
 
-    `letters`: the dead-letter topics that it can ask about.
+    `letters`: the dead-letter topics that the page can list.
     """
     need_http("http")
     host, port = check_http(http, token_file)

@@ -1,4 +1,4 @@
-"""Parked and held records of a group: which of them are meant, and their lines for an export."""
+"""Parked and held records of a group: selecting them, and their lines in an export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.kafka.log_reader import Place
 from weft.types import Record
 from weft.where import FIELDS, HEADER, OWN, Condition, Kind, Value, own_field
 
-#: what a condition may ask of a record of which a commit remembers little; no error's text is kept
+#: fields for conditions on records of which only a commit is known; it keeps no error text
 KEPT_FIELDS: Mapping[str, Kind] = {
     **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "attempts")},
     "state": "text",
@@ -24,7 +24,7 @@ Records = dict[Place, Record[Any]]
 def chosen(
     source: GroupRider, parts: Sequence[Part], offset: int | None, condition: Condition | None
 ) -> list[Kept]:
-    """The parked and held records of these commits that are meant."""
+    """The selected parked and held records of these commits."""
     found = [one for one in waiting(parts) if offset in (None, one.known.offset)]
     if condition is None:
         return found
@@ -33,12 +33,12 @@ def chosen(
 
 
 def waiting(parts: Sequence[Part]) -> list[Kept]:
-    """Those that wait for someone, not for their next attempt."""
+    """Parked and held records, without those that wait for their next attempt."""
     return [one for part in parts for one in part.kept if one.known.parked or one.known.held]
 
 
 def records_of(source: GroupRider, kept: Sequence[Kept]) -> Records:
-    """Their records, as far as they are still in their topics."""
+    """Reads these records, as far as they still exist in their topics."""
     places = {one.place for one in kept}
     return {(one.topic, one.partition, one.offset): one for one in source.records(places)}
 
@@ -71,12 +71,12 @@ def state_of(known: Remembered) -> str:
 
 
 def hash_of(known: Remembered) -> str | None:
-    """What is kept of its error, as text."""
+    """The hash of its error, as text."""
     return None if known.error is None else f"{known.error:08x}"
 
 
 def line_of(record: Record[Any], kept: Kept | None) -> dict[str, Any]:
-    """A record with its value, JSON-able; what is not UTF-8 is in base64."""
+    """A record with its value, JSON-able; bytes that are not UTF-8 are in base64."""
     line: dict[str, Any] = {
         "topic": record.topic, "partition": record.partition, "offset": record.offset,
         "timestamp_ms": record.timestamp_ms, **_plain("key", record.key),

@@ -1,4 +1,4 @@
-"""`--listen`: a group's lag for Prometheus and KEDA; the dead letters that are not back."""
+"""`--listen`: a group's lag for Prometheus and KEDA; dead letters that were not brought back."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MEASURED_EVERY_S = 5.0
-#: an answer older than this is no answer
+#: a measurement older than this is ignored
 FRESH_S = 60.0
-#: an offset that is not done for so long, with others done beyond it, is parked or hangs: more
+#: an offset that is not done for so long, while later ones are done, is parked or hangs: more
 #: members would not help
 STANDING_S = 60.0
-#: a partition of which nothing has changed for so long is blocked, if others of the group move
+#: a partition without any change for so long is blocked if others of the group move
 BLOCKED_S = 300.0
 
 GAUGES = (
@@ -49,11 +49,11 @@ PROBLEMS = ("weft_group_problem_partitions", "Partitions with a problem; weft la
 
 
 class Board(ABC):
-    """The last measurement of something, repeated every few seconds."""
+    """The last measurement, repeated every few seconds."""
 
     #: what is measured, as a label and in JSON
     label = "group"
-    #: the metric that is 1 while it could be measured lately
+    #: the metric that is 1 while the measurement is recent
     up = UP
 
     def __init__(self, measure: Callable[[], Any], name: str, every_s: float) -> None:
@@ -66,12 +66,12 @@ class Board(ABC):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Measure from now on."""
+        """Start measuring."""
         self._thread = guard.thread(f"weft-{self.label}", self._run)
         self._thread.start()
 
     def close(self) -> None:
-        """Measure no more; what is being measured has a few seconds."""
+        """Stop measuring; a measurement in progress has a few seconds."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(STOP_S)
@@ -84,7 +84,7 @@ class Board(ABC):
             self._over.wait(self._every_s)
 
     def look(self) -> None:
-        """Measure once; what goes wrong is kept as the problem."""
+        """Measure once; an error is kept as the problem."""
         try:
             found = self._measure()
         except WeftError as error:
@@ -96,7 +96,7 @@ class Board(ABC):
 
     @abstractmethod
     def _take(self, found: Any, now: float) -> None:
-        """Keep what was measured."""
+        """Store a measurement."""
 
     def problem(self) -> str:
         """Why there is no measurement; empty if there is one."""
@@ -106,7 +106,7 @@ class Board(ABC):
 
     @abstractmethod
     def answers(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        """Its paths beside /metrics."""
+        """Its paths besides /metrics."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For prometheus-client: every gauge, with bounded labels."""
@@ -120,7 +120,7 @@ class Board(ABC):
 
     @abstractmethod
     def _gauges(self) -> Iterator[GaugeMetricFamily]:
-        """Those of the last measurement."""
+        """The gauges of the last measurement."""
 
 
 class LagBoard(Board):
@@ -131,11 +131,11 @@ class LagBoard(Board):
     ) -> None:
         super().__init__(measure, group, every_s)
         self._rows: Sequence[PartitionLag] = ()
-        #: (topic, partition) -> its frontier that stands, and since when
+        #: (topic, partition) -> its current frontier, and since when it has not moved
         self._stands: dict[tuple[str, int], tuple[int, float]] = {}
-        #: the same -> what is committed of it, and since when all of that has been so
+        #: the same key -> what is committed, and since when nothing of it has changed
         self._still: dict[tuple[str, int], tuple[tuple[Any, ...], float]] = {}
-        #: when something of the group moved last
+        #: when any partition of the group last moved
         self._moved_at = float("-inf")
 
     def _take(self, found: Sequence[PartitionLag], now: float) -> None:
@@ -158,23 +158,23 @@ class LagBoard(Board):
         return {"/lag": self.lag, "/scale": self.scale}
 
     def lag(self) -> dict[str, Any]:
-        """As `weft lag --json` prints it."""
+        """The JSON of `weft lag`."""
         remaining = sum(row.remaining or 0 for row in self._rows)
         rows = [row.row() for row in self._rows]
         return {"group": self.name, "remaining": remaining, "partitions": rows}
 
     def scale(self) -> dict[str, Any]:
-        """What more members could do: without what stands in front of records that are done."""
+        """The records that more members could process: without those that cannot start."""
         now = time.monotonic()
         standing = sum(self._standing(row, now) for row in self._rows)
         remaining = sum(row.remaining or 0 for row in self._rows)
         return {"group": self.name, "value": remaining - standing, "standing": standing}
 
     def _standing(self, row: PartitionLag, now: float) -> int:
-        """What cannot start, or stands in front of what is done, for a while already.
+        """Records that cannot start, or that have been in front of finished ones for a while.
 
-        Behind a full map nothing starts. Nor does anything where nothing has changed for minutes
-        while the group works elsewhere: one record blocks that partition.
+        Nothing starts behind a full map. Nor does anything in a partition where nothing has changed
+        for minutes while the group works elsewhere: one record blocks that partition.
         """
         _, since = self._stands.get((row.topic, row.partition), (-1, now))
         _, still_since = self._still.get((row.topic, row.partition), ((), now))
@@ -201,7 +201,7 @@ class LagBoard(Board):
 
 
 class LettersBoard(Board):
-    """The letters of a dead-letter topic that are not back."""
+    """The letters of a dead-letter topic that were not brought back."""
 
     label, up = "topic", LETTERS_UP
 
@@ -226,7 +226,7 @@ class LettersBoard(Board):
 
 
 def app_of(board: Board) -> Any:
-    """The ASGI app: the board's paths and /metrics, all GET."""
+    """The ASGI app: the board's paths and /metrics, GET only."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response

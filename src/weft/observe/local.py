@@ -1,8 +1,8 @@
 """The unix socket of a run on this machine, and how the commands find every run.
 
-One line of JSON is asked, one is answered. The folder is the user's own (mode 0700), the sockets
-have mode 0600. A run removes its socket when it ends, so one that is left behind is of a process
-that was killed: who finds it first renames it, and every command reports it for ten minutes.
+The protocol is one line of JSON each way. The folder belongs to the user (mode 0700), the sockets
+have mode 0600. A run removes its socket when it ends, so a socket without a process means that the
+run was killed: the first command that finds it renames it, and all report it for ten minutes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from weft.errors import ConfigError, WeftError
 from weft.observe.asking import Source, answer, commands, is_answer, obeyed, question_of
 
 ANSWER_S = 5.0
-#: a member waits up to 10 s for the commit that makes a skip true
+#: a member waits up to 10 s for the commit that makes a skip final
 COMMAND_ANSWER_S = 12.0
 ASKED_BYTES_MAX = 64 * 2**10
 ANSWER_BYTES_MAX = 256 * 2**20
-#: what a unix socket's path may have, with room to spare
+#: longest path of a unix socket, with a margin
 PATH_BYTES_MAX = 100
-#: so long after it was noticed a killed run is reported
+#: for so many seconds after its detection a killed run is reported
 GONE_SHOWN_S = 600.0
-#: several apps of one process
+#: distinguishes several apps of one process
 _numbers = itertools.count()
 
 
 class NotAnswering(WeftError):
-    """A run is there and does not answer."""
+    """A run exists but does not answer."""
 
 
 def folder() -> Path:
-    """Where the sockets of this user's runs are; made when missing. ConfigError if it is unsafe."""
+    """The folder of this user's sockets, created if missing. ConfigError if it is unsafe."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base) / "weft" if base else Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
     try:
@@ -62,15 +62,15 @@ def folder() -> Path:
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """One question."""
+    """One query on a connection."""
 
     timeout = ANSWER_S
 
     def handle(self) -> None:
-        """Answer it; what goes wrong is the answer."""
+        """Answer the query; errors become the answer."""
         server = self.server
         assert isinstance(server, LocalServer)
-        with contextlib.suppress(OSError):  # who asked is gone, or asks nothing
+        with contextlib.suppress(OSError):  # the client disconnected or sent nothing
             line = self.rfile.readline(ASKED_BYTES_MAX + 1)
             self.wfile.write(json.dumps(_answered(server.source, line)).encode() + b"\n")
 
@@ -109,7 +109,7 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         if len(os.fsencode(self.path)) > PATH_BYTES_MAX:
             raise ConfigError(f"{self.path} is too long for a socket: set XDG_RUNTIME_DIR")
         with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()  # of a process that had our id before
+            self.path.unlink()  # of an earlier process with the same id
         before = os.umask(0o177)
         try:
             super().__init__(str(self.path), _Handler)
@@ -118,27 +118,27 @@ class LocalServer(socketserver.ThreadingUnixStreamServer):
         guard.thread("weft-socket", self.serve_forever).start()
 
     def handle_error(self, _request: Any, _address: Any) -> None:
-        """Errors of one client do not concern others."""
+        """One client's errors do not affect others."""
 
     def close(self) -> None:
-        """Take the socket away, and answer no more: one that does not answer is of a killed run."""
+        """Remove the socket, then stop answering: a socket without answers means a killed run."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         self.shutdown()
         self.server_close()
 
 
-# -- the asking side -----------------------------------------------------------------------------
+# -- the querying side ---------------------------------------------------------------------------
 
 
 def runs() -> list[Path]:
-    """The sockets of this user's runs; those whose process is gone become `gone`."""
+    """The sockets of this user's runs; those whose process has died are moved to `gone`."""
     alive = []
     for path in sorted(folder().glob("*.sock")):
         try:
             known = path.lstat()
         except FileNotFoundError:
-            continue  # it has ended at this moment
+            continue  # it ended just now
         if not stat.S_ISSOCK(known.st_mode) or known.st_uid != os.getuid():
             continue
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
@@ -146,7 +146,7 @@ def runs() -> list[Path]:
             try:
                 one.connect(str(path))
             except ConnectionRefusedError:
-                # Of a killed process, or of an earlier one with its id
+                # Left by a killed process, or by an earlier one with the same id
                 with contextlib.suppress(OSError):
                     if _is_gone(path.stem.partition("-")[0]):
                         os.utime(path.rename(path.with_suffix(".gone")))
@@ -166,13 +166,13 @@ def _is_gone(pid: str) -> bool:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError):
         return True
-    except OSError:  # another user's process has that id now
+    except OSError:  # the id now belongs to another user's process
         pass
     return False
 
 
 def gone() -> list[tuple[str, float]]:
-    """Runs that ended without a clean stop: their names, and how long ago that was noticed."""
+    """Runs that ended without a clean stop: name and seconds since the detection."""
     found = []
     for path in sorted(folder().glob("*.gone")):
         with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ def gone() -> list[tuple[str, float]]:
 
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """The answer of one run. Raises NotAnswering, and ConfigError for a question it refuses."""
+    """The answer of one run. Raises NotAnswering, or ConfigError for a query that it refuses."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as one:
         limit_s = COMMAND_ANSWER_S if question["ask"] == "control" else ANSWER_S
         one.settimeout(limit_s)

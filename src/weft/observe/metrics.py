@@ -1,8 +1,8 @@
 """A snapshot as Prometheus metrics, named by Prometheus conventions, with bounded labels.
 
-Labels are names the user gave (group, handler, topic), numbers of partitions and at most 50 types
-of errors, never a key, an error text or anything else that comes with records. Counters restart
-with each run.
+Labels are the user's names (group, handler, topic), partition numbers and at most 50 error types;
+never a key, an error text or anything else that comes with records. Counters restart with each
+run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TIMED = {
     ),
     "weft_completion_age_seconds": ("Age of a record when it is done, sampled", "age_buckets"),
 }
-#: counts of the engine that everybody should see, under names of their own
+#: counts of the engine that are exported under separate names
 ENGINE = {
     "weft_commits_refused": ("Commits that the broker refused", "commits_refused"),
     "weft_commits_in_doubt": ("Commits without a response in time", "commits_in_doubt"),
@@ -121,13 +121,13 @@ GAPS = {
 
 
 class SnapshotCollector:
-    """Collects from one snapshot each time it is asked."""
+    """Collects from one snapshot for each scrape."""
 
     def __init__(self, snapshot: Callable[[], Row]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric family, also those without a sample now."""
+        """Every metric family, also those without a sample."""
         shot = self._snapshot()
         group = str(shot.get("app", {}).get("group", ""))
         yield from _of_run(shot, group)

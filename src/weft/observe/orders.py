@@ -1,6 +1,6 @@
-"""What a command asks of a running member, and its answers: the same by socket, HTTP and page.
+"""Commands to a running member and its answers: the same by socket, HTTP, page and topic.
 
-Pure. What comes from outside is hostile: `order_of` refuses what is not exact, in one line.
+Pure. Input is untrusted: `order_of` refuses whatever is not exactly right, in one line.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from weft.numeric import is_positive, is_whole
 from weft.where import FIELDS, Kind, parse
 
 RUN_ACTIONS: Final = ("pause", "resume", "set", "stop")
-#: of lanes and single records
+#: actions on lanes and single records
 RECORD_ACTIONS: Final = ("hold", "release", "retry", "skip", "redo")
 ACTIONS: Final = (*RUN_ACTIONS, *RECORD_ACTIONS)
-#: of the page alone: it changes nothing, and no member's engine is asked
+#: an action of the page only: it changes nothing, and no engine takes part
 EXPORT: Final = "export"
-#: of one command
+#: most records of one command
 RECORDS_MAX = 1_000
 KEY_CHARS_MAX = 16 * 2**10
 OFFSET_MAX = 2**63 - 1
-#: what can be set, and in what unit
+#: setting -> its unit
 SETTINGS: Mapping[str, str] = {
     "concurrency": "calls",
     "rate_limit_per_s": "records per second",
     "timeout_s": "seconds of one attempt",
 }
-#: what `where` may ask of a record that a member has
+#: the fields that `where` may use for a record that a member holds
 HERE_FIELDS: Mapping[str, Kind] = {
     **{name: FIELDS[name] for name in ("topic", "partition", "offset", "time", "key", "handler")},
     **{name: FIELDS[name] for name in ("error.type", "error.message", "attempts")},
     "state": "text",
 }
-#: in place of a value: as the handler was declared
+#: instead of a value: as the handler was declared
 DECLARED: Final = "default"
 STOP_MODES: Final = ("in_flight", "buffered", "now")
 FOR_S = 3600.0
@@ -53,7 +53,7 @@ class Order:
     action: str
     reason: str
     id: str
-    #: of this topic; of this handler; of both None: of everything
+    #: this topic, or this handler; both None: the whole app
     topic: str | None = None
     handler: str | None = None
     #: name -> value; None: as declared
@@ -61,22 +61,22 @@ class Order:
     mode: str = "in_flight"
     for_s: float = FOR_S
     dry_run: bool = False
-    #: who says to have sent it; nothing proves it
+    #: the sender's name, as given; it is not verified
     claimed_by: str = ""
     #: RECORD_ACTIONS: the lane of this key, in `topic`
     key: str | None = None
-    #: or these: partition and offset, in `topic`
+    #: or these records in `topic`: partition and offset
     records: Sequence[tuple[int, int]] = ()
-    #: or: the lane of each record, in `topic`, that the member has and that this condition means
+    #: or the lane of each record in `topic` that the member holds and that matches this condition
     where: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """JSON-able, and what `order_of` reads."""
+        """JSON-able; `order_of` reads it."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Answer(NamedTuple):
-    """What one member answers."""
+    """The answer of one member."""
 
     member: str
     #: "done", "unchanged", "would" (dry run), or "refused"
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
     detail: str
     #: UNIX seconds at which it expires; None: it does not
     until: float | None = None
-    #: RECORD_ACTIONS: what was done with each: topic, partition, offset, outcome, detail
+    #: RECORD_ACTIONS: for each record its topic, partition, offset, outcome, detail
     rows: Sequence[Mapping[str, Any]] = ()
 
     def row(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Answer(NamedTuple):
 
 
 def order_of(given: object, actions: Sequence[str] = ACTIONS) -> Order:
-    """The command in this JSON object, one of these; raises ConfigError."""
+    """Parse a command of one of these actions from a JSON object; raises ConfigError."""
     if not isinstance(given, Mapping):
         _refuse("a command is a JSON object")
     unknown = sorted(map(str, set(given) - set(Order.__slots__) - {"ask"}))
@@ -191,7 +191,7 @@ def _records(given: object) -> tuple[tuple[int, int], ...]:
 
 
 def checked_reason(given: object) -> str:
-    """The reason of a command, which every one has; raises ConfigError."""
+    """The reason that every command must have; raises ConfigError."""
     text = given.strip() if isinstance(given, str) else ""
     if not text or len(text) > REASON_CHARS_MAX or not text.isprintable():
         _refuse(f"a reason is required: printable text of at most {REASON_CHARS_MAX} characters")
@@ -245,7 +245,7 @@ def seconds_of(text: str) -> float:
 
 
 def what(order: Order) -> str:
-    """What it is about, in words."""
+    """The command's target, as text."""
     if order.key is not None:
         return f"key {order.key:.60} of {order.topic}"
     if order.where is not None:

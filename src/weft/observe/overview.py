@@ -68,12 +68,12 @@ def totals(shots: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-#: what a member holds in memory: void when the member is silent
+#: what a member holds in memory: not counted for a silent member
 HELD = ("buffered", "in_flight", "retrying", "parked")
 
 
 def held(parts: Iterable[Row]) -> dict[str, int]:
-    """Sums over members that report."""
+    """Sums over members that are not silent."""
     reported = [part for part in parts if not part["silent"]]
     return {name: sum(part[name] for part in reported) for name in HELD}
 
@@ -167,13 +167,13 @@ def _of_owners(shots: Sequence[Row], parts: Sequence[Row], name: str) -> list[di
 
 
 def most_blocking(row: Row) -> tuple[Any, ...]:
-    """The order is settled: what blocks most, then what has done so for longest, then by name."""
+    """Sort key: what blocks most, then what has blocked longest, then by name."""
     blocked = row["waiting_behind"] + row["done_beyond"]
     return -blocked, row["since"] or 0, row["topic"], row["partition"], row["offset"]
 
 
 def longest_first(row: Row) -> tuple[Any, ...]:
-    """The order of parked and held records; those of which nothing is known come first."""
+    """Sort key of parked and held records; those whose time is unknown come first."""
     return row["since"] or 0, row["topic"], row["partition"], row["offset"]
 
 
@@ -199,14 +199,14 @@ def most_left(row: Row) -> tuple[bool, int]:
     return row["remaining"] is not None, -(row["remaining"] or 0)
 
 
-#: `severity` that needs no separate line
+#: from this `severity` on a partition needs no separate line
 NOT_BAD = 6
-#: a commit that has not moved for this long, with the frontier there, is stuck
+#: a commit that has not moved for this long, at an unchanged frontier, is stuck
 STUCK_S = 10.0
 
 
 def severity(row: Row) -> int:
-    """How bad a partition is: 0 is read by no member, NOT_BAD and more is healthy."""
+    """How bad a partition's state is: 0 means that no member reads it, NOT_BAD and more healthy."""
     if row.get("silent") or row.get("place"):
         return 0
     if row.get("past_map"):

@@ -1,6 +1,6 @@
 """The web page: a few static files, and one stream of events with the displayed data.
 
-Everything it shows comes from this server, and the browser may load nothing from elsewhere.
+Everything comes from this server; the browser is not allowed to load anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LOOK_S = 0.1
-#: without news for so long a line keeps the connection open, and finds out who is gone
+#: after so many seconds without data a comment line is sent, which detects closed connections
 ALIVE_S = 10.0
 
 
@@ -65,7 +65,7 @@ async def _file(name: str, kind: str, _request: Request) -> Response:
 
 
 async def _events(feed: Feed, request: Request) -> Response:
-    """What happens, as server-sent events: the history first, then a look after the other."""
+    """Server-sent events: first the history, then each new look."""
     from starlette.responses import PlainTextResponse, StreamingResponse
 
     try:
@@ -76,9 +76,9 @@ async def _events(feed: Feed, request: Request) -> Response:
 
 
 async def _stream(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    # The latest data may be old if the page was not open: the next refresh is near.
+    # The latest data may be old if the page was not open: the next refresh comes soon.
     seen = feed.number
-    # Counted in here: a client that disconnects before the first line is never counted.
+    # Counted here: a client that disconnects before the first line is never counted.
     if not feed.enter():
         yield _event("refused", "Too many pages watch this run already: close one of them.")
         return
@@ -104,5 +104,5 @@ async def _stream(feed: Feed, view: Mapping[str, Any]) -> AsyncIterator[bytes]:
 
 
 def _event(name: str, data: Any) -> bytes:
-    # JSON has no line ends of its own: one event is one `data:` line.
+    # JSON contains no raw line breaks: one event is one `data:` line.
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -1,11 +1,11 @@
 """Replay by a button of the page: `weft dlq replay` on a thread of the process that serves it.
 
-One at a time, with separate clients under the group that keeps the progress; the engine is not
-asked. What is read has limits, as handlers run beside it; the command has none. If the process
-ends in the middle, the next replay continues, by whatever member or command.
+One at a time, with separate clients under the group that keeps the progress; the engine takes no
+part. Reads are limited, because handlers run in the same process; the command has no such limits.
+If the process ends during a replay, the next replay continues it, by any member or command.
 
-Only dead-letter topics of the app's handlers, and only letters of topics that it reads: a letter's
-headers name the topic that it goes to, and the app's login may write to more than those.
+Only dead-letter topics of the app's handlers, and only letters of topics that the app reads: a
+letter's headers name its target topic, and the app's login may write to other topics as well.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from weft.where import Condition, Fields, parse, text_of
 
 ACTIONS: Final = ("look", "go", "stop", "state")
 FIELDS: Final = ("action", "topic", "where", "stale", "groups", "reason", "claimed_by", "job")
-#: offsets of the dead-letter topic (a letter takes about 2 kB), and of its sources in one look
+#: most offsets of the dead-letter topic (a letter takes about 2 kB), and of its sources, per scan
 LIMITS: Final = Limits(letters=50_000, looked=1_000_000)
 TYPES_SHOWN, KEYS_SHOWN, REASONS_SHOWN = 8, 5, 10
 KEY_CHARS_MAX = 40
 TYPE_CHARS_MAX = 60
-#: groups that a caller may name, a limit on what is kept of a request
+#: most groups that a request may name: it limits the stored size
 GROUPS_MAX = 1_000
 CLOSE_S = 5.0
-#: no letter is left out with this reason by the page, which has a field in place of the option
+#: never a reason on the page, which has a field instead of the option
 _NOT_MEANT = "not meant by --where"
 
 
 class _Stopped(Exception):
-    """It is to end."""
+    """The replay was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A dry run, or a replay."""
+    """A request for a dry run or a replay."""
 
     topic: str
     goes: bool
     condition: Condition | None = None
     stale: Stale | None = None
-    #: of others that read the target, too: the caller knows of them
+    #: other groups that read the target; the caller has confirmed them
     groups: frozenset[str] = frozenset()
     reason: str = ""
     claimed_by: str = ""
@@ -61,7 +61,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Job:
-    """One of them, as it runs. Its thread writes, others read."""
+    """A dry run or a replay in progress. Its thread writes the fields, others read them."""
 
     id: int
     asked: _Asked
@@ -74,7 +74,7 @@ class _Job:
     stale: int = 0
     others: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
-    #: what would be, or was, done
+    #: what would be done, or was done, as lines
     lines: list[str] = field(default_factory=list)
     error: str = ""
     outcome: Outcome = field(default_factory=Outcome)
@@ -93,21 +93,21 @@ class _Job:
 
 
 class _Ours:
-    """Letters of topics that the app reads, and that a condition means."""
+    """Matches letters of topics that the app reads, and that also meet a condition."""
 
     def __init__(self, reads: Callable[[str], bool], also: Condition | None) -> None:
         self._reads, self._also = reads, also
 
     def matches(self, fields: Fields) -> bool:
-        """Whether a letter is meant."""
+        """Whether this letter is selected."""
         topic = fields("topic")
-        if not isinstance(topic, str):  # without headers: counted with that reason
+        if not isinstance(topic, str):  # without headers: counted under a separate reason
             return self._also is None
         return self._reads(topic) and (self._also is None or self._also.matches(fields))
 
 
 class Replays:
-    """Answers what the page asks about them. Any thread."""
+    """Answers the page's requests for replays. Thread-safe."""
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ class Replays:
         self._started = 0
 
     def answered(self, given: object) -> dict[str, Any]:
-        """`{"member", "job"}`: the replay that was asked for, or the one that runs already.
+        """`{"member", "job"}`: the requested replay, or the one that already runs.
 
-        Raises ConfigError for what cannot be asked.
+        Raises ConfigError for an invalid request.
         """
         if not isinstance(given, Mapping):
             raise ConfigError("a replay is a JSON object")
@@ -174,7 +174,7 @@ class Replays:
             with self._lock:
                 now = self._job
             if now is None or now.id != asked.get("job"):
-                raise ConfigError("another dry run or replay has taken its place: look again")
+                raise ConfigError("another dry run or replay has replaced it: repeat the dry run")
             job = now
             if action == "stop":
                 job.stop.set()
@@ -189,9 +189,9 @@ class Replays:
                         f"a replay of {now.asked.topic} runs ({now.asked.reason}): stop it, or ask "
                         "again when it has ended"
                     )
-                return now  # to be looked at in place of a dry run
+                return now  # shown instead of a dry run
             if now is not None:
-                now.stop.set()  # a dry run whose question has changed
+                now.stop.set()  # a dry run whose request has changed
             self._started += 1
             job = _Job(self._started, asked)
             before = None if now is None else now.thread
@@ -268,7 +268,7 @@ class Replays:
             run.send(plan, job.outcome)
 
     def close(self) -> None:
-        """Stop what runs, between two batches."""
+        """Stop the running replay between two batches."""
         with self._lock:
             job = self._job
         if job is not None and job.thread is not None:
@@ -277,7 +277,7 @@ class Replays:
 
 
 def _would(plan: Plan, readers: Mapping[str, Collection[str]], stale: Stale | None) -> list[str]:
-    """What a replay would do, in lines."""
+    """What a replay would do, as lines."""
     lines = [f"{counted(len(plan.going), 'letter')} of {plan.letters:,} to send"]
     if plan.going:
         lines[0] += f": {_named(plan.types(), TYPES_SHOWN, 'types')}"

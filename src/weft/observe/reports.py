@@ -1,12 +1,12 @@
 """A member's reports to its group: its snapshot, compressed, in a compacted topic.
 
-The key is group and member, so the topic keeps the last report of each; a member that leaves writes
-a tombstone, and one that was killed is known by the age of its last report.
+The key is group and member, so the topic keeps the last report of each. A member that leaves writes
+a tombstone; one that was killed is detected by the age of its last report.
 
-A client with write access to the topic may write anything, and a group runs several versions while
-it is rolled out. So what is read is limited, and checked against one table: a field that is missing
-has its default, one that the table does not name is dropped, and one of the wrong kind is an error
-that costs this report alone.
+A client with write access to the topic may write anything, and a group runs several versions during
+a rollout. So each report is limited in size and checked against one table: a missing field gets its
+default, a field that the table does not name is dropped, and one of the wrong type rejects this
+report only.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from weft.observe.overview import most_left
 from weft.observe.sentences import RECORD_IN
 
 EVERY_S = 5.0
-#: how soon a change of state is seen
+#: after a change of state a report is written this soon
 LOOK_S = 0.5
-#: a member whose last report is older than this is silent: killed, or cut off
+#: a member whose last report is older than this is silent: killed or disconnected
 SILENT_S = 3 * EVERY_S
-#: partitions that a report names; those with most left go in
+#: most partitions in a report; those with the most remaining records go in
 PARTITIONS_MAX = 2_000
-#: a member that has been silent for so long is not shown any more
+#: a member that has been silent for so long is no longer shown
 FORGOTTEN_S = 3600.0
-#: JSON of a report
+#: most bytes of a report's JSON
 REPORT_BYTES_MAX = 2**20
-#: members of a group that are shown, and what their reports may take together: a row that is read
-#: takes a KiB, however short it was written
+#: most members of a group that are shown, and most bytes of their reports together: a parsed row
+#: takes about 1 KiB, however short it was written
 MEMBERS_MAX = 1_000
 GROUP_BYTES_MAX = 64 * 2**20
 ROW_BYTES = 1024
-#: how the topic is made: the broker drops what has been reported again within minutes, not weeks,
-#: and stamps what is written by its own clock
+#: how the topic is created: the broker deletes replaced reports within minutes, not weeks, and
+#: stamps records with its own clock
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.ms": "600000",
@@ -55,12 +55,12 @@ TOPIC_CONFIG = {
 
 
 def key_of(group: str, member: str) -> bytes:
-    """Under which a member's last report is kept."""
+    """The record key of a member's reports."""
     return json.dumps([group, member], separators=(",", ":")).encode()
 
 
 def packed(shot: Mapping[str, Any]) -> bytes:
-    """A snapshot as a report carries it; where it is too large, with shorter lists."""
+    """A snapshot as the value of a report; the lists are shortened if it is too large."""
     rows = sorted(shot["partitions"], key=most_left)
     most = PARTITIONS_MAX
     while True:
@@ -78,15 +78,15 @@ def packed(shot: Mapping[str, Any]) -> bytes:
 
 
 class BadReport(Exception):
-    """It is none, and why."""
+    """A record that is not a valid report, with the reason."""
 
 
 class _Strange(Exception):
-    """A row with a word that this version does not know: it is left out."""
+    """A row with a value that this version does not know: the row is left out."""
 
 
 class Field(NamedTuple):
-    """What a value must be, and what stands for one that is missing."""
+    """The type of a value, and the default if it is missing."""
 
     check: Callable[[Any], Any]
     missing: Any
@@ -187,7 +187,7 @@ def _list(check: Callable[[Any], Any], most: int) -> Callable[[Any], list[Any]]:
         for one in value[:most]:
             try:
                 rows.append(check(one))
-            except _Strange:  # of a later version
+            except _Strange:  # written by a later version
                 continue
         return rows
 
@@ -206,7 +206,7 @@ def _each(check: Callable[[Any], Any], most: int) -> Callable[[Any], dict[str, A
 NAMES_MAX = 200
 _A_NUMBER, _COUNT, _IS = Field(_number, 0), Field(_whole, 0), Field(_flag, missing=False)
 _SOME_NUMBER, _SOME_TEXT = Field(_maybe(_number), None), Field(_maybe(_text), None)
-#: null while the start of a partition is not known
+#: null while the start offset of a partition is not known
 _UNKNOWN = Field(_maybe(_whole), None)
 _TEXT, _NAME, _PLACE = Field(_text, ""), Field(_text, _REQUIRED), Field(_whole, _REQUIRED)
 _WHERE = {"topic": _NAME, "partition": _PLACE}
@@ -256,7 +256,7 @@ _BLOCKER = {
     "executor": _TEXT, "stack": Field(_list(_text, NAMES_MAX), []),
     "until": _SOME_NUMBER, "by": _SOME_TEXT, "reason": _SOME_TEXT, "error_hash": _SOME_TEXT,
 }  # fmt: skip
-#: of a parked or held record; a list of these has no stories
+#: a parked or held record; rows of these lists have no `story`
 _WAITING = {
     name: field for name, field in _BLOCKER.items()
     if name not in ("done_beyond", "at_frontier", "timeout_s", "executor", "stack", "story")
@@ -291,7 +291,7 @@ _MAP = {
     **_WHERE, "from": _PLACE, "to": _PLACE, "per_cell": _PLACE,
     "cells": Field(_cells(CELLS), _REQUIRED), "shares": Field(_cells("0123456789"), _ABSENT),
 }  # fmt: skip
-#: A report: a field of a snapshot that is not in here does not reach the other members.
+#: The fields of a report; other fields of a snapshot do not reach the other members.
 SHAPE = {
     "state": _TEXT,
     "at": _A_NUMBER,
@@ -331,7 +331,7 @@ _checked = _row(SHAPE)
 
 
 def unpacked(value: bytes) -> tuple[dict[str, Any], int]:
-    """The snapshot of a report, and how many bytes it takes; raises BadReport for what is none."""
+    """The snapshot of a report, and its size in bytes; raises BadReport for an invalid one."""
     try:
         text, _ = zstd.decompress(value, REPORT_BYTES_MAX)
     except ValueError as error:
@@ -346,16 +346,16 @@ def unpacked(value: bytes) -> tuple[dict[str, Any], int]:
 
 
 class GroupReports:
-    """The last report of each member of one group, each read once. For one thread at a time."""
+    """The last report of each member of one group, each parsed once. Not thread-safe."""
 
     def __init__(self, group: str, refused: Callable[[str], None]) -> None:
-        """`refused` takes a line for each report that is none."""
+        """`refused` takes one line for each invalid report."""
         self._group, self._refused = group, refused
-        #: key -> the value, its snapshot (None for what is none) and its size
+        #: key -> the value, its snapshot (None for an invalid one) and its size
         self._read: dict[bytes, tuple[bytes, dict[str, Any] | None, int]] = {}
 
     def shots(self, words: Mapping[bytes, Any], now: float) -> list[dict[str, Any]]:
-        """Snapshots by `key -> Word`, each with `silent_s`, without those silent for an hour."""
+        """Snapshots by `key -> Word`, each with `silent_s`; without members silent for an hour."""
         found: list[dict[str, Any]] = []
         room, before, self._read = GROUP_BYTES_MAX, self._read, {}
         for key in sorted(words, key=lambda key: -words[key].at)[:MEMBERS_MAX]:
@@ -387,7 +387,7 @@ class GroupReports:
 
 
 def silence_s(at: float, now: float) -> float:
-    """How long a member that reported `at` this time has been silent; 0 while it is not."""
+    """For how long a member whose last report is of `at` has been silent; 0 if it is not."""
     age_s = now - at
     return round(age_s, 1) if age_s > SILENT_S else 0.0
 
@@ -403,7 +403,7 @@ class Reporter:
         make_producer: Callable[[], ProducerPort],
         failed: Callable[[str], None],
     ) -> None:
-        """`state` is cheap and called often; `failed` gets the errors of refused reports."""
+        """`state` must be cheap, as it is called often; `failed` gets errors of refused reports."""
         self._topic = topic
         self._state = state
         self._snapshot = snapshot
@@ -437,7 +437,7 @@ class Reporter:
             self._failed(delivery.error.line)
 
     def close(self) -> None:
-        """The member leaves: its word is taken back."""
+        """The member leaves: its report is deleted."""
         self._over.set()
         self._thread.join(2.0)
         if self._key:

@@ -1,4 +1,4 @@
-"""The sentences of `weft why`: for every place and cause, what is wrong and what to do next.
+"""The texts of `weft why`: for every place and cause, what is wrong and what to do next.
 
 They are made from a snapshot alone (and the lookup of one record), so they are the same on this
 machine, over HTTP and from a group's reports.
@@ -257,7 +257,7 @@ RECORD_IN: dict[str, Callable[[Row, str], tuple[str, str]]] = {
 
 
 def record_sentence(row: Row, member: str = "") -> Sentence:
-    """The sentence of one record: a blocking one, or one that was looked up."""
+    """The text for one record: a blocking one, or one that was looked up."""
     state, after = RECORD_IN[row["place"]](row, f" in member {member}" if member else "")
     where = f"{row['topic']}[{row['partition']}]"
     key = f" (key {row['key']})" if row.get("key") is not None else ""
@@ -269,7 +269,7 @@ def record_sentence(row: Row, member: str = "") -> Sentence:
 
 
 def partition_sentence(part: Row, blocker: Row | None, member: str = "") -> Sentence:
-    """The sentence of one partition: how long its commit has not moved, and what it waits for."""
+    """The text for one partition: how long its commit has not moved, and what it waits for."""
     where = f"{part['topic']}[{part['partition']}]"
     if part.get("place") in UNREAD:
         return unread_sentence(part)
@@ -334,7 +334,7 @@ UNREAD = {
 
 
 def unread_sentence(part: Row) -> Sentence:
-    """The sentence of a partition that is assigned but not read."""
+    """The text for a partition that is assigned but not read."""
     text, after = UNREAD[part["place"]]
     since = seconds(part["place_for_s"] or 0.0)
     where = f"{part.get('topic')}[{part.get('partition')}]"
@@ -358,7 +358,7 @@ def _until(halt: Row) -> str:
 
 
 def _flag(halt: Row) -> str:
-    """What a command means, as its options."""
+    """The target of a command, as command-line options."""
     given = ((name, halt.get(name)) for name in ("topic", "handler"))
     return "".join(f" --{name} {value}" for name, value in given if value)
 
@@ -544,7 +544,7 @@ HALTED_BY: dict[str, Callable[[Row], tuple[str, str]]] = {
 
 
 def halt_sentence(halt: Row) -> Sentence:
-    """The sentence of a cause that blocks all records."""
+    """The text for a cause that blocks all records."""
     text, after = HALTED_BY[halt["cause"]](halt)
     return Sentence(text, after, halt["cause"], rank=RANKS.get(halt["cause"], MEMBER))
 
@@ -555,12 +555,12 @@ def shown(count: int | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration for people."""
+    """A duration as text."""
     return f"{value:.1f} s" if value < 10 else f"{value:,.0f} s"
 
 
 def clock(at: float) -> str:
-    """A time of day in UTC, for people."""
+    """A time of day in UTC as text."""
     return time.strftime("%H:%M:%SZ", time.gmtime(min(max(at, 0.0), 253e9)))
 
 

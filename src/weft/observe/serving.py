@@ -15,17 +15,17 @@ from weft.errors import ConfigError
 START_S = 10.0
 STOP_S = 5.0
 TICK_S = 1.0
-#: past it the one that has waited longest for its request is closed for a new one: a client that
-#: sends half requests does not block others, and the probes of Kubernetes are answered
+#: most connections: past it the one that has waited longest for its request is closed, so clients
+#: that send half requests do not block others, such as the probes of Kubernetes
 CONNECTIONS_MAX = 100
-#: for a request's head, from the connection or the last answer on
+#: seconds for a request's head, from the connection or the last response on
 HEAD_S = 10.0
 HEAD_BYTES_MAX = 64 * 2**10
 BACKLOG = 64
 
 
 def need_http(option: str) -> None:
-    """Raise ConfigError where the libraries of the extra are missing."""
+    """Raise ConfigError if the libraries of the extra are missing."""
     try:
         import anyio  # noqa: F401  # only whether it is there
         import prometheus_client.core  # noqa: F401  # see above
@@ -36,7 +36,7 @@ def need_http(option: str) -> None:
 
 
 def listening(option: str, host: str, port: int) -> socket.socket:
-    """A socket that listens there; ConfigError when it cannot."""
+    """A socket that listens there; raises ConfigError if it cannot."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,7 +63,7 @@ def server_of(app: Any) -> Any:
 
         @property
         def busy(self) -> bool:
-            """Something is being answered."""
+            """Whether a request is being answered."""
             return self.cycle is not None and not self.cycle.response_complete
 
         def connection_made(self, transport: Any) -> None:
@@ -143,11 +143,11 @@ class Serving:
     def _run(self) -> None:
         import anyio
 
-        anyio.run(anyio.sleep, 0)  # what it imports when first used: now, not while records flow
+        anyio.run(anyio.sleep, 0)  # imports lazily: do it now, not while records flow
         self._server.run(sockets=[self._listener])
 
     async def _main_loop(self) -> None:
-        """In place of uvicorn's, which looks ten times per second whether it is to end."""
+        """Replaces uvicorn's loop, which checks ten times per second whether to end."""
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         while not await self._server.on_tick(0):  # 0: with the time of the Date header
@@ -155,11 +155,11 @@ class Serving:
                 await asyncio.wait_for(self._ended.wait(), TICK_S)
 
     def close(self) -> None:
-        """Serve no more; what is being answered has a second."""
-        self._closing()  # ends what streams
+        """Stop serving; requests in progress have one second."""
+        self._closing()  # ends the event streams
         self._server.should_exit = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(STOP_S)
         self._listener.close()

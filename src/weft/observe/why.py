@@ -1,6 +1,6 @@
 """The answer of `weft why`: causes before consequences, so the first line is the one to act on.
 
-It is made from a snapshot of one member or a group, with the sentences of `sentences`.
+It is made from a snapshot of one member or a group, with the texts of `sentences`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ STUCK_S = 10.0
 
 
 def why(shot: Row, topic: str | None = None, partition: int | None = None) -> list[Sentence]:
-    """Without a topic: what blocks all, and the three worst kinds of records; else the partitions.
+    """Without a topic: what blocks all, and the three worst kinds of records; else its partitions.
 
     Causes come before consequences, so the first sentence is the one to act on.
     """
     member = shot.get("app", {}).get("member", "")
     if topic is None:
         halts = _silent(shot) + _bundled(shot) + _unfollowed(shot)
-        # Causes first; possible consequences of the first are not called normal
+        # Causes first; possible consequences of the first one are not reported as normal
         found = halts + _worst(shot, member, halts)
         found = sorted(found, key=lambda one: one.rank)
         if found and found[0].rank <= MAP:
@@ -74,7 +74,7 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
             more = f" and {len(here) - TOPICS_MAX:,} more" if len(here) > TOPICS_MAX else ""
             text = f"{text}; it has {shown}{more}."
         return [Sentence(text, "", "elsewhere")]
-    # A partition that is not read has a separate sentence.
+    # A partition that is not read is reported by `unread_sentence` alone.
     concerning = _concerning(shot.get("halts", ()), topic, rows)
     halts = [_of_member(shot, halt) for halt in concerning if halt["cause"] not in UNREAD]
     found = [partition_sentence(row, _holds_up(shot, row), _member_of(row, member)) for row in rows]
@@ -87,9 +87,9 @@ def why(shot: Row, topic: str | None = None, partition: int | None = None) -> li
 def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
     """The records that block most, one of each kind, except those that a cause already names."""
     named = {one.record for one in halts}
-    # The calls of a handler of which none ends are in one sentence already.
+    # Hanging calls of one handler are already reported in one text.
     counted = {halt.get("handler") for halt in shot.get("halts", ()) if _none_ends(shot, halt)}
-    # What waits in the queue of a budget, or is read to be exported, is in the sentence of that.
+    # Records in a budget's queue, or being exported, are reported with that cause.
     causes = {
         (one["cause"], one.get("handler"), one.get("topic"), one.get("partition"))
         for one in shot.get("halts", ())
@@ -122,7 +122,7 @@ def _worst(shot: Row, member: str, halts: Sequence[Sentence]) -> list[Sentence]:
 
 
 def _queue_of(row: Row) -> tuple[Any, ...]:
-    """The cause whose sentence counts a record that is there."""
+    """The cause whose text already counts this record."""
     if row["place"] == "fetching":
         return "valve", None, row["topic"], row["partition"]
     return row["place"], row.get("handler"), None, None
@@ -148,7 +148,7 @@ def _silent(shot: Row) -> list[Sentence]:
 
 
 def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Sentence:
-    """The sentence of a silent member with partitions that no other member owns."""
+    """The text for a silent member whose partitions no other member owns."""
     left = total(rows, "remaining")
     text = (
         f"Member {member} has not reported for {seconds(silent_s)}: killed, suspended or "
@@ -159,7 +159,7 @@ def silent_sentence(member: str, silent_s: float, rows: Sequence[Row]) -> Senten
 
 
 def _unfollowed(shot: Row) -> list[Sentence]:
-    """The control topic is not read: commands in force stay, new ones do not come."""
+    """The control topic is not read: commands in force stay, new ones do not arrive."""
     control = shot.get("control") or {}
     if not control.get("unread_s"):
         return []
@@ -176,7 +176,7 @@ def _unfollowed(shot: Row) -> list[Sentence]:
 
 
 def _bundled(shot: Row) -> list[Sentence]:
-    """What blocks all records; partitions with the same cause share one sentence."""
+    """What blocks all records; partitions with the same cause share one text."""
     alike: dict[tuple[Any, ...], list[Row]] = {}
     causes = {halt["cause"] for halt in shot.get("halts", ())}
     for number, halt in enumerate(shot.get("halts", ())):
@@ -195,7 +195,7 @@ def _bundled(shot: Row) -> list[Sentence]:
 
 
 def _hangs(shot: Row, row: Row) -> bool:
-    """The call has run, or ended, so long ago that the handler is not merely slow."""
+    """The call has run, or ended, so long ago that it counts as hanging, not as slow."""
     handlers = shot.get("handlers", ())
     if not isinstance(handlers, Mapping):
         handlers = {one["name"]: one for one in handlers}
@@ -215,7 +215,7 @@ def _blocks(halt: Row) -> bool:
 
 
 def _full_map(shot: Row, halt: Row) -> Sentence:
-    """The sentence for a full map: what waits for the frontier, and what the frontier waits for."""
+    """The text for a full map: how much waits for the frontier, and what blocks the frontier."""
     where = f"{halt['topic']}[{halt['partition']}]"
     row = _holds_up(shot, halt) or {}
     text = (
@@ -235,7 +235,7 @@ def _full_map(shot: Row, halt: Row) -> Sentence:
 
 
 def _of_member(shot: Row, halt: Row) -> Sentence:
-    """The sentence of a cause; names the member if there are several."""
+    """The text for a cause; it names the member if there are several."""
     if _none_ends(shot, halt):
         oldest = halt["oldest"]
         at = time.strftime("%H:%M:%S", time.localtime(halt.get("since", 0.0)))
@@ -259,7 +259,7 @@ def _of_member(shot: Row, halt: Row) -> Sentence:
 
 
 def weighs(row: Row) -> bool:
-    """It blocks others, or is failing."""
+    """It blocks other records, or its attempts fail."""
     return bool(row["waiting_behind"] or row["done_beyond"]) or row["place"] in (
         "parked",
         "retrying",
@@ -268,7 +268,7 @@ def weighs(row: Row) -> bool:
 
 
 def _concerning(halts: Iterable[Row], topic: str, rows: Sequence[Row]) -> list[Row]:
-    """The causes that concern everything, one of these partitions, or their handlers."""
+    """The causes that concern the whole app, one of these partitions, or their handlers."""
     numbers = {None, *(row["partition"] for row in rows)}
     handlers = {None, *(row["handler"] for row in rows)}
     return [
@@ -289,7 +289,7 @@ def _holds_up(shot: Row, part: Row) -> Row | None:
 
 
 def _of_blocker(shot: Row, row: Row, member: str) -> Sentence:
-    """The sentence of a blocking record; at the frontier it includes the stuck commit."""
+    """The text for a blocking record; at the frontier it includes the stuck commit."""
     rank = HANGING if row["place"] == "running" and _hangs(shot, row) else RECORD
     for part in shot.get("partitions", ()):
         if row["at_frontier"] and _same(row, part):

@@ -157,8 +157,8 @@ def test_only_letters_of_topics_that_the_app_reads(replays, kafka):
         ({"action": "look", "topic": DLQ, "claimed_by": "x" * 301}, "claimed_by"),
         ({"action": "look", "topic": DLQ, "to": "x"}, "no field 'to'"),
         ({"action": "go", "topic": DLQ}, "a reason is required"),
-        ({"action": "stop", "job": 1}, "look again"),
-        ({"action": "state", "job": None}, "look again"),
+        ({"action": "stop", "job": 1}, "repeat the dry run"),
+        ({"action": "state", "job": None}, "repeat the dry run"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked(replays, noted, given, reason):
@@ -205,7 +205,7 @@ def test_a_dry_run_gives_way_to_the_next_question(replays, monkeypatch):
     assert slow.there.wait(LIMIT_S)
     slow.on.set()
     assert ended(replays, action="look", where='error.type == "Odd"')["going"] == 2
-    with pytest.raises(ConfigError, match="another dry run or replay has taken its place"):
+    with pytest.raises(ConfigError, match="another dry run or replay has replaced it"):
         replays.answered({"action": "state", "job": first["job"]})
 
 
