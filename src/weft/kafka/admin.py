@@ -31,26 +31,26 @@ from weft.types import TopicPartition
 
 K = TypeVar("K")
 T = TypeVar("T")
-#: Which offset is asked for: where a log starts, where it ends, or the first at or after a time.
+#: The wanted offset: the start of the log, its end, or the first at or after a time.
 Spec = Literal["start", "end"] | int
 
-#: Beside what the request itself may take, so that its own error comes first.
+#: added to the request's own time limit, so that its own error comes first
 _GRACE_S = 1.0
 _RETRY_PAUSE_S = 0.1
-#: after so many requests in a row without an answer the client is replaced: one has been seen that
-#: got none for minutes, while others of the same process did
+#: after so many requests in a row without an answer the client is replaced: one client was observed
+#: to get no answer for minutes while others of the same process did
 _UNANSWERED_MAX = 5
-#: former clients that wait for the description of a group, for an hour at most: each has threads
+#: former clients that wait for a group's description, for at most an hour: each has threads
 _FORMER_MAX = 3
 _ERRORS_READ_MAX = 100
-#: groups without members that are asked for their offsets
+#: most groups without members whose offsets are read
 _IDLE_GROUPS_MAX = 200
-#: The first attempt ends early, so that a refused login is not waited for to the end.
+#: The first attempt ends early, so that a refused login is reported soon.
 _FIRST_ATTEMPT_S = 2.0
 _REQUEST_MIN_S = 0.05
 #: librdkafka does not accept longer.
 _REQUEST_MAX_S = 3600.0
-#: for a request that must never run out of its time in librdkafka: the most that it takes
+#: for a request that must never time out inside librdkafka: its maximum
 UNTIMED_S = _REQUEST_MAX_S
 
 _MISSING = frozenset({
@@ -63,10 +63,10 @@ _ENDS: dict[str, OffsetSpec] = {
     "start": OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # not annotated
     "end": OffsetSpec.latest(),  # type: ignore[no-untyped-call]  # not annotated
 }
-#: No partition that was asked for has a leader: none exists, none may be seen, or it passes.
+#: None of the partitions has a leader, none is visible to this login, or the cause is temporary.
 _NO_LEADERS: int = KafkaError._NOENT  # noqa: SLF001  # see above
 _NO_GROUP = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
-#: Who may describe the cluster gets the names of all groups, also of those it may not describe.
+#: A login that may describe the cluster gets the names of all groups, also of forbidden ones.
 _HIDDEN = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 
 
@@ -80,7 +80,7 @@ class TopicFacts(NamedTuple):
 
 
 class StaticMember(NamedTuple):
-    """A member with a `group.instance.id`, as the broker has it."""
+    """A member with a `group.instance.id`, as the broker lists it."""
 
     instance_id: str
     client_id: str
@@ -92,7 +92,7 @@ def list_offsets(
     level: IsolationLevel,
     timeout_s: float,
 ) -> dict[KafkaPartition, Future[Any]]:
-    """`AdminClient.list_offsets`, so that librdkafka survives it: see clib_offsets."""
+    """`AdminClient.list_offsets` without a crash of librdkafka: see clib_offsets."""
     return {
         one: future
         for some in portions(list(asked))
@@ -107,9 +107,9 @@ def list_offsets(
 def answers(
     futures: Mapping[K, Future[T]], timeout_s: float, absent: frozenset[int] = frozenset()
 ) -> dict[K, T]:
-    """What was asked in one request, without what failed with a code of `absent`.
+    """The results of one request, without those that failed with a code of `absent`.
 
-    Raises TimeoutError where they are not all there in time.
+    Raises TimeoutError if they are not complete in time.
     """
     deadline = time.monotonic() + timeout_s
     results = {}
@@ -123,25 +123,25 @@ def answers(
 
 
 class KafkaAdmin:
-    """Asks the brokers. Of one thread at a time.
+    """Sends queries to the brokers. Not thread-safe.
 
-    Every method raises KafkaUnavailable when they do not answer within `timeout_s`, and
-    ConfigError when they refuse what was asked, or us.
+    Every method raises KafkaUnavailable when the brokers do not answer within `timeout_s`, and
+    ConfigError when they refuse the request or the login.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._failures = Failures(settings)
-        # What goes wrong is in the exceptions.
+        # Errors are in the exceptions.
         quiet = with_client_log({"log_level": 2, **settings.admin})
-        # A client on no variable is collected, and its futures never complete.
-        #: groups that are being described
+        # A client without a reference is collected, and its futures never complete.
+        #: groups whose description is pending
         self._describing: dict[str, Future[Any]] = {}
         self._config = quiet | {"error_cb": self._failures.note}
         self._client = AdminClient(self._config)
-        #: requests in a row that no broker has answered
+        #: unanswered requests in a row
         self._unanswered = 0
-        #: former clients, and their descriptions of groups that are still open
+        #: former clients with their unanswered descriptions
         self._former: list[tuple[AdminClient, list[Future[Any]]]] = []
         self._groups: dict[str, Consumer] = {}
 
@@ -158,7 +158,7 @@ class KafkaAdmin:
             consumer.close()
 
     def describe(self, topics: Sequence[str], timeout_s: float) -> dict[str, TopicFacts]:
-        """The topics of these that exist, by name."""
+        """Facts of the topics that exist, by name."""
         names = sorted(set(topics))
         if not names:
             return {}
@@ -176,7 +176,7 @@ class KafkaAdmin:
     def matching(self, patterns: Sequence[str], timeout_s: float) -> list[str]:
         """The names of existing topics that any of these patterns matches, sorted.
 
-        As librdkafka does it: a pattern starts with ^, and need not reach the name's end.
+        Like librdkafka: a pattern starts with ^ and may match a prefix of the name.
         """
         matchers = [_matcher(pattern) for pattern in patterns]
         names = {topic for topic, _ in self.partitions(timeout_s)}
@@ -194,14 +194,14 @@ class KafkaAdmin:
     def ends(
         self, topics: Sequence[str], *, committed: bool, timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """One past the last record of each partition of these topics, asked in one request.
+        """One past the last record of each partition of these topics, in one request.
 
-        `committed`: as a read_committed consumer sees it: up to the oldest open transaction.
+        `committed`: only up to the oldest open transaction, as a read_committed consumer reads.
         """
         return self._of_topics(topics, "end", committed=committed, timeout_s=timeout_s)
 
     def starts(self, topics: Sequence[str], *, timeout_s: float) -> dict[TopicPartition, int]:
-        """The first offset that each partition of these topics still has."""
+        """The first offset in the log of each partition of these topics."""
         return self._of_topics(topics, "start", committed=False, timeout_s=timeout_s)
 
     def offsets(
@@ -214,7 +214,7 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int]:
         """The offset at `spec` in each partition; those that do not exist are left out.
 
-        A number is a time in ms since 1970; no record that late gives -1.
+        A number is a time in ms since 1970; -1 if no record is that late.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         at = OffsetSpec.for_timestamp(spec) if isinstance(spec, int) else _ENDS[spec]
@@ -229,7 +229,7 @@ class KafkaAdmin:
             except KafkaException as error:
                 if raised_code(error) != _NO_LEADERS:
                     raise
-                # Whether one of them exists; ConfigError where this login may not know.
+                # Checks that one of them exists; ConfigError if this login may not know.
                 here = self.describe([one.topic for one in asked], left_s)
                 if any(
                     one.topic in here and one.partition < here[one.topic].partitions
@@ -246,8 +246,8 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int | None]:
         """What the group has committed for each partition; None: nothing.
 
-        Asked of a consumer that never joins: the admin client's own call fails on metadata that
-        it did not write (reference: confluent-kafka reads past its end).
+        Read with a consumer that never joins: the admin client's own call fails on metadata of
+        other clients (confluent-kafka reads past its end).
         """
         if not partitions:
             return {}
@@ -259,7 +259,7 @@ class KafkaAdmin:
                     **self._settings.admin,
                     "group.id": group,
                     "enable.auto.commit": False,
-                    # Under read_committed the answer waits for every open transaction.
+                    # With read_committed the answer would wait for every open transaction.
                     "isolation.level": "read_uncommitted",
                     "error_cb": self._failures.note,
                 }
@@ -268,7 +268,7 @@ class KafkaAdmin:
             try:
                 found = clib.committed(reader, partitions, left_s)
             except KafkaException:
-                # Its errors wait in its queue: why a read only timed out is there.
+                # The reason of a time-out is an error in its queue.
                 for message in reader.consume(_ERRORS_READ_MAX, 0):
                     if (error := message.error()) is not None:
                         self._failures.note(error)
@@ -281,10 +281,10 @@ class KafkaAdmin:
         return self._within(timeout_s, f"read the offsets of group {group}", ask)
 
     def _group(self, group: str, left_s: float, absent: frozenset[int] = _NO_GROUP) -> Any | None:
-        """The coordinator's description of the group; None if there is none.
+        """The coordinator's description of the group; None if it does not exist.
 
-        Our own time-out alone: librdkafka aborts the process when an answer to this request comes
-        after its time-out (its issue 4605). One request at a time, however often it is waited for.
+        Weft's own time-out only: librdkafka aborts the process when an answer to this request
+        arrives after librdkafka's time-out (its issue 4605). One request per group at a time.
         """
         future = self._describing.pop(group, None)
         if future is None or future.done():
@@ -294,7 +294,7 @@ class KafkaAdmin:
         return answers({group: future}, left_s + _GRACE_S, absent).get(group)
 
     def group_members(self, group: str, timeout_s: float) -> int | None:
-        """How many members the group has now; None: there is no such group."""
+        """How many members the group has now; None: it does not exist."""
 
         def ask(left_s: float) -> int | None:
             found = self._group(group, left_s)
@@ -307,8 +307,8 @@ class KafkaAdmin:
     def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
         """The groups that read this topic now or have committed offsets of it, by name.
 
-        Only those that this login may see. Of groups without members, which take a request each,
-        the first 200.
+        Only those that this login may see. Groups without members take a request each: only the
+        first 200 of them are checked.
         """
         deadline = time.monotonic() + timeout_s
 
@@ -341,7 +341,7 @@ class KafkaAdmin:
         return sorted(reading)
 
     def static_members(self, group: str, timeout_s: float) -> list[StaticMember]:
-        """The group's members that have an id of their own, living or not."""
+        """The group's members with a `group.instance.id`, alive or not."""
 
         def ask(left_s: float) -> list[StaticMember]:
             found = self._group(group, left_s)
@@ -355,7 +355,7 @@ class KafkaAdmin:
         return self._within(timeout_s, f"describe group {group}", ask)
 
     def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
-        """Kafka's word for the state of the group, and how many members it has."""
+        """Kafka's name for the state of the group, and the number of members."""
 
         def ask(left_s: float) -> tuple[str, int]:
             found = self._group(group, left_s)
@@ -371,7 +371,7 @@ class KafkaAdmin:
         timeout_s: float = 10.0,
         config: Mapping[str, str] | None = None,
     ) -> bool:
-        """Make a topic and wait until it can be described; False when it was there before.
+        """Create a topic and wait until it can be described; False if it existed already.
 
         `replication` -1 is the cluster's default.
         """
@@ -388,7 +388,7 @@ class KafkaAdmin:
             futures = self._client.create_topics([topic], request_timeout=left_s)
             return name in answers(futures, left_s + _GRACE_S, exists)
 
-        # In one attempt: a second one would find the first one's topic.
+        # One attempt: a second one would find the topic of the first.
         made = self._within(timeout_s, f"create topic {name}", ask, first_s=timeout_s)
         while name not in self.describe([name], max(deadline - time.monotonic(), _REQUEST_MIN_S)):
             time.sleep(_RETRY_PAUSE_S)
@@ -406,9 +406,9 @@ class KafkaAdmin:
     def _within(
         self, timeout_s: float, what: str, ask: Callable[[float], T], first_s: float | None = None
     ) -> T:
-        """The answer, asked for again while what stands in the way passes by itself.
+        """Run the request, and repeat it while its error is temporary.
 
-        Each attempt may take twice as long as the one before, from `first_s` on.
+        Each attempt may take twice as long as the one before, starting at `first_s`.
         """
         deadline, limit_s = time.monotonic() + timeout_s, first_s or _FIRST_ATTEMPT_S
         self._client.poll(0)  # Serves the callback that notes connection errors.
@@ -434,7 +434,7 @@ class KafkaAdmin:
             limit_s *= 2
 
     def _not_answered(self) -> None:
-        """A new client after too many. A former one is kept for the descriptions in `_group`."""
+        """Replace the client after too many; `_group` may still use the former one."""
         self._unanswered += 1
         self._former = [(client, asked) for client, asked in self._former if _open(asked)]
         asked = _open(self._describing.values())
@@ -443,14 +443,14 @@ class KafkaAdmin:
         try:
             client = AdminClient(self._config)
         except KafkaException:
-            return  # no thread to be had, no token: at the next request without an answer
+            return  # no thread or no token available: try again after the next unanswered request
         if asked:
             self._former.append((self._client, asked))
         self._client, self._unanswered, self._describing = client, 0, {}
 
 
 def _open(futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-    """Those without an answer."""
+    """The futures without an answer."""
     return [future for future in futures if not future.done()]
 
 

@@ -15,7 +15,7 @@ from weft.sparse import Sparse
 from weft.types import Record, TopicPartition
 
 _log = logging.getLogger("weft.kafka")
-#: a topic full of such records is logged once per ten seconds
+#: limits the log line about a topic full of such records to one per ten seconds
 _sparse = Sparse()
 
 #: What confluent-kafka raises for a name it cannot decode, depending on its version.
@@ -23,9 +23,9 @@ _UNREADABLE = (SystemError, UnicodeDecodeError)
 
 
 def batches_of(messages: list[Message], topic: str | None = None) -> list[PolledBatch]:
-    """Messages as records, by partition. Columns first: C loops over all messages at once.
+    """Group messages by partition. By columns first: C loops over all messages.
 
-    `topic`: of all of them, where that is known; else each record keeps a separate text.
+    `topic`: the topic of all messages if known; otherwise each record keeps a separate text.
     """
     topics = list(map(Message.topic, messages)) if topic is None else [topic] * len(messages)
     numbers = list(map(Message.partition, messages))
@@ -66,7 +66,7 @@ def _by_partition(
 ) -> list[PolledBatch]:
     batches: dict[TopicPartition, PolledBatch] = {}
     start = 0
-    # Two columns, one in the other: a key for each record would be a tuple for each.
+    # Two nested columns: a key for each record would be a tuple for each.
     for number, of_number in groupby(numbers):
         for topic, run in groupby(topics[start : start + len(list(of_number))]):
             end = start + len(list(run))
@@ -83,10 +83,10 @@ def _by_partition(
 
 
 def _all_headers(messages: list[Message]) -> list[Any]:
-    """The headers of each; None where confluent-kafka cannot read them.
+    """The headers of each message; None where confluent-kafka cannot read them.
 
-    Only a foreign client writes names that are not UTF-8. Its record must not stop all others,
-    and it may be asked once only: asked again, confluent-kafka 2.16 gives a list of null pointers.
+    Only a foreign client writes names that are not UTF-8. Its record must not stop all others, and
+    its headers may be read once only: the second time confluent-kafka 2.16 returns null pointers.
     """
     found: list[Any] = []
     reading = map(Message.headers, messages)

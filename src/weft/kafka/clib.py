@@ -2,8 +2,8 @@
 
 confluent-kafka's public calls append a NUL to commit metadata when they write it and read
 past the end of what others wrote, so everything that carries metadata goes through here
-with explicit sizes. So does what Python has no call for: commits answered on a queue of
-their own (also inside a rebalance callback), and the signals of `WakeableQueue`.
+with explicit sizes. So does what Python has no call for: commits answered on a separate queue
+(also inside a rebalance callback), and the signals of `WakeableQueue`.
 
 If the library cannot be reached, ``library()`` reports what to install.
 Names and types are those of librdkafka's public header, ``rdkafka.h``.
@@ -31,7 +31,7 @@ _EVENT_OFFSET_COMMIT = 0x20
 #: librdkafka's "no offset": nothing is committed.
 _OFFSET_INVALID = -1001
 
-#: Longest single wait handed to C, so that an interrupt is never delayed longer.
+#: Longest single wait in C, so that an interrupt is never delayed longer.
 WAIT_MAX_S = 3600.0
 
 
@@ -102,8 +102,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def library() -> Any:
     """The librdkafka that confluent-kafka loaded, with declared types.
 
-    Raises ConfigError where it is out of reach: confluent-kafka's public calls write maps that the
-    Java Parallel Consumer cannot read, so nothing stands in for it.
+    Raises ConfigError if it is out of reach: there is no fallback, as confluent-kafka's public
+    calls write maps that the Java Parallel Consumer cannot read.
     """
     if not available():
         raise ConfigError(
@@ -168,7 +168,7 @@ def properties_table() -> str:
 def handle(client: Consumer | Producer) -> int:
     """The ``rd_kafka_t`` pointer of a client; RuntimeError when it is closed.
 
-    confluent-kafka keeps it as the first field behind the object header. Read again for
+    confluent-kafka keeps it as the first field behind the object header. It is read again for
     every call, because closing a client sets it to NULL.
     """
     rk = c_void_p.from_address(id(client) + object.__basicsize__).value
@@ -180,7 +180,7 @@ def handle(client: Consumer | Producer) -> int:
 
 
 def fatal_error(client: Consumer | Producer) -> KafkaError | None:
-    """The error that made a client unusable, if one has: elsewhere it is only "_FATAL"."""
+    """The fatal error of a client, if it has one; elsewhere it is only reported as "_FATAL"."""
     text = ctypes.create_string_buffer(512)
     code = library().rd_kafka_fatal_error(handle(client), text, len(text))
     return KafkaError(code, text.value.decode("utf-8", "replace"), True) if code else None
@@ -193,7 +193,7 @@ def _ms(timeout_s: float) -> int:
 
 @contextmanager
 def partition_list(size: int) -> Iterator[Any]:
-    """An empty partition list, destroyed (with its metadata) on the way out."""
+    """An empty partition list, destroyed (with its metadata) on exit."""
     partitions = library().rd_kafka_topic_partition_list_new(size)
     try:
         yield partitions
@@ -256,10 +256,10 @@ def committed(
 
 
 class CommitQueue:
-    """Asynchronous commits of one consumer, answered on a queue of their own.
+    """Asynchronous commits of one consumer, answered on a separate queue.
 
     Works inside a rebalance callback too, where confluent-kafka's ``on_commit`` is not
-    served. Of one thread at a time. Close it before the consumer.
+    served. Not thread-safe. Close it before the consumer.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -269,10 +269,10 @@ class CommitQueue:
         self._token = 0
 
     def send(self, offsets: Sequence[tuple[str, int, int, str]]) -> int:
-        """Start a commit and return at once with the token its answer will carry.
+        """Start a commit and return immediately with the token of its answer.
 
-        Raises KafkaException when librdkafka will not even queue it, RuntimeError after
-        a close.
+        Raises KafkaException if librdkafka does not even queue it, RuntimeError after a
+        close.
         """
         assert offsets, "a commit of nothing would commit librdkafka's own stored offsets"
         rk, queue = handle(self._consumer), self._open()
@@ -287,11 +287,11 @@ class CommitQueue:
         return token
 
     def signal(self, wakeable: Any) -> None:
-        """Have an answer end the wait on this WakeableQueue."""
+        """Make an answer end the wait on this WakeableQueue."""
         wakeable.also(self._open())
 
     def poll(self, timeout_s: float) -> list[CommitReply]:
-        """All answers there are; waits up to ``timeout_s`` for the first."""
+        """All available answers; waits up to ``timeout_s`` for the first."""
         answers: list[CommitReply] = []
         wait_ms = _ms(timeout_s)
         while event := library().rd_kafka_queue_poll(self._open(), wait_ms):
@@ -312,7 +312,7 @@ class CommitQueue:
         return answers
 
     def close(self) -> None:
-        """Give the queue back, answers unread in it included. May be called again."""
+        """Destroy the queue with its unread answers. May be called again."""
         queue, self._queue = self._queue, None
         if queue is not None:
             library().rd_kafka_queue_destroy(queue)
@@ -326,8 +326,8 @@ class CommitQueue:
 class GroupMetadata:
     """A consumer's membership (member id, generation) at one moment, for one transaction.
 
-    It must be taken with the snapshot whose offsets the transaction carries: taken fresh,
-    it would not be fenced for partitions lost in between.
+    It must be taken together with the snapshot whose offsets the transaction carries: one taken
+    later would not be fenced for partitions lost in between.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -339,7 +339,7 @@ class GroupMetadata:
 
     @property
     def generation(self) -> int:
-        """The group's, as the consumer knows it; -1 where it does not."""
+        """The group's generation as the consumer knows it; -1 if unknown."""
         return int(library().rd_kafka_consumer_group_metadata_generation_id(self.pointer))
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class GroupMetadata:
         self.close()
 
     def __del__(self) -> None:
-        """Free it when the last owner forgot to."""
+        """Free it if the last owner did not."""
         if getattr(self, "pointer", None) is not None:
             self.close()
 
@@ -368,8 +368,8 @@ def send_offsets_to_transaction(
 ) -> None:
     """Put offsets and metadata into the producer's open transaction.
 
-    Blocks, up to ``timeout_s``. Raises KafkaException whose KafkaError tells whether it is
-    retriable, needs the transaction aborted, or is fatal.
+    Blocks, up to ``timeout_s``. Raises KafkaException whose KafkaError has the flags: retriable,
+    abort required, or fatal.
     """
     if membership.pointer is None:
         raise RuntimeError("the group metadata is closed")
@@ -399,14 +399,14 @@ def take_error(error: int) -> KafkaError:
 
 
 class WakeableQueue:
-    """One select for what librdkafka has for us and for what our threads want.
+    """One wait for events of librdkafka and wake-ups of Weft's threads.
 
-    The polling thread does ``wait(timeout_s)`` and then ``consumer.consume(n, 0)``; any
-    thread may ``wake()`` it. Close it before the consumer.
+    The polling thread calls ``wait(timeout_s)`` and then ``consumer.consume(n, 0)``; any
+    thread may call ``wake()``. Close it before the consumer.
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        """Have librdkafka write to a pipe of ours when the consumer's queue gets work."""
+        """Make librdkafka write to a pipe when the consumer's queue gets work."""
         work: int = library().rd_kafka_queue_get_consumer(handle(consumer))
         self._closing = threading.Lock()
         self._readable, self._writable = os.pipe()
@@ -419,32 +419,32 @@ class WakeableQueue:
         library().rd_kafka_queue_io_event_enable(self._queue, self._writable, b"k", 1)
 
     def also(self, queue: int) -> None:
-        """Have another queue of this client, as that of commit answers, end a wait too."""
+        """Make another queue of this client, such as that of commit answers, end a wait too."""
         library().rd_kafka_queue_io_event_enable(queue, self._writable, b"w", 1)
 
     def wake(self) -> None:
-        """Make the waiting thread return, or its next wait. Any thread, never blocks.
+        """Make the waiting thread return, or its next wait. Thread-safe, never blocks.
 
         After a close it does nothing: without the lock, the descriptor could be closed and
-        given to another file between the look and the write.
+        reused for another file between the check and the write.
         """
-        with self._closing, suppress(BlockingIOError):  # Full: of wake-ups not yet taken.
+        with self._closing, suppress(BlockingIOError):  # Full of unread wake-ups.
             if self._queue is not None:
                 os.write(self._writable, b"w")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to consume or another thread wakes this one; True if so.
+        """Wait until there is something to consume or a wake-up; True if so.
 
-        librdkafka signals only when its queue was empty. So the pipe is emptied first and
-        the queue's length looked at after: what came before shows in the length, what
-        comes later in the pipe, and no record is left sleeping between the two.
+        librdkafka signals only when its queue was empty. So the pipe is emptied first and the
+        queue's length read afterwards: earlier records show in the length, later ones in the
+        pipe, and none is missed.
         """
         if self._drain() or library().rd_kafka_queue_length(self._queue):
             return True
         return bool(self._poller.poll(max(timeout_s, 0.0) * 1000))
 
     def close(self) -> None:
-        """Stop the signals and give the queue back. May be called again.
+        """Stop the signals and free the queue. May be called again.
 
         Queues given to ``also`` must be closed before: they would continue writing.
         """
@@ -458,7 +458,7 @@ class WakeableQueue:
             os.close(self._writable)
 
     def _drain(self) -> bool:
-        """Take what is in the pipe; whether one of our own wake-ups was in it."""
+        """Empty the pipe; whether one of Weft's own wake-ups was in it."""
         woken = False
         while True:
             try:

@@ -1,13 +1,13 @@
 """Query start and end of many logs in one request, over a consumer's own connections.
 
-confluent-kafka asks for one partition at a time (400 take 2.6 s, and one without a leader holds up
-the others until its time is over), and only as a read_committed consumer sees it where it is one.
-librdkafka's ListOffsets works on any client and answers for each partition by itself.
+confluent-kafka queries one partition at a time (400 take 2.6 s, and one without a leader delays the
+others until it times out), and in a read_committed consumer only up to open transactions.
+librdkafka's ListOffsets works on any client and answers for each partition separately.
 
-In librdkafka (2.16) it first finds the leaders on the thread that calls, comparing each partition
-with each other one; where its time-out is over before that, its own thread ends the request, and
-the one that calls reads freed memory: the process crashes. So many partitions are asked for in
-portions, and none of them with less than a second.
+librdkafka (2.16) first finds the leaders on the calling thread, comparing each partition with each
+other one. If the time-out expires before that, its own thread ends the request and the calling
+thread reads freed memory: the process crashes. So many partitions are queried in portions, each
+with a time-out of at least one second.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Spec = Literal["start", "end", "stable_end"]
 _LIST_OFFSETS = 21
 _EARLIEST, _LATEST = -2, -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
-#: beside what the request may take, so that its own time-outs come first
+#: added to the request's time limit, so that its own time-outs come first
 _GRACE_S = 0.5
-#: of one request: see above
+#: most partitions of one request: see above
 PARTITIONS_MAX = 200
 LEAST_S = 1.0
 SETTLE_S = 1.0
 AGAIN_S = 0.1
 Item = TypeVar("Item")
-#: topics that are looked up one by one; of more the metadata of the whole cluster costs less
+#: most topics looked up one by one; for more the metadata of the whole cluster is cheaper
 REFRESHED_MAX = 10
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -55,7 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rd_kafka_ListOffsetsResultInfo_topic_partition": (POINTER(clib.Partition), (c_void_p,)),
 }
 
-#: spec -> what is asked for and under which isolation level
+#: spec -> librdkafka's offset spec and isolation level
 _ASKED: dict[Spec, tuple[int, int]] = {
     "start": (_EARLIEST, _READ_UNCOMMITTED),
     "end": (_LATEST, _READ_UNCOMMITTED),
@@ -64,12 +64,12 @@ _ASKED: dict[Spec, tuple[int, int]] = {
 
 
 class Bounds(NamedTuple):
-    """What is known of one partition's log; only what was asked for is set."""
+    """The bounds of one partition's log; only the requested ones are set."""
 
     start: int = -1
     #: the high watermark
     end: int = -1
-    #: where a read_committed consumer ends: before the oldest open transaction
+    #: the end for a read_committed consumer: before the oldest open transaction
     stable_end: int = -1
 
 
@@ -79,7 +79,7 @@ def bounds(
     specs: Sequence[Spec],
     timeout_s: float,
 ) -> dict[tuple[str, int], Bounds]:
-    """The bounds of those partitions that were answered in full; the others are left out.
+    """The bounds of the partitions that were answered in full; the others are left out.
 
     Blocks, up to `timeout_s`, at least `LEAST_S`.
     """
@@ -92,7 +92,7 @@ def bounds(
         for number, (spec, some) in enumerate(requests):
             _send(consumer, queue, some, spec, number, timeout_s)
         deadline = time.monotonic() + timeout_s + _GRACE_S
-        for _ in requests:  # all are on their way at once
+        for _ in requests:  # all are in flight together
             number, found = _next_answer(queue, deadline - time.monotonic())
             for where, offset in found:
                 answers[where][requests[number][0]] = offset
@@ -101,7 +101,7 @@ def bounds(
 
 
 def portions(partitions: Sequence[Item]) -> list[Sequence[Item]]:
-    """As many of these as one ListOffsets takes, each."""
+    """Split the partitions into portions for one ListOffsets each."""
     starts = range(0, len(partitions), PARTITIONS_MAX)
     return [partitions[start : start + PARTITIONS_MAX] for start in starts]
 
@@ -112,10 +112,10 @@ def bounds_soon(
     specs: Sequence[Spec],
     timeout_s: float,
 ) -> dict[tuple[str, int], Bounds]:
-    """The same, asked again for a moment: leaders that are new, or have just moved, are found.
+    """Like `bounds`, with a short retry, so that leaders that have just moved are found.
 
-    ListOffsets takes leaders from the client's metadata and never refreshes it: a broker that is
-    not the leader any more, or a fenced leader epoch, would be asked for ever.
+    ListOffsets takes leaders from the client's metadata and never refreshes it: it would query
+    a former leader, or use a fenced leader epoch, forever.
     """
     deadline = time.monotonic() + timeout_s
     again_until = min(deadline, time.monotonic() + SETTLE_S)
@@ -131,10 +131,10 @@ def bounds_soon(
 
 
 def refresh(consumer: Consumer, topics: Collection[str], timeout_s: float) -> None:
-    """Have the client look up these topics' leaders; blocks, up to `timeout_s`."""
+    """Make the client look up these topics' leaders; blocks, up to `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     for topic in sorted(topics) if len(topics) <= REFRESHED_MAX else [None]:
-        with suppress(KafkaException):  # no broker answers: the caller asks again
+        with suppress(KafkaException):  # no broker answers: the caller retries
             consumer.list_topics(topic, timeout=max(AGAIN_S, deadline - time.monotonic()))
 
 
@@ -153,7 +153,7 @@ def _queue(consumer: Consumer) -> Iterator[int]:
     try:
         yield queue
     finally:
-        # An answer that still comes is dropped with it.
+        # A late answer is dropped with the queue.
         _calls().rd_kafka_queue_destroy(queue)
 
 

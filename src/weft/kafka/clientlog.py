@@ -15,20 +15,20 @@ _CHANGES = re.compile(r"\d+")
 
 
 class ClientLog(logging.LoggerAdapter[logging.Logger]):
-    """What a client is given as its `logger`; no secret of its configuration passes.
+    """The `logger` of a client; removes the secrets of its configuration from each line.
 
-    Lines that differ in numbers alone come once in ten seconds, then with their count.
+    Lines that differ only in numbers are logged once per ten seconds, then with their count.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(logging.getLogger(NAME), {})
         self._config = config
         self._sparse = Sparse()
-        #: set when its client was left behind
+        #: set when its client is abandoned
         self.muted = False
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Called by librdkafka with a level of Python's and %-arguments."""
+        """Called by librdkafka with a level of Python's logging and %-arguments."""
         if self.muted or not self.isEnabledFor(level):
             return
         text = str(msg) % args if args else str(msg)

@@ -27,23 +27,23 @@ MEMORY_SCHEME = "memory://"
 
 
 class WordsPort(Protocol):
-    """The last word under each key of a compacted topic."""
+    """The last value of each key of a compacted topic. Thread-safe."""
 
     def last(self) -> dict[bytes, Word]:
-        """By key; what was taken back is not there. Any thread."""
+        """Values by key, without deleted ones."""
 
     def now(self) -> float:
-        """The time by the clock that stamps the words, in UNIX seconds. Any thread."""
+        """The current time of the clock that stamps the records, in UNIX seconds."""
 
     def is_read(self) -> bool:
-        """Of a `whole` topic: all that stood there at first has been read. Any thread."""
+        """With `whole`: whether everything that the topic held at the start has been read."""
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class Connection(Protocol):
-    """Makes the clients of one member."""
+    """Creates the clients of one member."""
 
     settings: ClientSettings
 
@@ -59,9 +59,9 @@ class Connection(Protocol):
         """Transactions under this id."""
 
     def log_reader(self, *, as_consumer: bool = False) -> LogReader:
-        """Reads stretches of logs, and what the group has committed, without joining it.
+        """Reads ranges of logs, and the group's commits, without joining the group.
 
-        `as_consumer`: in the consumer's isolation level, else as read_committed.
+        `as_consumer`: with the consumer's isolation level, otherwise read_committed.
         """
 
     def last_words(
@@ -75,8 +75,9 @@ class Connection(Protocol):
     ) -> WordsPort:
         """Follows a compacted topic; `failed` gets the reason if it cannot be read.
 
-        `whole`: from the beginning, not the last hour, only what the broker's clock stamped, and a
-        tombstone is an empty word. `of_now`: keys that take no room from what lasts.
+        `whole`: from the start of the topic instead of the last hour, only records stamped by the
+        broker's clock, and with tombstones as empty values. `of_now`: keys that have a separate
+        limit.
         """
 
     def instance_id(self) -> str | None:
@@ -91,7 +92,7 @@ class Connection(Protocol):
         """The brokers, for messages."""
 
     def max_poll_interval_s(self) -> float:
-        """How long the consumer may stay away from polling."""
+        """The longest allowed time between two polls."""
         return float(self.settings.consumer.get("max.poll.interval.ms", 300_000)) / 1000
 
     def reads_committed(self) -> bool:
@@ -100,10 +101,10 @@ class Connection(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The time of this cluster."""
+        """The clock of this cluster."""
 
     def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in place of a handler: a test's cluster has its crash points around it."""
+        """The function to call for a handler: a test's cluster adds its crash points around it."""
 
 
 class RealConnection(Connection):
@@ -113,7 +114,7 @@ class RealConnection(Connection):
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
-        #: of every consumer of this run: one that is recreated takes the former one's place
+        #: for all consumers of this run: a recreated one takes the place of the former one
         self._consumer = with_own_id(settings.consumer)
         self._own_id = self._consumer is not settings.consumer
 
@@ -139,7 +140,7 @@ class RealConnection(Connection):
         return KafkaTransactions(config, transactional_id, own_id=self._own_id)
 
     def log_reader(self, *, as_consumer: bool = False) -> LogReader:
-        """Reads stretches of logs, and what the group has committed, without joining it."""
+        """Reads ranges of logs, and the group's commits, without joining the group."""
         from weft.kafka.log_reader import KafkaLogReader
 
         return KafkaLogReader(self.settings.consumer, as_consumer=as_consumer)
@@ -156,7 +157,7 @@ class RealConnection(Connection):
         """Follows a compacted topic, see `Connection`."""
         from weft.kafka.following import LastWords
 
-        # Our own group's name: rights for another one need not exist.
+        # The name of the own group: the login may lack permissions for another one.
         named = {"group.id": self.settings.consumer["group.id"]}
         properties = {**self.settings.admin, **named}
         return LastWords(properties, topic, wanted, failed, whole=whole, of_now=of_now)
@@ -170,7 +171,7 @@ class RealConnection(Connection):
         except KafkaException as error:  # the first client: refused settings are reported here
             if error.args[0].str().startswith("OAuth token not set") and self.settings.admin.get(
                 "oauth_cb"
-            ):  # it raised, which is logged, or set none
+            ):  # the callback raised, which is logged, or set no token
                 raise KafkaUnavailable("oauth_cb returned no token") from None
             raise ConfigError(refusal(error.args[0].str(), self.settings.admin)) from None
 
@@ -179,11 +180,11 @@ class RealConnection(Connection):
         return self.settings.bootstrap
 
     def around(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler itself."""
+        """The handler unchanged."""
         return handler
 
 
-#: in-memory brokers by address, put there by `weft.testing`
+#: in-memory brokers by address, registered by `weft.testing`
 MEMORY: dict[str, Callable[[ClientSettings], Connection]] = {}
 
 
@@ -197,7 +198,7 @@ def connect(
     delivery: DeliveryName,
     fleet_instance_id: str | None = None,
 ) -> Connection:
-    """The clients for these properties; raises ConfigError for what librdkafka does not know."""
+    """The clients for these properties; raises ConfigError for properties unknown to librdkafka."""
     address = str(kafka.get("bootstrap.servers", ""))
     in_memory = address.startswith(MEMORY_SCHEME)
     if in_memory and address not in MEMORY:

@@ -35,7 +35,7 @@ from weft.kafka.verdicts import commit_verdict, error_text, poll_verdict
 
 _log = logging.getLogger("weft.kafka")
 
-#: So long a join that is under way may take before we leave all the same.
+#: how long to wait for a join in progress before closing anyway
 JOIN_END_S = 4.0
 
 
@@ -45,15 +45,15 @@ LATEST = ("latest", "largest", "end")
 
 
 class _Asking:
-    """What a consumer asks the brokers over its own connections; any thread."""
+    """A consumer's queries to the brokers over its own connections. Thread-safe."""
 
     def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
         self._consumer = consumer
         self._reset = str(config.get("auto.offset.reset", "earliest"))
         self._reads_committed = config.get("isolation.level") == "read_committed"
-        #: held while the client must stay open
+        #: held by queries: the client must stay open
         self._asking = threading.Lock()
-        #: the client is being closed: it answers no more
+        #: the client is being closed: no more queries
         self._closing = False
 
     def find(
@@ -79,8 +79,8 @@ class _Asking:
         }
 
     def _found(self, held: ports.CommittedOffset, log: clib_offsets.Bounds) -> Found:
-        # The high watermark is the log's end, also for who reads what is committed: offsets past
-        # an open transaction are no lost log.
+        # The high watermark is the log's end, also for a read_committed reader: offsets past an
+        # open transaction are no lost log.
         latest = log.end if log.stable_end < 0 else log.stable_end
         reset = {**dict.fromkeys(EARLIEST, log.start), **dict.fromkeys(LATEST, latest)}
         return Found(held.offset, held.metadata, log.start, log.end, reset.get(self._reset))
@@ -88,7 +88,7 @@ class _Asking:
     def stable_ends(
         self, partitions: Sequence[ports.TopicPartition], timeout_s: float
     ) -> dict[ports.TopicPartition, int]:
-        """Up to where no transaction is open, of those whose leader answers."""
+        """The end of the last closed transaction, for partitions whose leader answers."""
         with self._open_to_ask():
             logs = clib_offsets.bounds_soon(self._consumer, partitions, ["stable_end"], timeout_s)
         if partitions and not logs:
@@ -113,7 +113,7 @@ class _Asking:
 
     @contextmanager
     def _open_to_ask(self) -> Iterator[None]:
-        """The client stays open meanwhile."""
+        """Keeps the client open during a query."""
         with self._asking:
             if self._closing:
                 raise KafkaUnavailable("the consumer is closed")
@@ -134,11 +134,11 @@ class KafkaConsumer(_Asking):
     def __init__(self, config: Mapping[str, Any], *, own_id: bool = False) -> None:
         """`config`: librdkafka consumer properties, complete (see `settings`).
 
-        `own_id`: no other process has its `group.instance.id`, so only a former membership of this
-        run can be fenced: after an outage librdkafka resends a commit of the one that it has lost.
+        `own_id`: no other process uses its `group.instance.id`, so a fencing concerns a former
+        membership of this run: after an outage librdkafka resends a commit of its lost one.
         """
         self._own_id = own_id
-        # Ours to decide: the start of a partition is always given, and a position that falls
+        # Weft decides these: the start of a partition is always given, and a position that falls
         # out of the log must be reported, not silently moved.
         self._refusals = Refusals(config)
         consumer = Consumer({**config, "auto.offset.reset": "error", **self._refusals.callbacks})
@@ -152,21 +152,21 @@ class KafkaConsumer(_Asking):
         self._commits = clib.CommitQueue(self._consumer)
         self._commits.signal(self._wakeable)
         self._unanswered = 0
-        #: answers that came while another was waited for
+        #: answers that arrived while waiting for another one
         self._early: list[ports.CommitAnswer] = []
         self._listener: ports.RebalanceListener | None = None
-        #: the one topic that was subscribed to; None where there are more, or a pattern
+        #: the subscribed topic if there is exactly one, and no pattern
         self._only_topic: str | None = None
         self._assigned: set[ports.TopicPartition] = set()
-        #: where each of them was begun; those that wait for `begin` are not in it
+        #: partition -> its start offset; partitions that wait for `begin` are missing
         self._begun: dict[ports.TopicPartition, int] = {}
         self._paused: set[ports.TopicPartition] = set()
-        #: taken away while paused: to librdkafka they still are when they come back
+        #: revoked while paused: librdkafka still has them paused when they are assigned again
         self._left_paused: set[ports.TopicPartition] = set()
         #: the first error raised inside a callback, which librdkafka would swallow
         self._failure: BaseException | None = None
         self._left = False
-        #: asked to join, and no assignment has come yet: the broker has not answered the join
+        #: a join was sent and no assignment has come: the broker has not answered the join
         self._joining = False
         self._leaving = False
 
@@ -202,7 +202,7 @@ class KafkaConsumer(_Asking):
         self._joining = False
         if self._leaving:
             # Accepted while leaving, so that librdkafka can revoke them with the rest: it refuses
-            # to unassign any of them when one was never assigned, and the poll then breaks.
+            # to unassign if one of them was never assigned, and the poll then breaks.
             if not self._incremental:
                 consumer.assign([])
                 return
@@ -217,9 +217,9 @@ class KafkaConsumer(_Asking):
             starts = self._listener.on_assigned(where) if where else {}
         except BaseException as error:
             self._failure, starts = error, {}
-        # Partitions without a start are assigned paused; `begin` seeks them later. They stand at a
-        # real offset: the look-up of a logical one, still on its way, would override the seek
-        # without a word (librdkafka 2.16, every fourth time), and skip records.
+        # Partitions without a start are assigned paused; `begin` seeks them later. They get a real
+        # offset: a pending look-up of a logical one would silently override the seek (librdkafka
+        # 2.16, every fourth time), and skip records.
         begin = [TopicPartition(*tp, starts.get(tp, 0)) for tp in where]
         if self._incremental:
             consumer.incremental_assign(begin)
@@ -236,7 +236,7 @@ class KafkaConsumer(_Asking):
 
     def _give_up(self, partitions: list[TopicPartition], *, lost: bool) -> None:
         assert self._listener is not None
-        # The eager protocol gives everything up in order to join again, and so does who lost all.
+        # The eager protocol gives up everything before each join; so does a member that lost all.
         self._joining = lost or not self._incremental
         named = [(p.topic, p.partition) for p in partitions]
         where = [tp for tp in named if tp in self._assigned]
@@ -259,8 +259,8 @@ class KafkaConsumer(_Asking):
         try:
             self._consumer.seek(TopicPartition(*partition, offset))
         except KafkaException:
-            # Not being fetched (yet, or since its position fell out of the log), so it cannot be
-            # sought: assign it again with its offset.
+            # It is not being fetched (yet, or since its position fell out of the log), so a seek is
+            # not possible: assign it again with its offset.
             self._assign_again(partition, offset)
         self._consumer.resume([TopicPartition(*partition)])
 
@@ -269,13 +269,13 @@ class KafkaConsumer(_Asking):
             self._consumer.incremental_unassign([TopicPartition(*partition)])
             self._consumer.incremental_assign([TopicPartition(*partition, offset)])
             return
-        # The eager protocol takes whole assignments only: the others continue at their position.
+        # The eager protocol assigns all partitions together: the others continue at their position.
         others = [TopicPartition(*tp) for tp in self._assigned if tp != partition]
         places = [TopicPartition(*partition, offset)]
         for other in self._consumer.position(others):
             where = (other.topic, other.partition)
             begun = self._begun.get(where, OFFSET_END)
-            # A negative position: nothing was read of it yet.
+            # A negative position: nothing has been read yet.
             places.append(TopicPartition(*where, other.offset if other.offset >= 0 else begun))
         self._consumer.assign(places)
         still = self._paused | (self._assigned - self._begun.keys())
@@ -283,14 +283,14 @@ class KafkaConsumer(_Asking):
             self._consumer.pause([TopicPartition(*tp) for tp in still])
 
     def pause(self, partitions: Sequence[ports.TopicPartition]) -> None:
-        """Fetch no more of these."""
+        """Stop fetching these."""
         ours = [tp for tp in partitions if tp in self._assigned]
         self._paused.update(ours)
         if ours:
             self._consumer.pause([TopicPartition(*tp) for tp in ours])
 
     def resume(self, partitions: Sequence[ports.TopicPartition]) -> None:
-        """Fetch these again."""
+        """Continue to fetch these."""
         ours = [tp for tp in partitions if tp in self._assigned]
         self._paused.difference_update(ours)
         if ours:
@@ -320,7 +320,7 @@ class KafkaConsumer(_Asking):
             if messages:
                 polled.batches = batches_of(messages, self._only_topic)
         elif refusal := self._refusals.lasting():
-            self._refusals.served()  # reported once
+            self._refusals.served()  # so that it is reported once
             polled.problems.append(ports.Problem("stop", *refusal))
         if self._unanswered or self._early:
             polled.commits += self._answers(0.0)
@@ -345,7 +345,7 @@ class KafkaConsumer(_Asking):
         polled.problems.append(ports.Problem(action, cause.name(), text))
 
     def _of_former(self, code: int) -> bool:
-        """It fences a membership that this run had before; the consumer replaces it."""
+        """Whether it fences a former membership of this run, which the consumer replaces."""
         return self._own_id and code == KafkaError.FENCED_INSTANCE_ID
 
     def _reason(self, error: KafkaError) -> str:
@@ -406,7 +406,7 @@ class KafkaConsumer(_Asking):
     # -- what the broker knows ---------------------------------------------------------------------
 
     def membership(self) -> clib.GroupMetadata:
-        """This member's place in the group now."""
+        """This member's current membership of the group."""
         return clib.GroupMetadata(self._consumer)
 
     def log_ends(self) -> dict[ports.TopicPartition, int]:
@@ -424,7 +424,7 @@ class KafkaConsumer(_Asking):
     # -- the end -----------------------------------------------------------------------------------
 
     def leave(self, timeout_s: float) -> None:
-        """Leave the group and close; a member that only closes leaves a ghost if it is static."""
+        """Leave the group and close; only closing would leave a dead member if it is static."""
         if self._left:
             return
         deadline = time.monotonic() + timeout_s
@@ -443,7 +443,7 @@ class KafkaConsumer(_Asking):
         self._assigned.clear()
         self._commits.close()
         self._wakeable.close()
-        # With the brokers gone, close() may wait for its own time-outs: never on our time.
+        # Without brokers, close() may wait for its own time-outs: not within this deadline.
         closing = guard.thread("weft-close", self._close)
         closing.start()
         closing.join(max(0.5, deadline - time.monotonic()))
@@ -453,22 +453,22 @@ class KafkaConsumer(_Asking):
                 self._log.muted = True  # it would log its lost connections forever
 
     def _end_join(self, deadline: float) -> None:
-        """Wait until the broker has answered a join, for until then there is no way to leave.
+        """Wait until the broker has answered a join, because until then a member cannot leave.
 
         During a first join the id is unknown, and requests sent after a join wait on its
         connection: closing it would leave a dead member in the group for a whole session.
         """
-        self._leaving = self._joining  # what a join brings now is given back at once
+        self._leaving = self._joining  # partitions that the join brings are given up immediately
         while self._joining and not self._kip848 and time.monotonic() < deadline:
             self.poll(0.05)
 
     def _close(self) -> None:
-        with self._asking:  # no one closes the client during a query
+        with self._asking:  # no query may run while the client closes
             self._consumer.close()
 
 
 def _action(error: KafkaError) -> ports.Action:
-    """What a client error asks for. That a place is free again soon outweighs "fatal"."""
+    """The reaction to a client error. A place that is free again soon outweighs "fatal"."""
     verdict = poll_verdict(error.code())
     if verdict == "rejoin":
         return "recreate"

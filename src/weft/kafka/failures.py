@@ -1,8 +1,8 @@
-"""Client errors: as one line with the fix, and those of a running client that must not be missed.
+"""Client errors: as one line with the fix, and errors of a running client that must be reported.
 
-librdkafka tries for ever. A password that was changed a moment ago may be refused by some brokers
-for a moment; only refusals for half a minute end the run (`Refusals`). A quota is only logged: a
-broker that makes its clients wait looks like a slow one.
+librdkafka retries forever. Some brokers may refuse a password that was just changed; only refusals
+for half a minute end the run (`Refusals`). A quota is only logged: a broker that throttles its
+clients looks like a slow one.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _OTHER_PROTOCOL = (
 
 
 def raised_code(error: Exception) -> int:
-    """The Kafka code of an exception; that of a time-out where it has none."""
+    """The Kafka code of an exception; the code of a time-out if it has none."""
     inner = error.args[0] if error.args else None
     return int(inner.code()) if isinstance(inner, KafkaError) else _TIMED_OUT
 
 
 def passes(code: int) -> bool:
-    """Whether a request that was answered so may be answered otherwise in a moment."""
+    """Whether a request with this error may succeed a moment later."""
     return poll_verdict(code) == "retry" or code == _NO_LEADERS
 
 
 def root_cause(client: Consumer | Producer, error: KafkaError) -> KafkaError:
     """The error itself, or its reason if it only reports that the client has failed.
 
-    librdkafka gives a consumer's fatal error as a message with code `_FATAL`, whether another
+    librdkafka reports a consumer's fatal error as a message with code `_FATAL`, whether another
     member has fenced it or the id will be free in a moment.
     """
     if error.code() != _FATAL or not clib.available():
@@ -58,30 +58,30 @@ def root_cause(client: Consumer | Producer, error: KafkaError) -> KafkaError:
 
 
 class Failures:
-    """Remembers errors of a client's connections: a request's own error is mostly "timed out"."""
+    """Remembers a client's connection errors: a request's own error is mostly "timed out"."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._last: KafkaError | None = None
 
     def note(self, error: KafkaError) -> None:
-        """The client's `error_cb`: keep the error, unless it only repeats "no broker answers"."""
+        """The client's `error_cb`: keeps the error, unless it is only "no broker answers"."""
         tls = self._last is not None and self._last.code() == _SSL
         if error.code() != _ALL_DOWN and not (tls and passes(error.code())):
             self._last = error
 
     def forget(self) -> None:
-        """What was noted so far is of an earlier request."""
+        """Drop errors noted during an earlier request."""
         self._last = None
 
     def hopeless(self) -> bool:
-        """Whether the connections' error is permanent."""
+        """Whether the connection error is permanent."""
         return self._last is not None and poll_verdict(self._last.code()) == "stop"
 
     def explained(self, what: str, error: Exception) -> ConfigError | KafkaUnavailable:
-        """What to raise for a failed request; `what` it was to do ("list topics").
+        """The exception for a failed request; `what` is the request's name ("list topics").
 
-        If the request has a response, that is the reason; else the latest error of the connections.
+        The response is the reason if there is one, otherwise the latest connection error.
         """
         code, text = raised_code(error), _text(error)
         answered = not passes(code)
@@ -115,7 +115,7 @@ def _text(error: Exception) -> str:
 
 _log = logging.getLogger("weft.kafka")
 
-#: so long nothing but refusals may come
+#: how long a client may get nothing but refusals
 GRACE_S = 30.0
 #: interval of log lines about a quota
 QUOTA_LOGGED_EVERY_S = 60.0
@@ -127,13 +127,13 @@ class Refusals:
     def __init__(
         self, config: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`config`: the client's properties; callbacks of the user's are still called."""
+        """`config`: the client's properties; callbacks set there are still called."""
         self._config = config
         self._clock = clock
         self._users = config.get("error_cb")
         self._users_throttle = config.get("throttle_cb")
         self._quotas = Sparse(QUOTA_LOGGED_EVERY_S, clock)
-        #: for the client's configuration
+        #: additions to the client's configuration
         self.callbacks = {"error_cb": self.note, "throttle_cb": self.throttled}
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -150,7 +150,7 @@ class Refusals:
             self._users(error)
 
     def throttled(self, event: ThrottleEvent) -> None:
-        """The client's `throttle_cb`: a broker holds its answers back."""
+        """The client's `throttle_cb`: a broker delays its answers."""
         if event.throttle_time > 0 and self._quotas.left_out() is not None:
             _log.warning(
                 "the broker throttles this client by a quota: broker=%s client.id=%s wait_s=%.1f",
@@ -162,11 +162,11 @@ class Refusals:
             self._users_throttle(event)
 
     def served(self) -> None:
-        """A broker has answered: what was refused before has passed."""
+        """A broker has answered: earlier refusals have passed."""
         self._first_at = None
 
     def lasting(self) -> tuple[str, str] | None:
-        """The name of the code and the reason, when nothing but refusals came for too long."""
+        """The error code's name and the reason, if there were only refusals for too long."""
         if self._first_at is None or self._last is None:
             return None
         if self._last_at - self._first_at < GRACE_S:

@@ -25,25 +25,25 @@ from weft.kafka.ports import Word
 ANSWER_S = 10.0
 AGAIN_S = 5.0
 MESSAGES_AT_A_TIME = 500
-#: older reports are of members that are long gone: they are not read at the start
+#: older reports are of members that are long gone: they are not read
 BEGIN_S = 3600.0
 BUFFER_KBYTES = 16 * 2**10
-#: kept at a time, those that were written last; a longer value is no word
+#: most keys that are kept, the latest ones; a longer value is ignored
 KEYS_MAX = 1_000
-#: the same of a whole topic, of what is for later as well; tombstones and what is of now: KEYS_MAX
+#: the limit of a `whole` topic; tombstones and `of_now` keys have KEYS_MAX instead
 LASTING_MAX = 10_000
 VALUE_BYTES_MAX = 2**20
 BYTES_MAX = 64 * 2**20
-#: what to do about messages that their writer stamped
+#: the fix for messages that were stamped by their writer
 NOT_STAMPED = "set message.timestamp.type=LogAppendTime on the topic"
-#: a whole topic is read within so long
+#: time limit to read a whole topic
 READ_S = 15.0
-#: key, value, and when it was written, as `stamped` has it
+#: key, value, and the time when it was written, as from `stamped`
 Line = tuple[bytes | None, bytes | None, float]
 
 
 def stamped(message: Any, now: float) -> tuple[float, bool]:
-    """When a message was written, in UNIX seconds, and whether by the broker's clock."""
+    """When a message was written, in UNIX seconds; whether the broker's clock stamped it."""
     kind, stamp_ms = message.timestamp()
     if kind == TIMESTAMP_NOT_AVAILABLE:
         return now, False
@@ -52,7 +52,7 @@ def stamped(message: Any, now: float) -> tuple[float, bool]:
 
 
 class LastWords:
-    """Reads a topic on a thread of its own until it is closed."""
+    """Follows a topic on a separate thread until it is closed."""
 
     def __init__(
         self,
@@ -66,8 +66,9 @@ class LastWords:
     ) -> None:
         """Ignores keys that are not `wanted`; `failed` gets the reason if reading fails.
 
-        `whole`: from the beginning, not the last hour, only what the broker's clock stamped, and a
-        tombstone is an empty word. `of_now`: keys that take no room from what lasts.
+        `whole`: from the start of the topic instead of the last hour, only records that the
+        broker's clock stamped, and with tombstones as empty values. `of_now`: keys that have a
+        separate limit.
         """
         self._properties = {
             **properties,
@@ -79,16 +80,16 @@ class LastWords:
         }
         self._topic, self._wanted, self._failed = topic, wanted, failed
         self._whole, self._of_now = whole, of_now or (lambda _key: False)
-        #: of a whole topic: where each partition is read next, and those whose end was not seen yet
+        #: of a whole topic: each partition's next offset, and partitions not yet read to their end
         self._next: dict[int, int] = {}
         self._unread: set[int] | None = None
-        #: in the order in which they came; a key that is replaced is missing for a moment
+        #: in order of arrival; a key that is being replaced is missing for a moment
         self._last: dict[bytes, Word] = {}
-        #: those of them that go first, in the same order
+        #: those of them that are dropped first, in the same order
         self._passing: dict[bytes, None] = {}
         self._lock = threading.Lock()
         self._bytes = 0
-        #: the broker's clock minus our monotonic clock; None while unknown
+        #: the broker's clock minus the monotonic clock; None while unknown
         self._broker_s: float | None = None
         self._turns = guard.Turns("weft-reports-read")
         self._over = threading.Event()
@@ -96,21 +97,21 @@ class LastWords:
         self._thread.start()
 
     def last(self) -> dict[bytes, Word]:
-        """The last word under each key; what was taken back is not there. Any thread."""
+        """The last value of each key, without deleted ones. Thread-safe."""
         with self._lock:
             return self._last.copy()
 
     def now(self) -> float:
-        """The time by the clock that stamps the words, in UNIX seconds. Any thread."""
+        """The current time of the clock that stamps the records, in UNIX seconds. Thread-safe."""
         ahead_s = self._broker_s
         return time.time() if ahead_s is None else time.monotonic() + ahead_s
 
     def is_read(self) -> bool:
-        """Of a whole topic: whether all that stood there at first has been read. Any thread."""
+        """With `whole`: whether everything that the topic held at the start has been read."""
         return self._unread is not None and not self._unread
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._over.set()
         self._thread.join(ANSWER_S)
 
@@ -134,12 +135,12 @@ class LastWords:
                 self._over.wait(AGAIN_S)
 
     def _begin(self, consumer: Consumer) -> None:
-        """Assign every partition, from where records of the last hour begin, or whole."""
+        """Assign every partition, from the first record of the last hour, or from the start."""
         known = consumer.list_topics(self._topic, timeout=ANSWER_S).topics[self._topic]
         if known.error is not None:
             raise KafkaException(known.error)
         if self._whole:
-            # Where it stopped: what was read before must not come again after what replaced it.
+            # Resume: records read before must not come again after the ones that replaced them.
             starts = {
                 number: self._next.get(number, OFFSET_BEGINNING) for number in known.partitions
             }
@@ -202,9 +203,9 @@ class LastWords:
 
 
 def words_of(bootstrap: str, properties: Mapping[str, Any], topic: str) -> list[Line]:
-    """Key, value and time of every record, in their order within each partition.
+    """Key, value and time of every record, in order within each partition.
 
-    Raises ConfigError when there is no such topic, FatalError when no broker answers.
+    Raises ConfigError if the topic does not exist, FatalError if no broker answers.
     """
     consumer = Consumer(
         {
@@ -233,8 +234,8 @@ def _read(consumer: Consumer, bootstrap: str, topic: str) -> list[Line]:
             'the topic of App(reports="…")'
         )
     partitions = [TopicPartition(topic, number, 0) for number in known.partitions]
-    # Up to where it ended at the start: while members report, no fetch comes back empty, and
-    # librdkafka finds no end.
+    # Up to its end at the start: while members write reports, no fetch is empty, so librdkafka
+    # never signals an end.
     ends = {one.partition: consumer.get_watermark_offsets(one, ANSWER_S)[1] for one in partitions}
     consumer.assign(partitions)
     left = {number for number, end in ends.items() if end}

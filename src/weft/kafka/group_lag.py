@@ -1,7 +1,7 @@
 """The true lag of a group from Kafka alone: its commits, their offset maps, the logs.
 
-Any group's, also one of the Java Parallel Consumer: what is done beyond the committed offset stands
-in the commit's metadata. It joins no group and writes nothing.
+For any group, also of the Java Parallel Consumer: the commit's metadata lists what is done beyond
+the committed offset. It joins no group and writes nothing.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from weft.kafka.group_offsets import ANSWER_S, GroupOffsets
 from weft.kafka.ports import CommittedOffset, KafkaUnavailable
 from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
 
-#: how long the records are waited for whose age is asked; those that do not come have none
+#: how long to wait for the records whose age is requested; those that do not come have none
 AGES_S = 5.0
-#: so many are read at a time: each may bring a whole batch of records with it
+#: records read at a time: each may bring a whole batch with it
 AGES_AT_A_TIME = 200
 FETCH_BYTES = 64 * 2**10
-#: runs of what is not done at which Weft starts nothing further out: 8 bytes each, and three
+#: runs of undone offsets from which on Weft starts nothing further out: 8 bytes each, and three
 #: quarters of the 4,096 characters that the broker stores
 RUNS_FULL = 287
-#: an open transaction is named once what it holds is older: those of a healthy producer are brief
+#: an open transaction is reported once its records are this old: healthy ones are brief
 OPEN_TOO_LONG_S = 30.0
 
 
-#: fields that are not of the contract
+#: fields that are not part of the contract
 INNER = ("holes", "full", "parked", "held")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition, by the names of `weft lag --json`; None is "not known"."""
+    """One partition, with the field names of `weft lag --json`; None means unknown."""
 
     topic: str
     partition: int
@@ -51,26 +51,26 @@ class PartitionLag:
     done_beyond: int = 0
     #: end - committed - done_beyond; an upper bound where the log has gaps
     remaining: int | None = None
-    #: the lowest offset that is not done, while something is left
+    #: the lowest offset that is not done, if any record remains
     oldest_not_done: int | None = None
     oldest_age_s: float | None = None
     map_chars: int = 0
     problem: str | None = None
-    #: offsets not done before the highest one that is done; not of the contract
+    #: offsets not done before the highest one that is done; not in the contract
     holes: int = 0
-    #: the offset map has no more room: nothing further out starts; not of the contract
+    #: the offset map is full: nothing further out starts; not in the contract
     full: bool = False
-    #: as far as the commit remembers them; not of the contract
+    #: as far as the commit remembers them; not in the contract
     parked: int = 0
     held: int = 0
 
     def row(self) -> dict[str, Any]:
-        """As `weft lag --json` prints it."""
+        """The JSON of `weft lag`."""
         return {name: value for name, value in asdict(self).items() if name not in INNER}
 
 
 def lag_of(one: CommittedOffset, log: Bounds | None) -> PartitionLag:
-    """One partition's lag, from what is committed and what the log holds; without the age."""
+    """One partition's lag, from its commit and the bounds of its log; without the age."""
     where = (one.topic, one.partition)
     if one.error:
         return PartitionLag(*where, problem=f"may not be read: {KafkaError(one.error).str()}")
@@ -99,7 +99,7 @@ def _waits_long(one: PartitionLag) -> bool:
 
 
 def behind_transaction(one: PartitionLag, log: Bounds | None) -> PartitionLag:
-    """The same, with a problem if a read_committed reader cannot see the oldest one."""
+    """The same, with a problem if a read_committed reader cannot see the oldest record."""
     oldest = one.oldest_not_done
     if log is None or oldest is None or not 0 <= log.stable_end <= oldest or not _waits_long(one):
         return one
@@ -114,7 +114,7 @@ def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | Non
     frontier = max(known.frontier, log.start)
     holes = [offset for offset in known.not_done if offset >= frontier]
     beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
-    if frontier > known.frontier:  # the log begins past the commit
+    if frontier > known.frontier:  # the log starts past the commit
         problem = problem or f"retention deleted {known.frontier} to {frontier - 1} unhandled"
         frontier = holes[0] if holes else max(frontier, known.highest_seen + 1)
         beyond = max(0, known.highest_seen - frontier + 1 - len(holes))
@@ -140,9 +140,9 @@ def _row(one: CommittedOffset, log: Bounds, known: OffsetMap, problem: str | Non
 
 
 class GroupLag(GroupOffsets):
-    """Measures one group again and again; close it, or use it as a context manager.
+    """Measures one group repeatedly; close it, or use it as a context manager.
 
-    Every method raises ConfigError where the brokers refuse, or do not answer.
+    Every method raises ConfigError if the brokers refuse, or do not answer.
     """
 
     def __init__(self, bootstrap: str, group: str, properties: Mapping[str, str]) -> None:
@@ -159,9 +159,9 @@ class GroupLag(GroupOffsets):
         super().__exit__()
 
     def measure(self) -> list[PartitionLag]:
-        """Every partition of the topics that the group has committed anything of."""
+        """Every partition of the topics in which the group has committed anything."""
         partitions = self.partitions()
-        if not self._allowed:  # once: without the right to see the group its commits only time out
+        if not self._allowed:  # once: without permission to see the group its commits only time out
             with suppress(KafkaUnavailable):  # the next query reports the error
                 self._admin.group_members(self.group, ANSWER_S)
             self._allowed = True
@@ -184,20 +184,20 @@ class GroupLag(GroupOffsets):
             return {}  # each row reports that its log is unreadable
 
     def _with_causes(self, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
-        """The same; what has waited long is looked at once more: a transaction may be open."""
+        """The same; partitions that have waited long are checked for an open transaction."""
         old = [(one.topic, one.partition) for one in lags if _waits_long(one)]
         if not old:
             return list(lags)
         try:
             logs = clib_offsets.bounds_soon(self._consumer, old, ("stable_end",), ANSWER_S)
         except KafkaException:
-            return list(lags)  # a cause is a courtesy, too
+            return list(lags)  # causes are optional
         return [behind_transaction(one, logs.get((one.topic, one.partition))) for one in lags]
 
     # -- ages --------------------------------------------------------------------------------------
 
     def _with_ages(self, lags: Iterable[PartitionLag]) -> list[PartitionLag]:
-        """The same with the ages of the oldest, by the timestamps of those records."""
+        """The same with the ages of the oldest records, by their timestamps."""
         rows = list(lags)
         wanted = {
             (one.topic, one.partition): one.oldest_not_done
@@ -222,7 +222,7 @@ class GroupLag(GroupOffsets):
         return replace(one, oldest_age_s=age_s)
 
     def _read_stamps(self, wanted: Mapping[TopicAndPartition, int | None], deadline: float) -> None:
-        """Read one record of each; where gaps follow, the next there is."""
+        """Read one record of each; after a gap, the next existing one."""
         if self._reader is None:
             config: dict[str, str | int | bool] = {
                 "log_level": "0",
@@ -252,4 +252,4 @@ class GroupLag(GroupOffsets):
                     reader.pause([TopicPartition(*where)])
             reader.unassign()
         except KafkaException:
-            return  # ages are a courtesy: without them the rest still holds
+            return  # ages are optional: the rest is still valid

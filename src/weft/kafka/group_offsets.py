@@ -20,17 +20,17 @@ from weft.kafka.ports import CommittedOffset, KafkaUnavailable
 from weft.kafka.settings import ClientSettings, check_addresses
 from weft.types import TopicPartition as TopicAndPartition  # the client has one, too
 
-#: How long a broker may take for one answer before it counts as absent.
+#: How long a broker may take for one answer before it counts as unavailable.
 ANSWER_S = 10.0
 _AGAIN_S = 0.1
 
-#: Properties that this tool sets itself, and the option that gives them.
+#: Properties that this tool sets itself -> the option for them.
 _OWN = {"bootstrap.servers": "--bootstrap-servers", "group.id": "--group"}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a partition's log holds: offsets from start up to, without, end."""
+    """The offsets that a partition's log holds: from start to end, end excluded."""
 
     start: int
     end: int
@@ -38,11 +38,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One partition as the group has committed it."""
+    """One partition's commit."""
 
     topic: str
     partition: int
-    #: the commit's content; without a readable map, its offset alone
+    #: the commit's map; without a readable one, only its offset
     map: OffsetMap
     span: Span
     #: Why the metadata could not be read; None if it could.
@@ -50,13 +50,13 @@ class Progress:
 
     @property
     def lag(self) -> int:
-        """Records (offsets, rather) from the frontier to the end of the log."""
+        """Offsets from the frontier to the end of the log."""
         return max(0, self.span.end - self.map.frontier)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a new committed offset would do to one partition, counted in offsets."""
+    """The effect of a new committed offset on one partition, counted in offsets."""
 
     topic: str
     partition: int
@@ -65,14 +65,14 @@ class Move:
     after: int
     #: Handled already, and handled again: before the frontier, and done beyond it.
     repeated: int
-    #: Of repeated, those beyond the frontier, which only the offset map knows.
+    #: Of `repeated`, those beyond the frontier, which only the offset map knows.
     repeated_beyond: int
     #: Not handled yet, and then never handled.
     skipped: int
 
 
 def plan_move(progress: Progress | None, span: Span, where: TopicAndPartition, after: int) -> Move:
-    """What committing ``after`` with no map does; ``progress`` is None without a commit."""
+    """The effect of committing ``after`` with no map; ``progress`` is None without a commit."""
     topic, partition = where
     known = progress.map if progress else OffsetMap("none", span.start, span.start - 1, ())
     behind = max(0, known.frontier - max(after, span.start))
@@ -94,7 +94,7 @@ def plan_move(progress: Progress | None, span: Span, where: TopicAndPartition, a
 
 @contextmanager
 def _asking(what: str, secrets: Iterable[str] = ()) -> Iterator[None]:
-    """Turn what the brokers or librdkafka refuse into one line without secrets."""
+    """Turn refusals of the brokers or librdkafka into one line without secrets."""
     try:
         yield
     except KafkaException as failure:
@@ -109,7 +109,7 @@ def _asking(what: str, secrets: Iterable[str] = ()) -> Iterator[None]:
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """FatalError where no broker answers."""
+    """FatalError if no broker answers."""
     try:
         yield
     except KafkaUnavailable as error:
@@ -120,7 +120,7 @@ class GroupOffsets:
     """The committed offsets of one group; close it, or use it as a context manager."""
 
     def __init__(self, bootstrap: str, group: str, properties: Mapping[str, str]) -> None:
-        # ConfigError for a property that this tool sets itself or that librdkafka does not take.
+        # ConfigError for a property that this tool sets itself or that librdkafka does not accept.
         known = librdkafka.properties()
         for name in properties:
             if name in _OWN:
@@ -132,7 +132,7 @@ class GroupOffsets:
         check_addresses({"bootstrap.servers": bootstrap})
         with _asking("the Kafka client refuses a property", properties.values()):
             self._admin = KafkaAdmin(ClientSettings(consumer={}, producer={}, admin=shared))
-            # Read uncommitted: a transaction left open would hold the answer back.
+            # Read uncommitted: an open transaction would delay the answer.
             self._consumer = Consumer(
                 {
                     **shared,
@@ -150,15 +150,15 @@ class GroupOffsets:
         self._consumer.close()
 
     def partitions(self) -> list[TopicAndPartition]:
-        """Every partition of the cluster; the first question, so it finds absent brokers.
+        """Every partition of the cluster; the first query, so it detects absent brokers.
 
-        Raises FatalError when none answers, and ConfigError when the login is refused.
+        Raises FatalError if none answers, and ConfigError if the login is refused.
         """
         with _answered():
             return self._admin.partitions(ANSWER_S)
 
     def members(self) -> int | None:
-        """How many members the group has; None if there is no such group."""
+        """How many members the group has; None if it does not exist."""
         with _answered():
             state, members = self._admin.group_state(self.group, ANSWER_S * 2)
         return None if state == "DEAD" else members or int(state != "EMPTY")
@@ -175,12 +175,12 @@ class GroupOffsets:
     def offsets_at(
         self, partitions: Sequence[TopicAndPartition], timestamp_ms: int
     ) -> dict[TopicAndPartition, int]:
-        """The first offset from that time on; -1 where no record is that late."""
+        """The first offset from that time on; -1 if no record is that late."""
         with _answered():
             return self._admin.offsets(partitions, timestamp_ms, timeout_s=ANSWER_S)
 
     def progress(self, partitions: Sequence[TopicAndPartition]) -> list[Progress]:
-        """What the group has committed for these partitions, those without a commit left out."""
+        """The group's commits of these partitions, without those that have no commit."""
         with _asking(f"the commits of group {self.group} cannot be read"):
             found = self.committed(partitions)
         stored = [one for one in found if one.offset is not None and not one.error]
@@ -190,7 +190,7 @@ class GroupOffsets:
     def committed(self, partitions: Sequence[TopicAndPartition]) -> list[CommittedOffset]:
         """The committed offsets, and the broker's errors of refused partitions; KafkaException.
 
-        Asked again for a while: a coordinator that moves answers what passes by itself.
+        Repeated for a while: errors of a moving coordinator are temporary.
         """
         deadline = time.monotonic() + ANSWER_S
         while True:
@@ -202,7 +202,7 @@ class GroupOffsets:
             time.sleep(_AGAIN_S)
 
     def store(self, moves: Sequence[Move]) -> None:
-        """Commit the moves, each without a map; ConfigError when the broker refuses."""
+        """Commit the moves, each without a map; ConfigError if the broker refuses."""
         queue = clib.CommitQueue(self._consumer)
         with _asking(f"the offsets of group {self.group} cannot be set"):
             queue.send([(one.topic, one.partition, one.after, "") for one in moves])
@@ -218,7 +218,7 @@ class GroupOffsets:
 
 
 def _progress(stored: ports.CommittedOffset, span: Span) -> Progress:
-    """A commit with its map read, as far as it can be."""
+    """A commit with its map decoded, as far as possible."""
     frontier = stored.offset or 0
     unreadable = None
     try:

@@ -19,13 +19,13 @@ from weft.kafka.log_reader import Place, fetch_stored
 from weft.types import Record, TopicPartition
 
 ANSWER_S = 10.0
-#: offsets in an open transaction are waited for
+#: time limit for offsets in an open transaction
 OFFSETS_S = 20.0
-#: what a rider leaves free where its next entry, of up to 15 bytes, had no room; texts round off
+#: free bytes of a rider whose next entry, of up to 15 bytes, had no room; texts are rounded down
 FULL_CHARS = 4096 - 16
-#: the same of a text without a rider: a map, and the mark of a redo with exactly_once (16 bytes),
-#: that leave no room for a first entry, of up to 29 bytes with its frame, and for the frame of the
-#: map itself, which takes 10 more if that is not compressed yet
+#: the same for a text without a rider, where a map and the mark of a redo with exactly_once (16
+#: bytes) leave no room for a first entry of up to 29 bytes with its frame, and for the frame of
+#: the map itself, which takes 10 more if the map is not compressed yet
 BARE_CHARS = 4096 - 52
 
 
@@ -78,7 +78,7 @@ class GroupRider:
         self._admin.close()
 
     def read(self, topic: str | None = None, partition: int | None = None) -> list[Part]:
-        """The partitions that the group has committed, of this topic or of all.
+        """The partitions that the group has committed, of this topic or of all topics.
 
         Raises ConfigError for a group, a topic or a partition that does not exist, and for a group
         that has committed nothing there.
@@ -96,7 +96,7 @@ class GroupRider:
         ]
 
     def records(self, places: AbstractSet[Place]) -> Iterator[Record[Any]]:
-        """The records at these places, those that are still, or already, in their topic."""
+        """The records at these places, as far as they exist in their topics."""
         return fetch_stored(self._admin, self._reader, places, ANSWER_S)
 
     def check(self, topic: str, partition: int) -> None:

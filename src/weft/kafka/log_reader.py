@@ -1,4 +1,4 @@
-"""Stretches of a log read without a group, and the commits of a group without members."""
+"""Ranges of a log, read without a group, and the commits of a group without members."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from weft.types import Record
 from weft.types import TopicPartition as Where
 
 MESSAGES_AT_A_TIME = 2_000
-#: `consume` waits so long for a full hand, whatever has come
+#: how long `consume` waits for a full batch
 TURN_S = 0.05
 AGAIN_S = 0.5
-#: one request for offsets may take so long
+#: time limit for one request for offsets
 ASKED_S = 5.0
-#: a leader that moves is waited for so long
+#: time limit for a leader that moves
 SILENT_S = 30.0
-#: offsets that are read for nothing between two wanted ones, rather than sought over
+#: longest gap between two wanted offsets that is read rather than skipped by a seek
 GAP_MAX = 1_000
-#: what librdkafka fetches ahead for a member's second client
+#: how much librdkafka fetches ahead for a member's second client
 QUEUED_KB, QUEUED_MIN = 4_096, 1_000
 #: topic, partition, offset
 Place = tuple[str, int, int]
@@ -37,25 +37,25 @@ _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001  # a public constant
 
 
 class LogReader(Protocol):
-    """Reads as read_committed, or as the group's consumer does; of one thread."""
+    """Reads as read_committed, or as the group's consumer does. Not thread-safe."""
 
     def read(self, ranges: Mapping[Where, tuple[int, int]]) -> Iterator[list[Record[Any]]]:
-        """The records at these offsets, from the first up to, without, the second.
+        """The records in these ranges: from the first offset up to the second, excluded.
 
-        Ascending in each partition, several partitions mixed. Raises KafkaUnavailable when nothing
-        comes for half a minute, ConfigError when a topic may not be read.
+        Ascending in each partition, several partitions mixed. Raises KafkaUnavailable if nothing
+        comes for half a minute, ConfigError if a topic may not be read.
         """
 
     def committed(
         self, partitions: Sequence[Where], timeout_s: float
     ) -> dict[Where, tuple[int | None, str]]:
-        """What its group has committed, with metadata; ConfigError when it may not be asked."""
+        """The group's commits, with metadata; ConfigError if they may not be read."""
 
     def membership(self) -> Any:
-        """For a transaction with offsets of its group, which has no members."""
+        """A membership for a transaction with offsets of the group, which has no members."""
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class KafkaLogReader:
@@ -64,14 +64,14 @@ class KafkaLogReader:
     def __init__(self, config: Mapping[str, Any], *, as_consumer: bool = False) -> None:
         """`config`: librdkafka consumer properties, complete (see `settings`)."""
         quiet = {"log_level": 2, **config}
-        # A member's own id would be one that the group does not know.
+        # The group does not know a member with this client's id.
         quiet.pop("group.instance.id", None)
         quiet["enable.partition.eof"] = True
-        if as_consumer:  # beside the consumer, which has the budget
+        if as_consumer:  # runs beside the consumer, which has the budget
             quiet |= {"queued.max.messages.kbytes": QUEUED_KB, "queued.min.messages": QUEUED_MIN}
         else:
             quiet["isolation.level"] = "read_committed"
-        # What retention has taken meanwhile is passed over.
+        # Records deleted by retention meanwhile are skipped.
         self._consumer = Consumer(with_client_log({**quiet, "auto.offset.reset": "earliest"}))
         self._group = str(config["group.id"])
 
@@ -80,11 +80,11 @@ class KafkaLogReader:
         left = {where: end for where, (start, end) in ranges.items() if start < end}
         if not left:
             return
-        # Leaders at hand: else the client looks for them once per second.
+        # Look up the leaders now: otherwise the client looks for them once per second.
         clib_offsets.refresh(self._consumer, {topic for topic, _ in left}, SILENT_S)
         begin = [TopicPartition(*where, ranges[where][0]) for where in left]
         self._consumer.assign(begin)
-        # To librdkafka those that an earlier stretch paused still are.
+        # librdkafka still has those paused that an earlier range paused.
         self._consumer.resume(begin)
         last_answer = time.monotonic()
         try:
@@ -102,19 +102,19 @@ class KafkaLogReader:
             self._consumer.unassign()
 
     def _wanted(self, messages: list[Message], left: dict[Where, int]) -> Iterator[list[Record]]:
-        """Of these the records that are in range; partitions that are through leave `left`."""
+        """The records of these messages that are in range; finished partitions leave `left`."""
         ends = dict(left)
         for one in messages:
             where = (str(one.topic()), _number(one.partition()))
             error = one.error()
             if error is not None and error.code() != _EOF:
-                # ConfigError for what does not pass by waiting.
+                # ConfigError for permanent errors.
                 if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     raise ConfigError(f"topic {where[0]} may not be read: {reason(error.code())}")
                 if error.fatal():
                     raise KafkaUnavailable(f"{where[0]}[{where[1]}] cannot be read: {error.str()}")
                 continue
-            # At an end the offset is the next one; a marker may be what is there.
+            # At an end the offset is the next one; the last offset may be a marker.
             behind = _number(one.offset()) + (error is None)
             if where in left and behind >= left[where]:
                 del left[where]
@@ -134,8 +134,8 @@ class KafkaLogReader:
             try:
                 held = clib.committed(self._consumer, partitions, min(timeout_s, ASKED_S))
             except KafkaException as error:
-                # ConfigError where the group is refused; a request may time out, and a message
-                # say why.
+                # ConfigError if the group is refused; a request may time out, and a message
+                # gives the reason.
                 reported = [one.error() for one in self._consumer.consume(MESSAGES_AT_A_TIME, 0)]
                 for one in (error.args[0], *reported):
                     if one is not None and one.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
@@ -143,12 +143,12 @@ class KafkaLogReader:
                 if time.monotonic() >= deadline:
                     text = error.args[0].str()
                     raise KafkaUnavailable(f"the offsets of {self._group}: {text}") from None
-                time.sleep(AGAIN_S)  # its coordinator is being looked for
+                time.sleep(AGAIN_S)  # its coordinator is being looked up
             else:
                 return {(one.topic, one.partition): (one.offset, one.metadata) for one in held}
 
     def membership(self) -> clib.GroupMetadata:
-        """Of no member: Kafka takes it while the group has no members."""
+        """A membership without a member: Kafka accepts it while the group has no members."""
         return clib.GroupMetadata(self._consumer)
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ def _number(given: int | None) -> int:
 def fetch(
     reader: LogReader, places: AbstractSet[Place], gap_max: int = GAP_MAX
 ) -> Iterator[Record[Any]]:
-    """The records at these places, those that are still there; `gap_max`: see `GAP_MAX`."""
+    """The records at these places that still exist; `gap_max`: see `GAP_MAX`."""
     for ranges in _stretches(places, gap_max):
         for records in reader.read(ranges):
             yield from (one for one in records if (one.topic, one.partition, one.offset) in places)
@@ -172,7 +172,7 @@ def fetch(
 def fetch_stored(
     admin: AdminPort, reader: LogReader, places: AbstractSet[Place], timeout_s: float
 ) -> Iterator[Record[Any]]:
-    """`fetch` without what is behind the ends of the logs, which a reader would wait for."""
+    """`fetch` without places past the end of their log, which a reader would wait for."""
     topics = sorted({topic for topic, _, _ in places})
     if topics:
         ends = admin.ends(topics, committed=True, timeout_s=timeout_s)
@@ -182,7 +182,7 @@ def fetch_stored(
 def _stretches(
     places: AbstractSet[Place], gap_max: int
 ) -> Iterator[Mapping[Where, tuple[int, int]]]:
-    """What to read for these: of each partition one stretch a round, without the wide gaps."""
+    """The ranges to read: one per partition and round, split at wide gaps."""
     rounds: list[dict[Where, tuple[int, int]]] = []
     for where, group in groupby(sorted(places), key=lambda one: one[:2]):
         number, last = -1, -gap_max - 2

@@ -1,7 +1,7 @@
 """The interface between the runtime and Kafka, which the in-memory broker also implements.
 
-Both sides pass the same contract suite (tests/contract). A consumer is touched by one thread, the
-polling thread; only the methods marked so may be called from others.
+Both sides pass the same contract suite (tests/contract). A consumer is used by one thread, the
+polling thread; other threads may call only the methods marked "any thread".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_RECORDS_MAX = 2_000
 
 
 class LoginRefused(ConfigError):
-    """The brokers refuse the credentials or the kind of connection."""
+    """The brokers refuse the credentials or the security protocol."""
 
 
 class PolledBatch(NamedTuple):
@@ -44,7 +44,7 @@ class ToCommit(NamedTuple):
 
 
 class CommitAnswer(NamedTuple):
-    """The broker's word on one partition of the commit with this token."""
+    """The broker's result for one partition of the commit with this token."""
 
     token: int
     topic: str
@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 
 @dataclass(slots=True)
 class Polled:
-    """What one poll brought."""
+    """The result of one poll."""
 
     batches: list[PolledBatch] = field(default_factory=list)
     #: partitions read to their end: (topic, partition, position)
@@ -78,7 +78,7 @@ class RebalanceListener(Protocol):
     """Called inside `poll`, on the polling thread."""
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """These were added to the assignment; where to begin each.
+        """These were added to the assignment; returns the offset to start each from.
 
         One that is left out stays paused until `begin` is called for it.
         """
@@ -93,16 +93,16 @@ class RebalanceListener(Protocol):
 class ConsumerPort(Protocol):
     """One member of the group."""
 
-    #: False under KIP-848, where `on_assigned` must return at once: a heartbeat after an error
-    #: lists what the member holds, which is not yet what is just being assigned, and the broker
-    #: takes that for giving it up: two members would own it (seen with librdkafka 2.16)
+    #: False under KIP-848, where `on_assigned` must return immediately: a heartbeat after an error
+    #: lists what the member holds without the partitions that are just being assigned, and the
+    #: broker takes that for giving them up: two members would own them (librdkafka 2.16)
     assign_may_block: bool
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         """Join the group for these topics; names that start with ^ are patterns."""
 
     def poll(self, timeout_s: float, records_max: int = POLL_RECORDS_MAX) -> Polled:
-        """Serve callbacks and fetch; returns at once when there is something."""
+        """Serve callbacks and fetch; returns immediately when there is something."""
 
     def wake(self) -> None:
         """Make `poll` return soon. Any thread."""
@@ -112,8 +112,8 @@ class ConsumerPort(Protocol):
     ) -> dict[TopicPartition, Found]:
         """Committed offset with metadata, and both ends of the log. Any thread.
 
-        What cannot be read now of some partitions, as of one without a leader, is left out.
-        Raises KafkaUnavailable when nothing can be read.
+        Partitions that cannot be read now, such as one without a leader, are left out.
+        Raises KafkaUnavailable if nothing can be read.
         """
 
     def committed(
@@ -121,23 +121,23 @@ class ConsumerPort(Protocol):
     ) -> dict[TopicPartition, tuple[int | None, str]]:
         """Committed offset and metadata alone: partitions need no leader for it. Any thread.
 
-        None is no commit. Raises KafkaUnavailable when any of them cannot be read now.
+        None: no commit. Raises KafkaUnavailable if any of them cannot be read now.
         """
 
     def begin(self, partition: TopicPartition, offset: int) -> None:
         """Fetch an assigned partition from this offset on."""
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch no more of these for now."""
+        """Stop fetching these for now."""
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fetch these again."""
+        """Continue to fetch these."""
 
     def commit(self, offsets: Sequence[ToCommit]) -> int:
         """Send a commit; its token comes back in `Polled.commits`. Never blocks."""
 
     def commit_and_wait(self, offsets: Sequence[ToCommit], timeout_s: float) -> list[CommitAnswer]:
-        """The same inside a rebalance callback or at the end; empty when no answer came."""
+        """The same inside a rebalance callback or at the end; empty if no answer came."""
 
     def commit_answers(self, timeout_s: float) -> list[CommitAnswer]:
         """Answers to commits sent before; waits up to `timeout_s` for the first.
@@ -146,14 +146,14 @@ class ConsumerPort(Protocol):
         """
 
     def membership(self) -> Any:
-        """This member's place in the group now, for one transaction. Any thread."""
+        """This member's current membership of the group, for one transaction. Any thread."""
 
     def stable_ends(
         self, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Up to where no transaction is open, of those whose leader answers. Any thread.
+        """Where open transactions start, for partitions whose leader answers. Any thread.
 
-        Raises KafkaUnavailable if no broker does.
+        Raises KafkaUnavailable if no broker answers.
         """
 
     def refresh(self, topics: Collection[str], timeout_s: float) -> None:
@@ -171,7 +171,7 @@ class Delivery(NamedTuple):
 
     sent: Sent | None
     error: ErrorInfo | None
-    #: with an error: not refused (no response in time, no broker); produce it again
+    #: with an error: not refused (no response in time, no broker), so produce it again
     again: bool = False
 
 
@@ -196,40 +196,40 @@ class ProducerPort(Protocol):
         """
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until the queue is empty; how many messages are left."""
+        """Wait until the queue is empty; returns how many messages remain."""
 
     def close(self, timeout_s: float) -> None:
-        """Stop; what is still queued is failed."""
+        """Stop; messages that are still queued fail."""
 
 
 class Word(NamedTuple):
-    """What was written last under a key of a compacted topic."""
+    """The last value of a key in a compacted topic."""
 
     value: bytes
-    #: UNIX seconds: the broker's where the topic is made so, else the writer's, never the future
+    #: UNIX seconds: stamped by the broker if the topic does so, else by the writer; never future
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnd:
-    """How a transaction ended. "unknown": it may be either, ask again after `open`."""
+    """How a transaction ended. "unknown": committed or aborted; check again after `open`."""
 
     outcome: Literal["committed", "aborted", "fenced", "unknown"]
-    #: one for each message; None where no answer came
+    #: one per message; None without an answer
     deliveries: Sequence[Delivery | None]
     reason: str = ""
-    #: aborted because of one of its messages, which is unknown
+    #: aborted because of one of its messages, but unknown which
     content: ErrorInfo | None = None
-    #: that will not pass: a message alone in its transaction is refused by it
+    #: a permanent error: it refuses a message that is alone in its transaction
     lasts: bool = False
-    #: aborted since the broker stores no metadata of such a size
+    #: aborted because the metadata is too large for the broker
     maps_too_large: bool = False
 
 
 def which_way(
     sent: Sequence[ToCommit], held: Sequence[tuple[int | None, str]]
 ) -> Literal["committed", "aborted"]:
-    """How a transaction of unknown outcome ended, by what the broker holds of its offsets."""
+    """How a transaction of unknown outcome ended, from the offsets that the broker holds."""
     same = all((o.offset, o.metadata) == have for o, have in zip(sent, held, strict=True))
     return "committed" if same else "aborted"
 
@@ -238,7 +238,7 @@ class TransactionsPort(Protocol):
     """Transactions of one member, one after another, on one thread."""
 
     def open(self) -> None:
-        """Begin under this member's id, ending what a predecessor left open."""
+        """Start under this member's id; ends what a predecessor left open."""
 
     def transact(
         self,
@@ -250,14 +250,14 @@ class TransactionsPort(Protocol):
         """Produce all messages and commit the offsets with them, or neither.
 
         `membership` is the group membership taken with the snapshot of the offsets: the broker
-        refuses the offsets if the group has moved on since.
+        refuses the offsets if the group has changed since.
         """
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
-        """The broker will never take this message."""
+        """Whether the broker will never accept this message."""
 
     def close(self) -> None:
-        """Abort what is open and stop."""
+        """Abort an open transaction and stop."""
 
 
 class KafkaUnavailable(Exception):
@@ -266,13 +266,13 @@ class KafkaUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """What the broker holds, or answered, for one partition."""
+    """What the broker stores, or answered, for one partition."""
 
     topic: str
     partition: int
     #: None: nothing is committed.
     offset: int | None
-    #: Exactly what was written, by whatever client; bytes that are not UTF-8 are replaced.
+    #: Exactly as written by any client; bytes that are not UTF-8 are replaced.
     metadata: str
     #: Kafka's error code for this partition; 0 is success.
     error: int
@@ -286,13 +286,13 @@ class CommitReply:
     #: Error of the whole request, or of its first failed partition; 0 is success.
     error: int
     #: The partitions of the request. librdkafka gives each of them the request's error, also
-    #: those the broker stored (seen with code 12 for one of three): after an error, only
-    #: reading the committed values back shows which were.
+    #: stored ones (seen with code 12 for one of three): after an error, only reading the
+    #: committed values back shows which were stored.
     partitions: tuple[CommittedOffset, ...]
 
 
 class AdminPort(Protocol):
-    """What the runtime asks of the cluster before and beside consuming."""
+    """The runtime's queries to the cluster before and during consuming."""
 
     def describe(self, topics: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
         """Name -> facts with `topic_id` and `partitions`; missing topics are absent."""
@@ -306,15 +306,15 @@ class AdminPort(Protocol):
     def ends(
         self, topics: Sequence[str], *, committed: bool, timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Ends of all partitions; `committed`: of what is not in an open transaction."""
+        """Ends of all partitions; `committed`: up to open transactions."""
 
     def group_offsets(
         self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int | None]:
-        """What the group has committed."""
+        """The group's committed offsets."""
 
     def group_state(self, group: str, timeout_s: float) -> tuple[str, int]:
-        """Kafka's word for the state of the group, and how many members it has."""
+        """Kafka's name for the state of the group, and the number of members."""
 
     def groups_reading(self, topic: str, partitions: int, timeout_s: float) -> list[str]:
         """The groups that read this topic now or have committed offsets of it, by name."""
@@ -327,7 +327,7 @@ class AdminPort(Protocol):
         timeout_s: float = 10.0,
         config: Mapping[str, str] | None = None,
     ) -> Any:
-        """Make a topic; nothing when it exists."""
+        """Create a topic; a no-op if it exists."""
 
     def close(self) -> None:
         """Stop its threads."""

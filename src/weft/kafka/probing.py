@@ -1,8 +1,8 @@
 """Check with librdkafka, without a network, whether it accepts a combination of settings.
 
-Some rules stand between properties (`session.timeout.ms` under the new group protocol, a key that
-does not fit its certificate), and only making a client applies them. So one is made, without an
-address to connect to and without callbacks, and is closed again: under a millisecond.
+Some rules concern combinations (`session.timeout.ms` under the new group protocol, a key that does
+not fit its certificate), and librdkafka applies them only when it creates a client. So one is
+created, without an address to connect to and without callbacks, and closed: under a millisecond.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from weft.kafka.secrets import scrub
 
 Config = dict[str, Any]
 
-#: Not for the probe: what would connect, write, or run something.
+#: Left out of the probe: what would connect, write, or run something.
 _LEFT_OUT = frozenset({"bootstrap.servers", "metadata.broker.list", "debug", *CALLBACKS})
 
-#: Mechanisms whose check stays in librdkafka: the others ask a token server or run kinit.
+#: Mechanisms that librdkafka checks itself: the others query a token server or run kinit.
 _OFFLINE_SASL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 #: message of librdkafka or OpenSSL -> the fix, if they do not name it
@@ -45,7 +45,7 @@ _NAME = re.compile(r'"([\w.]+)"|`([\w.]+)`')
 
 
 def check_combination(consumer: Config, producer: Config) -> None:
-    """Raise ConfigError where librdkafka would not make a client with these settings."""
+    """Raise ConfigError if librdkafka would not create a client with these settings."""
     _probe(consumer, lambda config: Consumer(config).close())
     _probe(producer, Producer)
 
@@ -61,7 +61,7 @@ def _probe(config: Config, make: Callable[[Config], object]) -> None:
 
 
 def _offline(config: Config) -> Config:
-    """The configuration without a log-in that would leave this process; TLS stays."""
+    """The configuration without a login that would use the network; TLS stays."""
     mechanism = next((config[n] for n in config if canonical(n) == "sasl.mechanisms"), "GSSAPI")
     if str(mechanism).strip().upper() in _OFFLINE_SASL:
         return config
@@ -73,7 +73,7 @@ def _offline(config: Config) -> Config:
 
 
 def refusal(reason: str, config: Config) -> str:
-    """Librdkafka's reason as one line: with the user's own spelling, without secrets."""
+    """Librdkafka's reason in one line: with the user's own spelling, without secrets."""
     reason = reason.replace("`must", "` must")  # As librdkafka spells one of them.
     reason = re.sub(r"^Failed to create [\w ]+: ", "", " ".join(scrub(reason, config).split()))
     reason = _NAME.sub(lambda match: _as_given(match[1] or match[2], config), reason)

@@ -1,13 +1,13 @@
 """The idempotent producer for outputs and dead letters, as the runtime's ProducerPort.
 
-A fatal error is the end of a librdkafka producer. confluent-kafka then raises from the next `poll`
-or `flush`, once, and the delivery callbacks that run in that same call find the exception set: any
-C function they call may end in SystemError. So each message stays here until it is answered, and
+A fatal error ends a librdkafka producer. confluent-kafka then raises from the next `poll` or
+`flush`, once, and delivery callbacks in that same call run with the exception set: any C function
+that they call may fail with SystemError. So each message is kept here until it is answered, and
 messages that a failed producer has not reported go to the next one, in the same order.
 
-A broker takes or refuses whole batches, and librdkafka never splits one: a message that is too
-large takes those beside it along. What may have fallen in company is sent once more, one in a
-batch, and only what is refused then has been refused.
+A broker accepts or refuses whole batches, and librdkafka never splits one: a message that is too
+large fails its whole batch. Messages that may have failed because of others are sent once more, one
+per batch, and only those that fail then are refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from weft.types import ErrorInfo, Sent
 _log = logging.getLogger("weft.kafka")
 
 SERVE_S = 0.05
-RENEW_S = 1.0  # the least time between two producers: one that breaks at once must not spin
+RENEW_S = 1.0  # least time between two producers: one that breaks immediately must not spin
 LOG_EVERY_S = 60.0
 PURGE_S = 0.5
-#: errors that a message may have from the company it was in
+#: errors that a message may have because of others in its batch
 IN_COMPANY = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -45,8 +45,8 @@ IN_COMPANY = frozenset(
     }
 )
 ALONE = {"batch.num.messages": 1, "linger.ms": 0}
-LIVES = 3  # a message that meets so many broken producers has failed
-#: what `poll` and `flush` raise after a fatal error, and after nothing else
+LIVES = 3  # a message that was in so many broken producers has failed
+#: what `poll` and `flush` raise after a fatal error, and never otherwise
 FATAL = (KafkaException, SystemError)
 _NOTHING: tuple[tuple[()]] = ((),)
 
@@ -61,7 +61,7 @@ class _Waiting(NamedTuple):
 
 
 class _Life:
-    """One librdkafka producer, and what it has not answered."""
+    """One librdkafka producer, and its unanswered messages."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.refusals = Refusals(config)
@@ -73,7 +73,7 @@ class _Life:
 
 
 class KafkaProducer:
-    """Produces from any thread; a thread of its own serves the acknowledgements."""
+    """Produces from any thread; a separate thread serves the acknowledgements."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class KafkaProducer:
         self._on_failed = on_failed
         self._config = dict(config)
         self._life = _Life(self._config)
-        #: for messages that go alone; made when there is one
+        #: for messages sent alone; created when needed
         self._solo: _Life | None = None
         self._fell: deque[_Waiting] = deque()
         self._on_served = on_served
         self._closed = threading.Event()
-        #: messages were refused without being queued: nothing of them comes with a poll
+        #: messages were refused without being queued, so no poll reports them
         self._refused = False
         self._broken = threading.Event()
         self._reason: Exception | None = None
@@ -122,7 +122,7 @@ class KafkaProducer:
             if inner.fatal() or inner.code() == KafkaError._FATAL:  # noqa: SLF001  # a public constant
                 self._broken.set()
                 raise BufferError("the producer is being recreated") from None
-            # Refused at once, as a message that is too large: the same answer, only sooner.
+            # Refused immediately, such as a message that is too large: reported like an answer.
             self._refused = True
             one.on_delivery(refused(inner, one.message.topic))
 
@@ -167,7 +167,7 @@ class KafkaProducer:
                 self._renew()
 
     def _serve_alone(self) -> int:
-        """Send once more, each for itself, what fell in company; how many were answered."""
+        """Resend, one per batch, what failed because of others; returns how many were answered."""
         with self._lock:
             if self._solo is None:
                 self._solo = _Life({**self._config, **ALONE})
@@ -222,7 +222,7 @@ class KafkaProducer:
     # -- the end -----------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until the queue is empty; how many messages are left."""
+        """Wait until the queue is empty; returns how many messages remain."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -231,7 +231,7 @@ class KafkaProducer:
             except FATAL as error:
                 self._reason = error
                 self._broken.set()
-            solo = self._solo  # its own thread takes it away where it breaks
+            solo = self._solo  # the serving thread may remove it if it breaks
             alone = 0 if solo is None else len(solo.waiting)
             left = len(self._life.waiting) + len(self._fell) + alone
             if not left or time.monotonic() >= deadline:
@@ -239,7 +239,7 @@ class KafkaProducer:
             self._closed.wait(min(SERVE_S, left_s))
 
     def close(self, timeout_s: float) -> None:
-        """Stop; what is still queued is failed."""
+        """Stop; messages that are still queued fail."""
         self.flush(timeout_s)
         self._closed.set()
         self._thread.join(SERVE_S * 4)
@@ -272,7 +272,7 @@ def produce(
 
 
 def flushed(producer: Producer, timeout_s: float) -> int:
-    """Flush; how many messages are left. 1 when the producer broke over it."""
+    """Flush; returns how many messages remain, 1 if the producer broke during it."""
     try:
         return producer.flush(timeout_s)
     except FATAL:
@@ -280,7 +280,7 @@ def flushed(producer: Producer, timeout_s: float) -> int:
 
 
 def purge(producer: Producer, timeout_s: float) -> None:
-    """Have everything unanswered answered as failed."""
+    """Fail every unanswered message."""
     deadline = time.monotonic() + timeout_s
     producer.purge()
     # The first flush of a failed producer raises before it has reported all.
@@ -289,10 +289,10 @@ def purge(producer: Producer, timeout_s: float) -> None:
 
 
 def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
-    """The report librdkafka makes of one message as plain data."""
+    """The report that librdkafka makes of one message, as plain data."""
     try:
-        # Called through a tuple, Python looks whether a C function left an exception behind, and
-        # so finds one that was there before. Raised and caught, it is gone.
+        # Called through a tuple, Python checks whether a C function left an exception set, and
+        # finds one that was set before. Raising and catching it clears it.
         len(*_NOTHING)
     except SystemError:
         return delivery_of(error, stored)
@@ -311,7 +311,7 @@ def delivery_of(error: KafkaError | None, stored: Message) -> Delivery:
 
 
 def refused(error: KafkaError, topic: str | None = None) -> Delivery:
-    """A failed delivery, under the name of Kafka's error code."""
+    """A failed delivery, named by Kafka's error code."""
     where = "" if topic is None else f"output to {topic}: "
     again = delivery_verdict(error.code()) == "retry"
     return Delivery(None, ErrorInfo(error.name(), where + error.str()), again)

@@ -15,7 +15,7 @@ from weft.kafka import clib
 
 Scope = Literal["C", "P", "*"]
 
-#: What confluent-kafka takes beside librdkafka's properties, and who takes it.
+#: What confluent-kafka accepts besides librdkafka's properties, and by which client.
 CALLBACKS: dict[str, Scope] = {
     "error_cb": "*",
     "throttle_cb": "*",
@@ -42,9 +42,9 @@ class Property:
     scope: Scope
     #: "string", "integer", "boolean", "float", "enum value", "CSV flags", "pattern list", ...
     kind: str
-    #: lowest and highest number, where it takes a number
+    #: lowest and highest number, if it takes a number
     limits: tuple[int, int] | None
-    #: the words it takes, where it takes one of a list
+    #: the accepted words, if it takes one of a list
     choices: tuple[str, ...]
     #: the property's main name; the same as `name` unless that is an alias
     canonical: str
@@ -55,7 +55,7 @@ class Property:
         return self.kind != _NOT_FROM_TEXT
 
     def wants(self) -> str:
-        """What a value must be, in words."""
+        """The accepted values, as text."""
         if self.kind == "boolean":
             return "true or false"
         if self.choices:
@@ -73,7 +73,7 @@ def properties() -> dict[str, Property]:
 
 
 def parsed(table: str) -> dict[str, Property]:
-    """The table as data. A name may stand in it twice (of a client, of a topic): the first wins."""
+    """The table as data. A name may occur twice (client, topic): the first one wins."""
     found: dict[str, Property] = {}
     for line in table.splitlines():
         row, kind = _ROW.match(line), _KIND.search(line)
@@ -92,12 +92,12 @@ def parsed(table: str) -> dict[str, Property]:
 
 
 def canonical(name: str) -> str:
-    """The main name of a property; names that are unknown, or of callbacks, stay themselves."""
+    """The main name of a property; unknown names and callbacks are returned unchanged."""
     known = properties().get(name)
     return known.canonical if known else name
 
 
-#: What people write who come from another client -> what to write here.
+#: Names from other clients -> what to write here.
 ELSEWHERE: dict[str, str] = {
     "fetch.max.wait.ms": "librdkafka calls it fetch.wait.max.ms",
     "default.api.timeout.ms": "librdkafka calls it socket.timeout.ms",
@@ -158,7 +158,7 @@ ELSEWHERE: dict[str, str] = {
 
 
 def cure_for(name: str) -> str:
-    """What to write instead of a property that cannot be set."""
+    """The replacement for a property that cannot be set."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     known = properties()
@@ -169,4 +169,4 @@ def cure_for(name: str) -> str:
     close = difflib.get_close_matches(name, [*known, *CALLBACKS], n=1, cutoff=0.75)
     if close:
         return f"did you mean {close[0]}?"
-    return "librdkafka's CONFIGURATION.md lists those that there are"
+    return "librdkafka's CONFIGURATION.md lists all properties"

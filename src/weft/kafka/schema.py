@@ -1,7 +1,7 @@
 """`weft.Schema`: keys and values in Confluent's wire format, decoded with a schema registry.
 
-The client and the deserializers are those of confluent-kafka. What is Weft's own: which of their
-errors are failed attempts, and which end the record.
+Client and deserializers are confluent-kafka's. Weft only decides which of their errors are failed
+attempts, and which end the record.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from urllib.parse import unquote, urlsplit
 from weft.errors import ConfigError
 
 HEADER_BYTES = 5  # magic byte 0, then the schema's id in four bytes
-#: Weft repeats attempts by the handler's `retry`; without a timeout a call could hang for ever
+#: Weft repeats attempts by the handler's `retry`; without a time-out a call could hang forever
 CONF = {"timeout": 5, "max.retries": 0}
 AUTH = "basic.auth.user.info"
 MESSAGE_CHARS = 200
-#: by name: httpx comes under more than one; errors of the registry, wherever they are raised
+#: by name: httpx is installed under more than one; errors of the registry, wherever raised
 _OF_THE_REGISTRY = {"SchemaRegistryError", "OAuthTokenError", "TransportError", "OSError"}
 
 
 class Schema:
-    """For `value=` and `key=`: Avro, JSON Schema or Protobuf, by the schema id in front of it.
+    """For `value=` and `key=`: Avro, JSON Schema or Protobuf, by the schema id in the payload.
 
     `conf` takes the options of confluent-kafka's SchemaRegistryClient; `message` is the generated
     class of Protobuf messages.
@@ -47,18 +47,18 @@ class Schema:
         self._made: _Reader | None = _checked(self._conf, message)
 
     def __call__(self, data: bytes) -> Any:
-        """What these bytes hold: of Avro and JSON mostly a dict, of Protobuf the message."""
+        """The decoded value: for Avro and JSON mostly a dict, for Protobuf the message."""
         if len(data) < HEADER_BYTES or data[0] != 0:
             raise ValueError(
                 "not in Confluent's wire format: magic byte 0 and a schema id must come first"
             )
         made = self._made
-        if made is None or made.pid != os.getpid():  # a client is not for a process forked later
+        if made is None or made.pid != os.getpid():  # a client does not work after a fork
             made = self._made = _Reader(self._conf, self._message)
         return made.read(int.from_bytes(data[1:HEADER_BYTES], "big"), data)
 
     def __weft_waits__(self, data: bytes) -> bool:
-        """For weft.decoding: whether it may ask the registry, which is not for an event loop."""
+        """For weft.decoding: whether it may query the registry, which would block an event loop."""
         made = self._made
         if made is None or made.pid != os.getpid():
             return True
@@ -72,7 +72,7 @@ class Schema:
 
 
 class _Reader:
-    """The registry's client in one process, with what it found by id."""
+    """The registry's client in one process, with the schemas found by id."""
 
     def __init__(self, conf: dict[str, Any], message: type | None) -> None:
         from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -84,7 +84,7 @@ class _Reader:
         self._url = conf["url"]
         self._client = SchemaRegistryClient(conf)
         weakref.finalize(self, self._client.close)
-        # The id alone names a schema; else it asks the registry for subjects.
+        # The id alone names a schema; otherwise it would query the registry for subjects.
         by_id = {"subject.name.strategy": lambda _ctx, _name: None}
         self._by_type: dict[str, Callable[[bytes], Any]] = {
             "AVRO": AvroDeserializer(self._client, conf=by_id),
@@ -97,7 +97,7 @@ class _Reader:
         self.at_hand: set[int] = set()
 
     def read(self, schema_id: int, data: bytes) -> Any:
-        """The value behind the header."""
+        """The value after the header."""
         deserialize = self._by_id.get(schema_id) or self._found(schema_id)
         try:
             value = deserialize(data)
@@ -122,7 +122,7 @@ class _Reader:
         return found
 
     def _refusal(self, error: BaseException, schema_id: int) -> Exception:
-        """What to raise where the registry did not give a schema: OSErrors are failed attempts."""
+        """The exception if the registry returned no schema: OSErrors are failed attempts."""
         status = getattr(error, "http_status_code", None)
         if status is None:
             return ConnectionError(f"schema registry {self._url}: {_line(error)}")
@@ -130,14 +130,14 @@ class _Reader:
         code, detail = getattr(error, "error_code", None), getattr(error, "error_message", "")
         if status in {401, 403}:
             return PermissionError(f"{line}: check the credentials in conf and their rights")
-        # A registry gives an error code of its own; a proxy in front of one that is down does not.
+        # A registry returns its own error code; a proxy in front of one that is down does not.
         of_registry = isinstance(code, int) and code != -1
         if of_registry and 400 <= status < 500 and status not in {408, 429}:
             return ValueError(f"{line}: {_short(str(detail))}")
         return ConnectionError(line if of_registry else f"{line}, and no registry's error code")
 
     def _unreadable(self, error: BaseException, schema_id: int) -> Exception:
-        """What to raise for bytes that were not read; a schema's references are fetched here."""
+        """The exception for unreadable bytes; a schema's references are fetched here."""
         line = _line(error)
         one: BaseException | None = error
         while one is not None:
@@ -151,7 +151,7 @@ class _Reader:
 
 
 def _checked(conf: dict[str, Any], message: type | None) -> _Reader:
-    """A reader where everything is installed and conf is taken; it connects to nothing."""
+    """A reader if everything is installed and conf is valid; it does not connect."""
     try:
         return _Reader(conf, message)
     except ImportError as error:
@@ -166,7 +166,7 @@ def _checked(conf: dict[str, Any], message: type | None) -> _Reader:
 def _without_credentials(url: Any) -> tuple[str, str | None]:
     """The URL, or several with commas, and `user:password` of the first that has them.
 
-    httpx logs whole URLs.
+    They are removed from the URL because httpx logs whole URLs.
     """
     urls, user_info = [], None
     for one in url.split(",") if isinstance(url, str) else [""]:

@@ -1,7 +1,7 @@
 """Which parts of a Kafka configuration may be shown; everything else is masked in all texts.
 
-What is *shown* follows an allow-list: a property that librdkafka adds tomorrow is hidden until
-it is added to the list. What is *removed* from an error or a log line is every hidden value.
+What is *shown* follows an allow-list: a property that librdkafka adds tomorrow is hidden until it
+is added to the list. What is *removed* from an error or a log line is every hidden value.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _SENSITIVE = re.compile(
     r"|oauthbearer\.config"
 )
 
-#: A hidden value shorter than this is a word like "read", not a secret: taking it out of every
-#: text would garble it. Values of the sensitive names above are taken out whatever their length.
+#: A hidden value shorter than this is a word like "read", not a secret: removing it from every
+#: text would garble it. Values of the sensitive names above are removed whatever their length.
 _WORD_LENGTH = 6
 
 
@@ -74,7 +74,7 @@ def is_shown(name: str) -> bool:
 
 def redacted(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with every value that may be secret as `"***"`, callbacks as a word."""
-    # A callable's repr may hold what it closes over: functools.partial shows its arguments.
+    # A callable's repr may contain what it closes over: functools.partial shows its arguments.
     return {
         name: "<set>"
         if callable(value) or name in CALLBACKS
@@ -94,7 +94,7 @@ def scrub(text: str, config: Mapping[str, Any]) -> str:
 
 
 def _secrets(config: Mapping[str, Any]) -> set[str]:
-    """Every piece of text that must not be seen, in the ways it may have been written."""
+    """Every piece of text that must be hidden, in each of its spellings."""
     pieces = {
         piece
         for name, value in config.items()
@@ -117,7 +117,7 @@ def _pieces(value: str) -> Iterator[str]:
 
 
 def _written(piece: str) -> Iterator[str]:
-    """A text as it is, and as Python's repr, JSON and a URL write it."""
+    """A text unchanged, and as Python's repr, JSON and a URL write it."""
     yield piece
     yield repr(piece)[1:-1]
     yield json.dumps(piece)[1:-1]

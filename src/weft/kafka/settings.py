@@ -1,8 +1,8 @@
 """Convert the user's `kafka` and `producer` dicts to the settings of Weft's three clients.
 
-Everything is checked here, without a network: names, ranges, words, and what librdkafka itself
-finds wrong when it makes a client (one without an address, gone again within a millisecond).
-librdkafka may hold in its queues a share of the member's budget.
+Everything is checked here, without a network: names, ranges, values, and what librdkafka itself
+rejects when it creates a client (one without an address, closed within a millisecond).
+librdkafka's queues may hold a share of the member's budget.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NO_EFFECT = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClientSettings:
-    """What the consumer, the producer and the admin client are made with. Holds secrets.
+    """The settings of the consumer, the producer and the admin client. Holds secrets.
 
     Its repr masks them; pickling keeps them (Spark's tasks need them).
     """
@@ -87,7 +87,7 @@ def client_settings(
     delivery: DeliveryName,
     fleet_instance_id: str | None = None,
 ) -> ClientSettings:
-    """Sort, check and complete what the user gave; raises ConfigError in one line.
+    """Sort, check and complete the user's properties; raises ConfigError in one line.
 
     `kafka` has properties of any client, `producer` of the producer alone (it wins there).
     `buffer_records` and `buffer_bytes` bound one member; the clients' own queues get a part of it.
@@ -139,9 +139,9 @@ def client_settings(
 
 
 def _checked(given: object, option: str, scopes: str) -> Config:
-    """The properties of one dictionary, each known, settable, not Weft's own, and of its type."""
+    """The properties of one dictionary: each known, settable, not set by Weft, of its type."""
     if not isinstance(given, Mapping):
-        kind = type(given).__name__  # Not the value: it may hold a password.
+        kind = type(given).__name__  # Not the value: it may contain a password.
         raise ConfigError(f"{option} must be a dict of librdkafka properties, not a {kind}")
     result: Config = {}
     givers: dict[str, str] = {}
@@ -157,7 +157,7 @@ def _checked(given: object, option: str, scopes: str) -> Config:
 
 
 def _check_name(name: object, option: str, scopes: str) -> None:
-    """Refuse what is unknown, what Weft owns, and what belongs in the other dictionary."""
+    """Refuse unknown properties, those that Weft sets, and those of the other dictionary."""
     if not isinstance(name, str):
         raise ConfigError(f"{option}: {name!r:.60} is no property: their names are text")
     if name in OWNED:
@@ -175,7 +175,7 @@ def _check_name(name: object, option: str, scopes: str) -> None:
 
 
 def _token(function: Callable[[str], Any], config: str) -> Any:
-    """The user's `oauth_cb`; what it raises would otherwise be seen by no one."""
+    """Call the user's `oauth_cb`; log its exceptions, which librdkafka would swallow."""
     try:
         return function(config)
     except Exception as error:
@@ -189,7 +189,7 @@ def _token(function: Callable[[str], Any], config: str) -> Any:
 
 
 def _of(config: Config, scopes: str) -> Config:
-    """The part of a configuration that clients of these scopes take."""
+    """The part of a configuration that clients of these scopes accept."""
     return {
         name: value
         for name, value in config.items()
@@ -198,7 +198,7 @@ def _of(config: Config, scopes: str) -> Config:
 
 
 def _with_defaults(config: Config, defaults: Config) -> Config:
-    """The configuration, and each default whose property it does not set by any of its names."""
+    """The configuration plus each default that it does not set under any of its names."""
     given = {canonical(name) for name in config}
     return {n: v for n, v in defaults.items() if canonical(n) not in given} | config
 
@@ -210,7 +210,7 @@ def _consumer(
         _of(kafka, "C*"),
         {
             "auto.offset.reset": "earliest",
-            # librdkafka rests a whole second after its queue was full.
+            # librdkafka pauses for one second after its queue was full.
             "fetch.queue.backoff.ms": 10,
             "isolation.level": "read_committed",
         },
@@ -226,17 +226,17 @@ def _consumer(
 
 
 def _producer(kafka: Config, own: Config, size_bytes: int) -> Config:
-    """`own` wins over `kafka`, also where they use two names of one property."""
+    """`own` wins over `kafka`, also if they use two names of one property."""
     overruled = {canonical(name) for name in own}
     shared = {n: v for n, v in _of(kafka, "P*").items() if canonical(n) not in overruled}
     config = _with_defaults(
         shared | own,
         {
             "linger.ms": 5,
-            # Java's partitioner: a key goes where Java's producers and Weft's Spark sink send it.
+            # Java's partitioner: keys go where Java's producers and Weft's Spark sink send them.
             "partitioner": "murmur2_random",
-            # A topic that is not there is called so after this time, on every attempt: librdkafka's
-            # 30 s make a typo look like a stall.
+            # A missing topic is reported after this time, at each attempt: librdkafka's 30 s make
+            # a typo look like a stall.
             "topic.metadata.propagation.max.ms": 5_000,
         },
     )
@@ -245,11 +245,11 @@ def _producer(kafka: Config, own: Config, size_bytes: int) -> Config:
 
 
 def with_own_id(consumer: Config) -> Config:
-    """The same with a static id of its own, for a classic member whose user gives none.
+    """The same with a generated static id, for a classic member without a configured one.
 
-    All brokers away for longer than a session: librdkafka forgets its member id and joins as a new
-    member, and the group waits a whole session more for the old one. A static member takes its own
-    place again. Another id for each run, so that two never fence each other.
+    If all brokers are away for longer than a session, librdkafka forgets its member id and joins as
+    a new member, and the group waits a whole session more for the old one. A static member takes
+    its own place again. Each run has another id, so that two never fence each other.
     """
     if "group.instance.id" in consumer or consumer.get("group.protocol") == "consumer":
         return consumer
@@ -258,21 +258,21 @@ def with_own_id(consumer: Config) -> Config:
 
 
 def is_incremental(config: Mapping[str, Any]) -> bool:
-    """Whether the group moves partitions one by one, instead of all at every rebalance."""
+    """Whether the group moves single partitions, instead of all of them at every rebalance."""
     strategy = str(config.get("partition.assignment.strategy", ""))
     return config.get("group.protocol") == "consumer" or "cooperative" in strategy
 
 
-#: Parts of `buffer_bytes`: fetched records not yet polled; one broker's next response, by which
-#: that queue is overshot; what is produced and not yet acknowledged. With 64 partitions of 1 MB
-#: records a process then stays about 80 MB over `buffer_bytes` (133 MB with twice the parts).
+#: Parts of `buffer_bytes`: fetched records not polled yet; one broker's next response, by which
+#: that queue may exceed its limit; unacknowledged outputs. With 64 partitions of 1 MB records a
+#: process then uses about 80 MB more than `buffer_bytes` (133 MB with twice the parts).
 _QUEUE_PART, _FETCH_PART, _PRODUCER_PART = 8, 16, 4
 
-#: librdkafka keeps about so much beside each queued record; small records are mostly that.
+#: librdkafka's overhead per queued record; small records are mostly that.
 RECORD_OVERHEAD_BYTES = 512
 
-#: Below so many queued records librdkafka fetches again; one response of 1 MB a partition comes on
-#: top. Its default of 100,000 is no faster, and the last of ten million records then find 13 %
+#: Below so many queued records librdkafka fetches again, up to one response of 1 MB per partition
+#: more. Its default of 100,000 is no faster, and the last of ten million records then find 13 %
 #: more memory in use than the second million did (with this: 2 %; benchmarks/run.py memory).
 _QUEUE_MAX_RECORDS = 10_000
 #: librdkafka's own defaults, which a large budget does not exceed: more only delays a revoke.
@@ -281,16 +281,16 @@ _FETCH_MAX_BYTES = 52_428_800
 _PARTITION_FETCH_MAX_BYTES = 1_048_576
 _MESSAGE_MAX_BYTES = 1_000_000
 _QUEUE_MIN_BYTES = 1024
-#: librdkafka does not accept less.
+#: the minimum that librdkafka accepts
 _MESSAGE_MIN_BYTES = 1000
 #: Below the 100 MB that a broker reads by default.
 _REQUEST_MAX_BYTES = 64 * 2**20
-#: What a response may have around its records, by librdkafka's own check.
+#: The overhead of a response around its records, by librdkafka's own check.
 _RESPONSE_FRAME_BYTES = 512
 
 
 def number(config: Config, name: str, default: int) -> int:
-    """A whole number of the configuration, by whichever of its names."""
+    """A whole number from the configuration, under any of its names."""
     for given, value in config.items():
         if canonical(given) == canonical(name):
             return int(value)
@@ -298,7 +298,7 @@ def number(config: Config, name: str, default: int) -> int:
 
 
 def consumer_budget(config: Config, records: int, size_bytes: int) -> Config:
-    """Queue and fetch sizes of a consumer, beside what the user has set.
+    """Queue and fetch sizes of a consumer, in addition to what the user has set.
 
     librdkafka refuses a `fetch.max.bytes` below `message.max.bytes`, and a
     `receive.message.max.bytes` below `fetch.max.bytes` and its frame.
@@ -328,16 +328,16 @@ def producer_budget(config: Config, size_bytes: int) -> Config:
     queue_bytes = 1024 * number(config, "queue.buffering.max.kbytes", kbytes)
     return {
         "queue.buffering.max.kbytes": kbytes,
-        # The broker decides what is too large. One that is larger than the queue would wait for
-        # room for ever; a request past the broker's socket.request.max.bytes cuts the connection.
+        # The broker decides what is too large. A message larger than the queue would wait for room
+        # forever; a request past the broker's socket.request.max.bytes cuts the connection.
         "message.max.bytes": max(_MESSAGE_MIN_BYTES, min(queue_bytes, _REQUEST_MAX_BYTES)),
     }
 
 
 _TRUE_FALSE = frozenset({"true", "false", "t", "f", "1", "0"})
-#: Whole numbers that librdkafka also takes as a word, by their main names.
+#: Whole numbers that librdkafka also accepts as a word, by their main names.
 _WORDS = {"request.required.acks": ("all",)}
-#: librdkafka takes an empty text for these, and the broker refuses every join.
+#: librdkafka accepts an empty text for these, and then the broker refuses every join.
 _NEVER_EMPTY = frozenset({"group.instance.id", "partition.assignment.strategy"})
 _PORT_MAX = 65_535
 _ADDRESS = re.compile(
@@ -346,7 +346,7 @@ _ADDRESS = re.compile(
 
 
 def checked_value(name: str, value: Any, option: str) -> Any:
-    """The value, if the property takes it; raises ConfigError."""
+    """The value, if the property accepts it; raises ConfigError."""
     if name in CALLBACKS:
         if name == "logger":
             if not isinstance(value, logging.Logger | logging.LoggerAdapter):
@@ -374,7 +374,7 @@ def checked_value(name: str, value: Any, option: str) -> Any:
 
 
 def _takes(known: Property, value: str | float) -> bool:
-    """Whether the text of a value is right; librdkafka would read "10.5" as 10."""
+    """Whether the text of a value is valid; librdkafka would read "10.5" as 10."""
     text = str(value).strip()
     if known.kind == "boolean":
         return text.lower() in _TRUE_FALSE
@@ -391,7 +391,7 @@ def _takes(known: Property, value: str | float) -> bool:
 
 
 def _are_words(text: str, known: Property) -> bool:
-    """Whether it is a word that the property knows, or several of them for flags."""
+    """Whether it is an accepted word of the property, or several of them for flags."""
     words = {word.lower() for word in known.choices}
     if known.kind == "enum value":
         return text.lower() in words
@@ -409,7 +409,7 @@ _PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 
 
 def check_addresses(kafka: dict[str, Any]) -> None:
-    """Refuse a configuration without brokers, and addresses that cannot be any."""
+    """Refuse a configuration without brokers, and invalid addresses."""
     name = "metadata.broker.list" if "metadata.broker.list" in kafka else "bootstrap.servers"
     entries = [entry.strip() for entry in str(kafka.get(name, "")).split(",")]
     if not any(entries):
@@ -419,7 +419,7 @@ def check_addresses(kafka: dict[str, Any]) -> None:
     for entry in entries:
         match = _ADDRESS.match(entry)
         port = int(match["port"] or 1) if match else 0
-        if "@" in entry:  # not shown: what stands before it is a password
+        if "@" in entry:  # not shown: the part before it is a password
             raise ConfigError(
                 f"kafka: {name} has a user or a password in an address: write host:port, and give "
                 "those as sasl.username and sasl.password"

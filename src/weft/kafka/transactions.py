@@ -1,10 +1,10 @@
 """Kafka transactions, one after another: outputs and offsets together, or neither.
 
-The producer's id is the same for every run of the same member, so that a successor ends what a
-dead one left open (a random id would leave it waiting for the transaction's time-out). After an
-indefinite error the outcome is unknown and the producer is not to be trusted any more (Jepsen,
-bufstream 0.1.0: a late EndTxn can end a later transaction): a new one is made under the same id,
-which commits or aborts the open transaction; the group's offsets then show which.
+The producer's id is the same for every run of the same member, so that a successor ends what a dead
+one left open (with a random id it would wait for the transaction's time-out). After an indefinite
+error the outcome is unknown and the producer cannot be trusted any more (Jepsen, bufstream 0.1.0: a
+late EndTxn can end a later transaction): a new producer is created under the same id, which commits
+or aborts the open transaction; the group's offsets then show which.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _log = logging.getLogger("weft.kafka")
 
 TRANSACTION_TIMEOUT_S = 10.0
 INIT_S = 30.0
-PROPAGATION_MS = 3_000  # librdkafka's default is three times the life of a message
+PROPAGATION_MS = 3_000  # librdkafka's default is three times a message's time-out
 RETRY_S = 0.1
 FLUSH_S = 0.05
-SLOW_END_S = 1.0  # ten times what it takes
+SLOW_END_S = 1.0  # ten times the usual duration
 COMPANY_NAMES = frozenset(KafkaError(code).name() for code in IN_COMPANY)
 
-#: what the broker holds for these partitions: `[(offset, metadata)]`, None where unreadable
+#: reads what the broker stores for these partitions: `[(offset, metadata)]`, None if unreadable
 ReadBack = Callable[[Sequence[ToCommit]], "list[tuple[int | None, str]] | None"]
 
 
 class KafkaTransactions:
-    """A TransactionsPort on a real broker; of one thread."""
+    """A TransactionsPort on a real broker. Not thread-safe."""
 
     def __init__(
         self, config: Mapping[str, Any], transactional_id: str, *, own_id: bool = False
     ) -> None:
-        """`config`: librdkafka producer properties; `own_id`: as of KafkaConsumer."""
+        """`config`: librdkafka producer properties; `own_id`: see KafkaConsumer."""
         self._own_id = own_id
         self._config = {
             **config,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
-            # A message must be given up before its transaction is.
+            # A message must time out before its transaction does.
             "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
-            # A topic that is not there must be called so while the message still lives: else
-            # only a time-out is visible, and its output is unknown.
+            # A missing topic must be reported before the message times out: otherwise only a
+            # time-out is visible, and its output is unknown.
             "topic.metadata.propagation.max.ms": PROPAGATION_MS,
         }
         self._config.pop("delivery.timeout.ms", None)
@@ -69,9 +69,9 @@ class KafkaTransactions:
         self._refusals = Refusals(self._config)
 
     def open(self) -> None:
-        """Make the producer and end what a predecessor with this id left open.
+        """Create the producer and end what a predecessor with this id left open.
 
-        Raises KafkaException when that cannot be done within 30 s.
+        Raises KafkaException if that does not succeed within 30 s.
         """
         self._open({})
 
@@ -139,7 +139,7 @@ class KafkaTransactions:
         deliveries: Sequence[Delivery | None],
         error: KafkaError | None = None,
     ) -> TransactionEnd:
-        """With why, as far as it is known: to end one that can only be aborted may fail, too."""
+        """The aborted end, with its reason if known. The abort itself may fail, too."""
         error = self._reported or error
         if error is not None:
             # Reported while producing: a delivery report could have contained it as well.
@@ -172,8 +172,8 @@ class KafkaTransactions:
         if left or any(one is None or one.error is not None for one in deliveries):
             self._reported = _reported(producer)
             self._abort(producer)
-            # What was refused has left a hole in the sequence: this producer's next message for
-            # that partition would fail. The next transaction begins with another one.
+            # A refused message has left a gap in the sequence: this producer's next message to
+            # that partition would fail. The next transaction starts with a new producer.
             self._discard()
             return False
         deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
@@ -188,10 +188,10 @@ class KafkaTransactions:
         return True
 
     def _flush(self, producer: Producer, deliveries: list[Delivery | None]) -> int:
-        """Wait until all is answered; how many messages are left.
+        """Wait until all messages are answered; returns how many are not.
 
-        Once one has failed librdkafka sends no more of this transaction: it waits for the abort,
-        so waiting for the rest would take the whole time-out.
+        Once one has failed librdkafka sends no more of this transaction: it waits for the abort, so
+        waiting for the rest would take the whole time-out.
         """
         deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
         while left := producer.flush(FLUSH_S):
@@ -226,11 +226,11 @@ class KafkaTransactions:
         self._end(lambda: producer.abort_transaction(TRANSACTION_TIMEOUT_S))
 
     def _end(self, call: Callable[[], None]) -> None:
-        """End the transaction; after a slow end the next one begins with a new producer.
+        """End the transaction; after a slow end the next one starts with a new producer.
 
-        On a broken connection librdkafka asks again by itself, and the first request may still be
-        on its way: it would end whatever transaction it meets (librdkafka 2.16 knows nothing of
-        KIP-890). A new producer's epoch shuts it out.
+        On a broken connection librdkafka repeats the request by itself while the first one may be
+        in flight: that one would end a later transaction (librdkafka 2.16 does not know
+        KIP-890). A new producer's epoch fences it.
         """
         began = time.monotonic()
         call()
@@ -238,7 +238,7 @@ class KafkaTransactions:
             self._discard()
 
     def _cause(self, error: Exception) -> KafkaError:
-        """Why a call raised; behind "_FATAL" stands the error that a client broke from."""
+        """The error of a failed call; for "_FATAL" the error that broke the client."""
         inner = error.args[0] if isinstance(error, KafkaException) else None
         if not isinstance(inner, KafkaError):
             inner = KafkaError(KafkaError._FATAL, str(error))  # noqa: SLF001  # a public constant
@@ -253,7 +253,7 @@ class KafkaTransactions:
         *,
         timed_out: bool,
     ) -> TransactionEnd:
-        """The transaction failed; find out, without guessing, which way it went."""
+        """Handle a failed transaction; find out how it ended if the outcome is unknown."""
         verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
         _log.warning("transaction: %s (%s)", error.str(), verdict)
         if verdict in ("fenced", "fatal"):
@@ -267,7 +267,7 @@ class KafkaTransactions:
                 return self._aborted("aborted", deliveries, error)
         # A new producer ends the open transaction; the group's offsets show how.
         verdict = transaction_verdict(error, timed_out=timed_out, own_id=self._own_id)
-        if verdict == "fenced":  # reported by the abort
+        if verdict == "fenced":  # the abort reports it
             return TransactionEnd("fenced", deliveries, _why(error))
         try:
             self.open()
@@ -284,11 +284,11 @@ class KafkaTransactions:
         return self._aborted(which_way(offsets, held), deliveries, error)
 
     def is_refusal(self, delivery: Delivery | None) -> bool:
-        """The broker will never take this message; any other failure is the transaction's."""
+        """Whether the broker will never accept this message; other failures concern all of them."""
         return is_refusal(delivery)
 
     def close(self) -> None:
-        """Abort what is open and stop."""
+        """Abort an open transaction and stop."""
         self._discard()
 
     def _discard(self) -> None:
@@ -304,10 +304,10 @@ def _why(error: KafkaError) -> str:
 
 
 def _reported(producer: Producer) -> KafkaError | None:
-    """Why the open transaction can only be aborted, if it can only be.
+    """The error if the open transaction can only be aborted; else None.
 
-    librdkafka reports it to the next call on the transaction. A second start is
-    refused in any case, and changes nothing.
+    librdkafka returns it to the next call on the transaction. A second start is refused in any
+    case, and changes nothing.
     """
     try:
         producer.begin_transaction()
@@ -318,7 +318,7 @@ def _reported(producer: Producer) -> KafkaError | None:
 
 
 def _again(call: Callable[[float], Any], deadline: float) -> None:
-    """Call until it works or time is up; only what librdkafka calls retriable is tried again."""
+    """Repeat the call while librdkafka's error is retriable, until the deadline."""
     while True:
         left_s = deadline - time.monotonic()
         try:
@@ -333,13 +333,13 @@ def _again(call: Callable[[float], Any], deadline: float) -> None:
 
 
 def _fell_in_company(deliveries: Sequence[Delivery | None]) -> bool:
-    """Whole batches were refused: which of their messages are at fault shows when each is alone."""
+    """Whole batches were refused: sending each message alone shows which are at fault."""
     fell = [one for one in deliveries if one and one.error and one.error.type in COMPANY_NAMES]
     return len(fell) > 1
 
 
 def is_refusal(delivery: Delivery | None) -> bool:
-    """The broker will never take this message; any other failure is the transaction's."""
+    """Whether the broker will never accept this message; other failures concern all of them."""
     if delivery is None or delivery.error is None:
         return False
     code = getattr(KafkaError, delivery.error.type.removeprefix("KafkaError."), None)

@@ -1,9 +1,8 @@
 """What each Kafka error means for Weft: one table with every error code.
 
-The meaning of an error code depends on where it occurs, so there are four questions, one
-for each place. The codes stand in families that share their answers; a code this version of Weft
-does not know gets the verdicts of `UNKNOWN`, which never end a run.
-`docs/kafka_errors.py` makes a page of this table.
+The meaning of an error code depends on where it occurs, so there are four questions, one per place.
+Codes are grouped in families with the same verdicts; a code that this version of Weft does not know
+gets those of `UNKNOWN`, which never end a run. `docs/kafka_errors.py` makes a page of this table.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TransactionVerdict = Literal["retry", "abort", "new_producer", "fenced", "fatal"
 class Family(NamedTuple):
     """Errors with the same verdicts, and the reason."""
 
-    #: of an offset commit: stored; retry within the same epoch; too_large: without the map;
+    #: of an offset commit: stored; retry within the same epoch; too_large: repeat without the map;
     #: gone: the epoch is over; stop: end the run
     commit: CommitVerdict
     #: of a poll: retry: librdkafka recovers by itself; rejoin: recreate the consumer, after a
@@ -277,8 +276,8 @@ def transaction_verdict(
     request that is sent again late can end a later transaction (Jepsen, bufstream 0.1.0).
     `timed_out`: the transaction was open for `transaction.timeout.ms` or longer. The broker then
     has ended it itself, and responds as if another producer had taken the id.
-    `own_id`: no other member has the `group.instance.id`, so it is a former membership of ours that
-    is fenced, not the producer.
+    `own_id`: no other member has the `group.instance.id`, so a former membership of this run is
+    fenced, not the producer.
     """
     if own_id and error.code() == KafkaError.FENCED_INSTANCE_ID:
         return "abort" if error.txn_requires_abort() else "new_producer"
@@ -295,10 +294,10 @@ def transaction_verdict(
 
 
 def of_content(code: int) -> bool:
-    """Whether a transaction that is aborted with this code may be so for what is in it.
+    """Whether the content of a transaction may be the reason that it was aborted with this code.
 
-    Not for temporary causes: unavailable brokers, moving coordinators, a rebalance. A map
-    that is too large is not a message's fault either.
+    Not for temporary causes: unavailable brokers, moving coordinators, a rebalance. A map that is
+    too large is not a message's fault either.
     """
     if maps_too_large(code):
         return False
@@ -325,6 +324,6 @@ def reason(code: int) -> str:
 
 
 def error_text(error: KafkaError) -> str:
-    """The text of a client error; with the fix if it ends the run."""
+    """The text of a client error, with the fix if it ends the run."""
     stops = poll_verdict(error.code()) == "stop"
     return f"{error.str()}: {reason(error.code())}" if stops else str(error.str())
