@@ -1,15 +1,15 @@
-"""The door to the engine: one thread at a time is inside, and no thread waits to report.
+"""The door to the engine: one thread at a time uses it, and no thread waits to report an event.
 
-A thread with an event appends it and tries the door. If another thread is inside,
-that one takes it along before it leaves: many completions become one event without a thread of
-their own to hand them over, and a worker that finished gets its next record in the same step
-(flat combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010).
+A thread with an event appends it and tries the door. If another thread is inside, that one also
+processes the event before it leaves. So many completions become one event without a separate thread
+for them, and a worker that finished gets its next record in the same step (flat combining: Hendler,
+Incze, Shavit, Tzafrir, SPAA 2010).
 
-The thread inside does not wait for anything: effects are queues filled and flags set. Handlers,
-callbacks and network calls happen outside, so a handler that blocks never blocks the engine.
+The thread inside does not wait for anything: effects only fill queues and set flags. Handlers,
+callbacks and network calls run outside, so a handler that blocks never blocks the engine.
 
 The last 200 events are attached to an internal error (`Recent`). Only names, counts and short
-values are kept: no record lives longer because of it.
+values are kept, so it keeps no record in memory.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ TEXT_MAX = 60
 
 
 class Recent:
-    """A ring of the last events, each with its time and what it was about."""
+    """A ring of the last events, each with its time and arguments."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[float, Any, Any]] = deque(maxlen=EVENTS_MAX)
-        #: (time, done, otherwise): calls ended. The ring's own, for it is by far the most frequent
+        #: (time, done, otherwise) of ended calls: a separate ring, as they are by far the most
+        #: frequent
         self.ended: Callable[[tuple[float, int, int]], None] = self._events.append
 
     def add(self, now: float, event: Callable[..., object]) -> None:
-        """Any other event."""
+        """Note any other event."""
         self._events.append((now, _name(event), tuple(_about(event))))
 
     def lines(self) -> list[str]:
@@ -50,7 +51,7 @@ class Recent:
         return [_line(*event) for event in self._events]
 
     def as_text(self) -> str:
-        """All of it in one text, to be added to an error."""
+        """All events in one text, to be added to an error."""
         events = self.lines()
         return "\n".join([f"The last {len(events)} events, oldest first:", *events])
 
@@ -62,7 +63,7 @@ def _line(now: float, what: Any, about: Any) -> str:
 
 
 def _name(event: Callable[..., object]) -> str:
-    """The method of the engine that the event calls first."""
+    """The engine method that the event calls first."""
     function = event.func if isinstance(event, partial) else event
     code = getattr(function, "__code__", None)
     if code is None:
@@ -72,7 +73,7 @@ def _name(event: Callable[..., object]) -> str:
 
 
 def _about(event: Callable[..., object]) -> Iterator[str]:
-    """What it holds: the values that a lambda closes over, or a partial's arguments."""
+    """Its values: those that a lambda closes over, or a partial's arguments."""
     if isinstance(event, partial):
         yield from (_short(value) for value in event.args)
         return
@@ -85,7 +86,7 @@ def _about(event: Callable[..., object]) -> Iterator[str]:
 
 
 def _short(value: object) -> str:
-    """A value in few characters; of what holds records only how many."""
+    """A value in few characters; of collections of records only the length."""
     if value is None or isinstance(value, bool | int | float | str | Partition):
         return repr(value)[:TEXT_MAX]
     if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], Partition):
@@ -93,10 +94,10 @@ def _short(value: object) -> str:
     return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else "…"
 
 
-STOOD_STILL_S = 1.0  # a polling thread goes round ten times in that
+STOOD_STILL_S = 1.0  # a polling thread runs ten rounds in that time
 
-#: Seconds that also pass while the machine is suspended: time.monotonic stops then, and so
-#: would not show that the session has ended meanwhile. One clock for all processes.
+#: Seconds that also pass while the machine is suspended. time.monotonic stops then, and would hide
+#: that the session has ended meanwhile. One clock for all processes.
 since_boot: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if hasattr(time, "CLOCK_BOOTTIME")
@@ -118,24 +119,25 @@ class Door:
     ) -> None:
         self.engine = engine
         self.clock = clock
-        #: calls that returned and have nothing to send; append, then `turn`
+        #: calls that returned and have no outputs; append, then `turn`
         self.done: deque[Work] = deque()
-        #: calls that ended any other way
+        #: calls that ended in any other way
         self.ended: deque[Ended] = deque()
-        #: the engine has something to do at this time, as the polling thread knows it
+        #: when the engine next has something to do, as known to the polling thread
         self.wakes_at = 0.0
-        #: when the polling thread last went round (`since_boot`, see `Lease`); before: never late
+        #: when the polling thread last ran a round (`since_boot`, see `Lease`); initially: never
+        #: late
         self.round_at = float("inf")
-        #: it was suspended, and the group membership is not confirmed yet
+        #: the process was suspended, and the group membership is not confirmed yet
         self.in_doubt = False
-        #: has the polling thread go round soon; any thread
+        #: makes the polling thread run a round soon; any thread
         self.wake: Callable[[], None] = lambda: None
-        #: called when something earlier than `wakes_at` came up
+        #: called when something is due earlier than `wakes_at`
         self.on_earlier: Callable[[], None] = lambda: None
         #: the first error raised inside; from then on the door stays closed
         self.broken: Exception | None = None
         self.on_broken: Callable[[Exception], None] = lambda _: None
-        #: a thread of the run has died, and with it what it should have done
+        #: called when a thread of the run has died
         self.on_died: guard.Died = guard.log_death
         self._events: deque[Event] = deque()
         #: the last events, attached to the error when the engine fails
@@ -144,25 +146,25 @@ class Door:
         self._perform = perform
 
     def trusted(self) -> bool:
-        """Whether a call that was passed on before may still start: see member/committing.py."""
+        """Whether a call that was granted before may still start: see member/committing.py."""
         return not self.in_doubt and since_boot() - self.round_at <= STOOD_STILL_S
 
     def died(self, name: str, error: BaseException) -> None:
-        """What escaped from a thread of the run ends it."""
+        """End the run because an exception escaped from one of its threads."""
         self.on_died(name, error)
 
     def post(self, event: Event) -> None:
-        """Hand in an event; it is taken before this returns or by who is inside now."""
+        """Post an event; this thread processes it now, or the thread inside does."""
         self._events.append(event)
         self.turn()
 
     def waiting(self, works: Sequence[Work]) -> None:
-        """Calls of one handler that it was asked for and that have not begun."""
+        """Calls of one handler that were requested and have not started."""
         if works:
             self.post(lambda engine, now: engine.calls_waiting(now, works))
 
     def begun(self, works: Sequence[Work], ran_s: float = 0.0) -> None:
-        """Calls of one handler that began only so long ago."""
+        """Calls of one handler that started `ran_s` seconds ago."""
         if works:
             self.post(lambda engine, now: engine.calls_begun(now, works, ran_s))
 
@@ -184,9 +186,9 @@ class Door:
         )
 
     def turn(self) -> None:
-        """Bring posted events to the engine, unless another thread is doing it."""
-        # Looked at again after leaving: what came between the last look inside and the release
-        # of the lock was handed in by a thread that found the door closed.
+        """Pass posted events to the engine, unless another thread is doing it."""
+        # Checked again after leaving: a thread that found the door closed may have posted an event
+        # between the last check inside and the release of the lock.
         while self.done or self.ended or self._events:
             if self.broken is not None or not self._lock.acquire(blocking=False):
                 return
@@ -198,7 +200,7 @@ class Door:
                 self._lock.release()
 
     def call(self, event: Callable[[Engine, float], T]) -> T:
-        """Go in and wait for the answer. Not for use from inside."""
+        """Enter and wait for the result. Not for use from inside."""
         with self._lock:
             if self.broken is not None:
                 raise InternalError("the engine has failed before") from self.broken
@@ -216,7 +218,7 @@ class Door:
         return answer
 
     def _break(self, error: Exception) -> None:
-        """A bug of ours: what the engine holds may be wrong, so nothing of it is used any more.
+        """A bug in Weft: the engine's state may be wrong, so nothing of it is used any more.
 
         Nothing more starts and nothing more is committed; a restart continues from the last commit.
         """
@@ -231,8 +233,8 @@ class Door:
             engine.halt(self.clock(), "membership", on=True)
         done, ended, events = self.done, self.ended, self._events
         while done or ended or events:
-            # The length is taken once: what is appended meanwhile is for the next round. Events are
-            # counted last and taken first: a handler's events are known before its call has ended.
+            # The length is read once: later events are for the next round. Events are counted last
+            # and processed first, so a handler's events are known before its call ends.
             works = [done.popleft() for _ in range(len(done))]
             endings = [ended.popleft() for _ in range(len(ended))]
             others = len(events)
@@ -246,10 +248,10 @@ class Door:
                 engine.calls_ended(now, works, endings)
             if engine.has_effects:
                 self._perform(engine.take_effects())
-            if endings or others:  # what merely succeeded makes nothing due earlier
+            if endings or others:  # a mere success makes nothing due earlier
                 self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Have the polling thread wake in time for what became due by this event."""
+        """Wake the polling thread in time for what became due by this event."""
         if self.engine.next_deadline() < self.wakes_at:
             self.on_earlier()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weft.core.engine import Engine
     from weft.ledger.ledger_run import LedgerRun
 
-#: polls remembered of one partition; of what came earlier nothing is known any more
+#: polls remembered per partition; the arrival time of earlier records is unknown
 POLLS_MAX = 2_000
 
 
@@ -42,16 +42,16 @@ class Executor(Protocol):
         raise AssertionError(f"a batch of {len(works)} for a single-record handler")
 
     def cancel(self, work: Work, *, expired: bool) -> None:
-        """End this attempt if that can be done."""
+        """End this attempt if that is possible."""
 
     def warn(self, partitions: Sequence[Partition] | None) -> None:
         """Notify running batches that these partitions, or all, are revoked."""
         return
 
     def keeps_pace(self) -> bool:
-        """Whether completions wait for the polling thread, which asks in each round.
+        """Whether completions wait for the polling thread, which checks this in each round.
 
-        If so, it comes again within milliseconds and reports them.
+        If so, it runs its next round within milliseconds and reports them.
         """
         return False
 
@@ -60,17 +60,17 @@ class Executor(Protocol):
         return
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more calls."""
 
     def stack(self, where: tuple[str, int, int]) -> list[str]:
-        """Where the call of this record is now, the outermost line first. Any thread.
+        """Where the call of this record is now, the outermost line first. Thread-safe.
 
-        Empty where that cannot be known: it has not begun, or has ended.
+        Empty if unknown: the call has not started, or has ended.
         """
 
 
 class Call(NamedTuple):
-    """When a reported call ran and what it returned; kept only while someone reads results."""
+    """When a reported call ran and what it returned; kept only while results are read."""
 
     started_at: float
     finished_at: float
@@ -78,9 +78,9 @@ class Call(NamedTuple):
 
 
 class Arrivals:
-    """When records came: one entry a poll, so that it costs nothing a record.
+    """When records arrived: one entry per poll, so it costs nothing per record.
 
-    Written by the polling thread alone; read by any.
+    Written by the polling thread only; read by any thread.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Arrivals:
         self._polls: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
 
     def came(self, topic: str, partition: int, first: int, now: float) -> None:
-        """Records from this offset on came with one poll."""
+        """Note that records from this offset on arrived with one poll."""
         offsets, times = self._polls.get((topic, partition), ([], []))
         if not offsets or first <= offsets[-1]:  # a new assignment, or read again
             offsets, times = [], []
@@ -96,18 +96,18 @@ class Arrivals:
         elif len(offsets) >= POLLS_MAX:
             offsets, times = offsets[POLLS_MAX // 2 :], times[POLLS_MAX // 2 :]
             self._polls[topic, partition] = offsets, times
-        times.append(now)  # first: a reader finds no offset without its time
+        times.append(now)  # first: a reader must find no offset without its time
         offsets.append(first)
 
     def at(self, topic: str, partition: int, offset: int) -> float | None:
-        """When it came, on the engine's clock; None where that is not known (any more)."""
+        """When it arrived, on the engine's clock; None if that is not known (any more)."""
         offsets, times = self._polls.get((topic, partition), ((), ()))
         place = bisect_right(offsets, offset) - 1
         return times[place] if place >= 0 else None
 
 
 class Charges:
-    """Makes `record.charge` work in a handler: what its calls report goes to the engine."""
+    """Makes `record.charge` work in a handler: passes reported costs to the engine."""
 
     #: set before the first call
     door: Door
@@ -117,7 +117,7 @@ class Charges:
         self._handler = handler
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler; what it sets stays in the context of its call."""
+        """Wrap the handler, so that `record.charge` finds this object during its call."""
         if iscoroutinefunction(function):
 
             @wraps(function)
@@ -135,14 +135,14 @@ class Charges:
         return called
 
     def report(self, record: Record[Any], cost: float, before: float | None) -> None:
-        """A call of this record costs so much; any thread."""
+        """Report the cost of a call of this record. Thread-safe."""
         one = Charged(self._handler, record.topic, record.partition, record.offset, cost, before)
         self.door.post(lambda engine, now: engine.charged(now, [one]))
 
 
 @dataclass(slots=True)
 class HandlerPlan:
-    """One handler as the runtime calls it."""
+    """One handler with its settings, as the runtime calls it."""
 
     spec: HandlerSpec
     function: Callable[..., Any]
@@ -151,28 +151,28 @@ class HandlerPlan:
     prefetch: Callable[..., Any] | None = None
     #: which executor calls it: "async", "threads" or "processes"
     kind: str = "threads"
-    #: of a handler with a budget: what its calls cost
+    #: only with a budget: reports what its calls cost
     charges: Charges | None = None
     #: set while the app runs, for a handler with a ledger
     ledger: LedgerRun | None = None
     latency: Latency = field(default_factory=Latency)
-    #: ages of records when their calls end, by their timestamps
+    #: ages of records, by their timestamps, when their calls end
     ages: Latency = field(default_factory=lambda: Latency(AGE_S, AGES_MAX))
-    #: from when records came to when their first call began, by the engine's clock
+    #: time from a record's arrival to its first call, on the engine's clock
     waits: Latency = field(default_factory=lambda: Latency(AGE_S, AGES_MAX))
     arrivals: Arrivals = field(default_factory=Arrivals)
-    #: calls by record while results are read; None without a reader
+    #: calls by record while results are read; otherwise None
     calls: dict[Work, Call] | None = None
-    #: concurrent calls, as a command set them; 0: as declared
+    #: concurrent calls, as set by a command; 0: as declared
     set_calls: int = 0
 
     @property
     def calls_max(self) -> int:
-        """Concurrent calls for which there are threads or tasks; never fewer than declared."""
+        """Concurrent calls for which there are threads or tasks; at least the declared number."""
         return max(self.spec.concurrency, self.set_calls)
 
     def timed(self, seconds: float, work: Work) -> None:
-        """A call took so long; how old its record is now, and how long it waited before."""
+        """Note the duration of a call, its record's age, and how long the record had waited."""
         if self.latency.enough:
             return
         self.latency.add(seconds)
@@ -191,25 +191,25 @@ class HandlerPlan:
         return self.spec.retry
 
     def called(self, works: Iterable[Work], began: float, returned: Any = None) -> None:
-        """Calls end now, which began then (performance counter): for the readers of results.
+        """Note calls that end now and started at `began` (performance counter), for results.
 
-        Before they are reported: another thread may be in the door and finish them.
+        Called before they are reported: another thread may be in the door and finish them.
         """
         if self.calls is not None:
             now = time.time()
             self.noted(works, Call(now - (time.perf_counter() - began), now, returned))
 
     def noted(self, works: Iterable[Work], call: Call) -> None:
-        """The same of a call whose times are known."""
-        calls = self.calls  # any thread may end the reading
+        """The same for a call whose times are known."""
+        calls = self.calls  # any thread may end the reading of results
         if calls is not None:
-            # What another member handles now is never finished here.
+            # Records that another member handles now never finish here.
             calls.update({work: call for work in works if work.partition.state != CLOSED})
 
     def forget_ended(self, _engine: Engine, _now: float) -> None:
-        """Inside the door: calls of records that have gone without a result, with their partition.
+        """Inside the door: drop calls whose records ended without a result, with their partition.
 
-        So have those that ended before the engine reported for a reader.
+        Also those that ended before the engine reported results.
         """
         calls = self.calls
         for work in tuple(calls or ()):
@@ -218,7 +218,7 @@ class HandlerPlan:
 
 
 def handled(done: Iterable[Work], ended: Iterable[Ended]) -> Iterator[Work]:
-    """The records of a batch that its call has handled: what is given back has no call."""
+    """The records of a batch that its call has handled; returned ones had no call."""
     yield from done
     yield from (one.work for one in ended if not isinstance(one, GivenBack))
 
@@ -226,7 +226,7 @@ def handled(done: Iterable[Work], ended: Iterable[Ended]) -> Iterator[Work]:
 def may_call(work: Work, *, at_most_once: bool) -> bool:
     """Whether a record that was passed to an executor may still be called.
 
-    Its partition may have gone, or may be going, since then: another member is to handle it. With
+    Its partition may be revoked, or have been revoked, since then: another member handles it. With
     at_most_once it is marked as started, so no other member would.
     """
     return work.state == RUNNING and (work.partition.startable or at_most_once)

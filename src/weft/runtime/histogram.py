@@ -17,7 +17,7 @@ AGE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 9
 
 
 class Histogram:
-    """Counts by upper bound. Of one thread at a time."""
+    """Counts by upper bound. Not thread-safe."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -30,7 +30,7 @@ class Histogram:
         self._sum += seconds
 
     def observe_all(self, seconds: Iterable[float]) -> None:
-        """Count many: one search for each bound, not one for each of them."""
+        """Count many: one search per bound, not one per value."""
         ordered, counted = sorted(seconds), 0
         for place, bound in enumerate(self._bounds):
             upto = bisect_right(ordered, bound, counted)
@@ -40,12 +40,12 @@ class Histogram:
         self._sum += sum(ordered)
 
     def row(self) -> dict[str, Any]:
-        """`{"le": bounds, "counts": each bucket's own and what is above, "sum"}`."""
+        """`{"le": bounds, "counts": per bucket, the last one above all bounds, "sum"}`."""
         return {"le": list(self._bounds), "counts": list(self._counts), "sum": round(self._sum, 6)}
 
 
 def summed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Any:
-    """Two rows of the same bounds as one; None where there is none."""
+    """The sum of two rows with the same bounds; None if both are None."""
     if one is None or other is None:
         return one or other
     counts = [a + b for a, b in zip(one["counts"], other["counts"], strict=True)]
@@ -53,10 +53,10 @@ def summed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> An
 
 
 SAMPLES = 1024
-#: between two looks, of which there are ten per second: it is a sample anyway, and ten thousand a
-#: second show as much as all of them
+#: samples kept between two looks (ten per second): a sample of ten thousand per second is as good
+#: as all of them
 FRESH_MAX = 1024
-#: the same of ages and waits, which cost more to find out
+#: the same for ages and waits, which cost more to compute
 AGES_MAX = 256
 
 
@@ -73,14 +73,11 @@ class Latency:
 
     @property
     def enough(self) -> bool:
-        """There are as many as are counted at the next look."""
+        """Whether the sample for the next look is full."""
         return len(self._fresh) == self._fresh.maxlen
 
     def fold(self) -> int:
-        """Count what came since the last time; any thread but never the calling one's way.
-
-        How many that were.
-        """
+        """Count the samples since the last call; returns how many. Never on the calls' path."""
         if not self._fresh:
             return 0
         with self._folding:
@@ -91,12 +88,12 @@ class Latency:
             return len(fresh)
 
     def buckets(self) -> dict[str, Any]:
-        """All that was sampled, as a histogram."""
+        """All samples as a histogram."""
         self.fold()
         return self._histogram.row()
 
     def samples(self, count_max: int = 128) -> list[float]:
-        """Durations in seconds that stand for all that were sampled, in order."""
+        """Sorted durations in seconds that represent all samples."""
         self.fold()
         ordered = sorted(self._samples)
         step = max(1, len(ordered) // count_max)

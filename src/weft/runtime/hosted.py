@@ -1,4 +1,4 @@
-"""The app as its run sees it; and the app of a handler function."""
+"""The app as its run sees it, and the app of a handler function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.options import HandlerOptions
 
 
 class Hosted(Protocol):
-    """What a run asks of the app that it runs."""
+    """What a run uses of its app."""
 
     #: the value of the lifespan while the app runs
     state: Any
@@ -28,11 +28,11 @@ _OWNERS: dict[int, tuple[Any, Hosted]] = {}
 
 
 def belongs(function: Any, app: Hosted) -> None:
-    """From now on `owner_of` this function is the app."""
+    """Register the app as the `owner_of` this function."""
     _OWNERS[id(function)] = (function, app)
 
 
 def owner_of(function: Any) -> Hosted | None:
-    """The app that decorated this function last, in this process."""
+    """The app that last decorated this function, in this process."""
     known = _OWNERS.get(id(function))
     return None if known is None else known[1]

@@ -1,4 +1,4 @@
-"""Log lines for people and machines: an event and its fields."""
+"""Log lines: an event and its fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def say_how_to_see_more() -> None:
 
 
 def event(level: str, what: str, **fields: Any) -> None:
-    """Log `what key=value …`; the fields also stand in `record.weft` for structured handlers."""
+    """Log `what key=value …`; the fields are also in `record.weft` for structured handlers."""
     traced(_log, level, what, fields)
 
 
@@ -36,15 +36,15 @@ def traced(
     traceback: str = "",
     error: BaseException | None = None,
 ) -> None:
-    """The same to any logger, with a traceback, as the text that an ErrorInfo has of one.
+    """The same for any logger, with a traceback, in the text format of an ErrorInfo.
 
-    Every formatter prints it below the line, so what comes from data is escaped here. `error` is
-    the record's `exc_info`, which Sentry and its like report.
+    Every formatter prints it below the line, so text from data is escaped here. `error` becomes
+    the record's `exc_info`, which tools such as Sentry report.
     """
     number = logging.getLevelName(level.upper())
     if not log.isEnabledFor(number):
         return
-    # The same template for all lines of a kind: log collectors group by it.
+    # All lines of a kind have the same template: log collectors group by it.
     template = " ".join([what.replace("%", "%%"), *(f"{name}=%s" for name in fields)])
     shown = tuple(map(_shown, fields.values()))
     extra = {"weft": {"event": what, **fields}}

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from weft.kafka.ports import OutMessage
 
-MESSAGE_OVERHEAD_BYTES = 200  # what Python's objects around one cost
+MESSAGE_OVERHEAD_BYTES = 200  # cost of the Python objects of one message
 
 _numbers = itertools.count()
 
@@ -20,12 +20,12 @@ class SharedOutputs(Sequence[OutMessage]):
 
     def __init__(self, messages: Sequence[OutMessage], records: int) -> None:
         self._messages = messages
-        #: how many records they are of
+        #: how many records they belong to
         self.records = records
         self.size_bytes = sum(map(_bytes_of, messages)) // max(1, records)
-        #: ascending with the batches' ends; of two batches with one lane the earlier has the lower
+        #: ascending in the order of the batches' ends; with a common lane the earlier one is lower
         self.number = next(_numbers)
-        #: how far they are, once the first of their records has asked for them to be sent
+        #: their state, once they are requested for the first of their records
         self.pending: Any = None
 
     @overload
@@ -40,7 +40,7 @@ class SharedOutputs(Sequence[OutMessage]):
 
 
 def size_of(outputs: Any) -> int:
-    """Bytes that a record's outputs hold in memory: its share of those of a batch."""
+    """Bytes that a record's outputs take in memory: its share of those of a batch."""
     if type(outputs) is SharedOutputs:
         return outputs.size_bytes
     return sum(map(_bytes_of, outputs))

@@ -1,7 +1,7 @@
-"""What functions of the user return for records that come in: `Hold.by`, `Budget.by` and `cost`.
+"""Call the user's functions for fetched records: `Hold.by`, `Budget.by` and `cost`.
 
-They are called on the polling thread, once for each record, before the engine has it: the core
-cannot call them. The record is as it was fetched: its key and value are bytes.
+They run on the polling thread, once per record, before the engine gets it: the core cannot call
+them. The record is as it was fetched: its key and value are bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COST = 1.0
 
 
 def tags_of(spec: HandlerSpec, records: Sequence[Record]) -> list[Tags]:
-    """What they return for each of these; empty where the handler has none."""
+    """The results for each of these records; empty if the handler has no such functions."""
     hold, budget = spec.hold, spec.budget
     away = None if hold is None else hold.by
     by, cost = (None, None) if budget is None else (budget.by, budget.cost)
@@ -55,7 +55,7 @@ def _cost(value: Any) -> float:
     raise ValueError(f"it returned {value!r:.40}: return a number from 0 to {COST_MAX:.0f}")
 
 
-#: of a record for which such a function fails
+#: the results for a record for which such a function fails
 INSTEAD = {"Hold(by=)": None, "Budget(by=)": None, "Budget(cost=)": _COST}
 
 
@@ -66,7 +66,7 @@ def _asked(
     checked: Callable[[Any], Any],
     record: Record,
 ) -> Any:
-    """What it returns; where it fails `INSTEAD`, and a line in the log."""
+    """The function's result; if it fails `INSTEAD`, with a log line."""
     try:
         return checked(function(record))
     except Exception as error:

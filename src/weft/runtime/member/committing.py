@@ -1,21 +1,20 @@
 """A commit's path: planned inside the door, sent by the polling thread, acknowledged by the broker.
 
-What was planned may wait a moment, and in that moment its partition may be committed for the last
-time and given away. Sent after that it would put back an older frontier, and the broker would take
-it. So each item is looked at once more when it is sent: only the newest plan of an epoch that is
-still open goes out.
+A plan may wait a moment before it is sent, and meanwhile its partition may get its last commit and
+be revoked. Sent after that, the plan would commit an older frontier, and the broker would accept
+it. So each item is checked again when it is sent: only the newest plan of an open epoch goes out.
 
-librdkafka resends a commit by itself where the broker answers "not now" or dies before it answers:
-behind later ones, and the frontier would go back. So each partition has one commit with librdkafka
-at a time. A plan is held until the former one is answered, however long ago Weft gave up waiting
-for that and read back what the broker holds; newer plans replace it meanwhile. The last commit of
-an epoch and the next epoch of the partition wait for the answer, too, but not for long.
+librdkafka resends a commit by itself if the broker answers "not now" or dies before it answers:
+sent behind later commits, it would move the frontier back. So each partition has one commit in
+librdkafka at a time. A plan is held until the earlier one is answered, however long ago Weft
+stopped waiting for that and read back the stored offset; newer plans replace it meanwhile. The last
+commit of an epoch and the next epoch of the partition wait for the answer, too, but not for long.
 
 A commit also proves that this member is still in its group (`Lease`). A process that was stopped
 (SIGSTOP, a suspended machine, a debugger) for longer than its session has lost its partitions
 without knowing: the polling thread serves the callback that reports it, and a worker may be faster.
-So every thread in the door checks when the polling thread last went round. If that is too long ago,
-nothing starts until the broker has taken a commit from this member.
+So every thread in the door checks when the polling thread last ran a round. If that is too long
+ago, nothing starts until the broker has stored a commit from this member.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from weft.types import TopicPartition
 
 READ_S = 5.0
 LAST_COMMIT_S = 3.0
-#: of that, how long for one answer before it is asked again
+#: of that, how long to wait for one answer before the commit is read back again
 LAST_ANSWER_S = 1.0
 AGAIN_S = 0.05
-#: a new epoch waits for no answer any longer; if it comes yet, what holds is committed again
+#: after so long a new epoch starts without the answer; if it still comes, commits are repeated
 ANSWER_S = 5.0
 #: librdkafka answers each commit within its `socket.timeout.ms`; a plan is held no longer than that
 RESENT_S = 60.0
-#: how long a commit that is to prove the membership is waited for, and when the next one is sent
+#: how long to wait for a commit that proves the membership, and when the next one is sent
 PROOF_S, PROOF_AGAIN_S = 5.0, 0.2
 
 Known = dict[TopicPartition, Partition]
@@ -55,17 +54,17 @@ class Committer:
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
-        #: called with the sequence of each commit with a response, and whether all of it is stored
+        #: called with the sequence of each answered commit, and whether all of it was stored
         self.on_answered: Callable[[int, bool], None] = lambda _sequence, _stored: None
         #: any thread adds, the polling thread takes
         self._planned: deque[fx.CommitOffsets] = deque()
-        #: of the polling thread; sent and not answered: token -> sequence of its plan, and its
+        #: used by the polling thread. Sent and not answered: token -> sequence of its plan, and its
         #: partitions
         self._sent: dict[int, tuple[int, Known]] = {}
         self._sent_at: dict[int, float] = {}
-        #: the newest token of each partition, while it is not answered
+        #: the newest token of each partition, until it is answered
         self._newest: dict[TopicPartition, int] = {}
-        #: planned, and a former commit of the partition is not answered
+        #: planned, but an earlier commit of the partition is not answered
         self._held: list[fx.CommitOffsets] = []
         #: seconds from a commit to its answer
         self.took = Histogram(CALL_S)
@@ -77,13 +76,13 @@ class Committer:
 
     @property
     def waiting(self) -> bool:
-        """Something is planned that may be sent at once."""
+        """Whether a plan may be sent immediately."""
         return bool(self._planned)
 
     # -- on the polling thread ---------------------------------------------------------------------
 
     def send_planned(self) -> None:
-        """Send what was planned; never waits. For use inside a rebalance callback too."""
+        """Send the plans; never waits. For use inside a rebalance callback too."""
         planned, self._held = self._held, []
         planned += [self._planned.popleft() for _ in range(len(self._planned))]
         for commit in planned:
@@ -97,7 +96,7 @@ class Committer:
                 known = _known(ready)
                 try:
                     token = self._seat.consumer.commit(_offsets(ready))
-                except Exception as error:  # refused at once, before it was sent
+                except Exception as error:  # refused before it was sent
                     answers = [CommitAnswer(0, *where, "retry", str(error)) for where in known]
                     self._report(commit.sequence, known, answers)
                 else:
@@ -108,7 +107,7 @@ class Committer:
                 self._held.append(commit._replace(items=held))
 
     def take(self, answers: Sequence[CommitAnswer]) -> None:
-        """Answers to commits sent before, whole requests at a time."""
+        """Process answers to commits, whole requests at a time."""
         by_token: dict[int, list[CommitAnswer]] = {}
         for answer in answers:
             by_token.setdefault(answer.token, []).append(answer)
@@ -122,7 +121,7 @@ class Committer:
             self._report(sequence, known, group)
 
     def under_way(self, where: Collection[TopicPartition], within_s: float = ANSWER_S) -> bool:
-        """A commit that names one of these was sent a moment ago and is not answered."""
+        """Whether a recent commit that names one of these is not answered."""
         return any(self._unanswered(one, within_s) for one in where)
 
     def _unanswered(self, where: TopicPartition, within_s: float) -> bool:
@@ -130,13 +129,13 @@ class Committer:
         return token is not None and time.monotonic() - self._sent_at[token] < within_s
 
     def forget(self) -> None:
-        """The consumer is another one: the former one's commits get no response."""
+        """The consumer was replaced: commits of the former one get no answer."""
         self._sent.clear()
         self._sent_at.clear()
         self._newest.clear()
 
     def send_last(self, partitions: Sequence[Partition]) -> bool:
-        """One last commit from one last snapshot, answered when this returns; whether stored."""
+        """Send one last commit of a last snapshot, wait for its answer; whether it was stored."""
         seat = self._seat
         deadline = time.monotonic() + LAST_COMMIT_S
         where = [(partition.topic, partition.number) for partition in partitions]
@@ -153,7 +152,7 @@ class Committer:
             if verdicts == {"stored"}:
                 return True
             if verdicts and not verdicts & {"retry", "too_large"}:
-                return False  # without a response it may be stored or not: sent once more, it is
+                return False  # without an answer it may be stored or not: it is sent once more
             self.take(seat.consumer.commit_answers(AGAIN_S))
         return False
 
@@ -171,12 +170,12 @@ class Committer:
     # -- on the background thread ---------------------------------------------------------------
 
     def read_back(self, partitions: Sequence[Partition]) -> None:
-        """What the broker holds of commits in doubt; may wait."""
+        """Read back what the broker stores for commits in doubt; may wait."""
         where = [(p.topic, p.number) for p in partitions]
         values: list[tuple[Partition, int | None, str]]
         try:
             held = self._seat.consumer.committed(where, READ_S)
-        except Exception:  # whatever it is: the engine asks again once it is answered
+        except Exception:  # of any kind: the engine requests it again
             values = [(p, None, "") for p in partitions]
         else:
             read = zip(partitions, [held[one] for one in where], strict=True)
@@ -185,7 +184,7 @@ class Committer:
 
 
 def _holds(item: fx.PlanItem, sequence: int) -> bool:
-    """It is still the newest word on its partition, and the partition is ours."""
+    """Whether it is still the newest plan of its partition, in an open epoch."""
     partition = item.partition
     return partition.last_sent == sequence and partition.state != states.CLOSED
 
@@ -206,19 +205,19 @@ class Lease:
     """Confirms the membership after a suspension, for the polling thread; see `Door.trusted`."""
 
     def __init__(self, seat: Seat, commit: Callable[[fx.CommitOffsets], None]) -> None:
-        """`commit` sends a commit that is to prove it."""
+        """`commit` sends a commit that proves the membership."""
         self._seat = seat
         self._commit = commit
-        # All of the polling thread.
-        #: sequence of the commit that is to prove it; None when none is on the way
+        # Used by the polling thread only.
+        #: sequence of the commit that proves it; None if none is in flight
         self._proof: int | None = None
         self._ask_at = 0.0
 
     def renew(self) -> None:
-        """The polling thread goes round."""
+        """The polling thread runs a round."""
         door, now = self._seat.door, since_boot()
         if now - door.round_at > STOOD_STILL_S:
-            # No thread was faster: the door must see it before the mark moves.
+            # Before this time stamp changes, the door must see that it is late.
             door.call(lambda _engine, _now: None)
             event(
                 "warning",
@@ -227,7 +226,7 @@ class Lease:
             )
         door.round_at = now
         if door.in_doubt:
-            # Have a commit prove that we are a member, where one can.
+            # Prove the membership by a commit, where one is possible.
             seat = self._seat
             # A transaction is fenced by itself.
             if all(p.handler.exact for p in seat.partitions.values()):
@@ -239,7 +238,7 @@ class Lease:
                     self._commit(plan)
 
     def answered(self, sequence: int, stored: bool) -> None:  # noqa: FBT001  # the callback's
-        """A commit was answered; perhaps ours."""
+        """A commit was answered; possibly the one that proves the membership."""
         if sequence != self._proof:
             return
         self._proof, self._ask_at = None, since_boot() + PROOF_AGAIN_S

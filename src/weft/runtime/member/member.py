@@ -1,8 +1,9 @@
 """One member of the group: the polling thread, and the execution of the engine's effects.
 
-The polling thread alone polls, pauses and commits. Other threads leave what they want of it in the
-outbox and wake it; of the consumer they only ask what its port lets them. It never runs a handler,
-and waits for one only while its partition is taken away: so the member stays in its group.
+Only the polling thread polls, pauses and commits. Other threads put requests into its outbox and
+wake it; they call only those methods of the consumer that its port marks "any thread". It never
+runs a handler, and waits for one only while its partition is being revoked: so the member stays in
+its group.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from weft.types import ErrorInfo, StopMode, TopicPartition
 
 _log = logging.getLogger("weft")
 
-#: a poll waits for so long; longer once so many in a row brought nothing. What comes wakes it.
+#: duration of a poll; longer after so many empty ones in a row. New events wake it.
 POLL_S, POLL_IDLE_S, QUIET_POLLS = 0.1, 0.3, 20
-ROUND_S = 0.005  # and not longer while completions wait for it (`Executor.keeps_pace`)
-TICK_S = 0.001  # what stays due, as a batch of a partition that is going, is not looked at sooner
-IDLE_S = 0.001  # how long intake waits at a time while the buffers are full
-SOFT_WAIT_S = 0.5  # and in all, before partitions are paused; far below max.poll.interval.ms
+ROUND_S = 0.005  # the limit while completions wait for it (`Executor.keeps_pace`)
+TICK_S = 0.001  # least time between two ticks while something stays due, such as a closing batch
+IDLE_S = 0.001  # one wait of intake while the buffers are full
+SOFT_WAIT_S = 0.5  # all such waits before partitions are paused; far below max.poll.interval.ms
 BUSY_SHARE = 0.95
 LEAVE_S = 10.0
-LEAVE_LEAST_S = 2.0  # also when a drain has used its time: for the last commit
-#: "of late" is one to two of these
+LEAVE_LEAST_S = 2.0  # even after a drain used its time: for the last commit
+#: the recent window is one to two of these
 GAP_WINDOW_S = 150.0
 ENDS_EVERY_S = 1.0
 
@@ -53,14 +54,14 @@ class Member:
     """Runs from `start` until it has left the group."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Nothing is connected before `start`."""
-        #: any thread reads it; `drain_timeout_s` may be shortened by a caller
+        """Connects nothing before `start`."""
+        #: read by any thread; `drain_timeout_s` may be shortened by a caller
         self.config = config
         #: any thread
         self.now = config.clock.now
         #: any thread, each field as documented there
         self.seat = Seat(self.now, self.fail, self.died)
-        # The next four are the seat's own.
+        # The next four belong to the membership object.
         self.partitions = self.seat.partitions
         self.executors = self.seat.executors
         self.callbacks = self.seat.callbacks
@@ -69,21 +70,21 @@ class Member:
         self.engine = Engine([plan.spec for plan in config.plans], config.limits, size_of)
         #: any thread adds lines, the watching thread writes them
         self.telling = Telling(on_error=config.on_error, callbacks=self.callbacks)
-        #: sent into inside the door; its answers come on the producer's thread. Here already, for a
-        #: stop may come before the start: it makes no client before it must.
+        #: used inside the door; answers come on the producer's thread. Created here, as a stop may
+        #: come before the start: it creates no client before it has to.
         self.outputs = Outputs(
             lambda: config.make_producer(self.outputs_served, self.fail),
             config.group,
             lambda full: self.door.post(lambda engine, now: engine.halt(now, "outputs", on=full)),
         )
-        #: made by the thread that starts the member; then begun inside the door, closed at the end
+        #: created by the thread that starts the member; started inside the door, closed at the end
         self.transactor: Transactor | None = None
         #: any thread plans, the polling thread sends, the background thread reads back
         self.committer = Committer(self.seat)
-        #: of the polling thread
+        #: used by the polling thread
         self.lease = Lease(self.seat, self.committer.plan)
         self.committer.on_answered = self.lease.answered
-        #: asked inside the door
+        #: called inside the door
         self._refetcher = Refetcher(self.seat, config.make_reader)
         #: used inside the door only
         self._performer = Performer(
@@ -97,42 +98,43 @@ class Member:
         self.door.on_broken = self._broke
         self.door.on_died = self.died
         #: written once, by the first thread that fails, before it stops the engine: why the run
-        #: ends other than asked for
+        #: ends without a request
         self.fatal: fx.Fatal | None = None
-        #: with it: it broke in a way that a new member in its place may not; a fleet makes one
+        #: with it: a new member may not have the same failure; a fleet then starts one
         self.may_restart = False
-        #: with it: 2 where that reason is bad input, which only the running group could show
+        #: with it: 2 if the reason is bad input that only the running group could show
         self.exit_code = 1
-        #: set once: inside the door by the engine's Drained, or when the run broke; any reads it
+        #: set once: inside the door by the engine's Drained, or when the run broke; any thread
+        #: reads it
         self.leaving = False
-        #: set once by the polling thread, the watching thread reads it
+        #: set once by the polling thread; read by the watching thread
         self.ending = False
-        #: set once by the first thread that asks for the end
+        #: set once by the first thread that requests the end
         self._stopped_at: float | None = None
-        #: of the polling thread; of the rebalance the background thread looks up offsets
+        #: used by the polling thread; the background thread looks up offsets for the rebalance
         self._rebalance = Rebalance(
             self.seat, config, self.committer, self.lease, self, self.tick_engine
         )
         self._out_of_range = OutOfRange(self.seat, config, self._reread)
         self._watchdog = Watchdog(self.seat, self._out_of_range.held)
         self._rejoining = Rejoining(self.seat, self._lose_all, self._join)
-        #: of the polling thread, as the next three
+        #: used by the polling thread, like the next three
         self._full_since: float | None = None
         self._ends_at = 0.0
         self._polled_at: float | None = None
-        #: of the polling thread: so many polls in a row brought nothing
+        #: used by the polling thread: how many polls in a row were empty
         self._quiet_polls = 0
-        #: written by the polling thread, any reads them: the longest time between two polls since
-        #: the start, in seconds: the figure behind L5; and of the last two windows
+        #: written by the polling thread, read by any: the longest time between two polls since the
+        #: start, in seconds (the figure behind L5), and of the last two windows
         self.poll_gap_max_s = 0.0
         self._gaps_of: tuple[float, float, float] = (0.0, 0.0, 0.0)
         #: written and read inside the door
         self._next_tick_at = 0.0
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join the group and begin; returns at once."""
+        """Join the group and start; returns immediately."""
         config = self.config
         self.seat.consumer = config.make_consumer()
         if config.make_transactor is not None:
@@ -142,9 +144,9 @@ class Member:
         guard.thread("weft-poll", self._run, self.died).start()
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether a broker answers our own client. Any thread."""
+        """Whether a broker answers this member's client. Thread-safe."""
         named = ((topic, 0) for topic in self.config.topics if not topic.startswith("^"))
-        where = next(iter(list(self.partitions)), None) or next(named, None)  # a member in reserve
+        where = next(iter(list(self.partitions)), None) or next(named, None)  # may have none
         if where is None or self.ended.is_set():
             return False
         try:
@@ -154,7 +156,7 @@ class Member:
         return True
 
     def stop(self, mode: StopMode) -> None:
-        """Ask for the end; any thread."""
+        """Request the end. Thread-safe."""
         if self._stopped_at is None:
             self._stopped_at = self.now()
         self.door.post(lambda engine, now: engine.stop(now, mode))
@@ -181,7 +183,7 @@ class Member:
         self.door.post(lambda engine, now: engine.stop(now, "in_flight"))
 
     def died(self, thread: str, error: BaseException) -> None:
-        """On a thread of ours that is dying: what it should do is not done, so the run ends."""
+        """On one of this run's threads that is dying: its work is not done, so the run ends."""
         if isinstance(error, ConfigError):  # the cluster refuses the app: the error names the fix
             self.fail(str(error))
         else:
@@ -192,7 +194,7 @@ class Member:
         self.seat.wake()
 
     def _broke(self, error: Exception) -> None:
-        """Inside the door: the engine has failed. Leave at once and commit nothing."""
+        """Inside the door: the engine has failed. Leave immediately and commit nothing."""
         _log.critical("internal error, please report it with this trace", exc_info=error)
         self.fail(f"internal error: {type(error).__name__}: {error}")
         self.leaving = True
@@ -203,7 +205,7 @@ class Member:
 
     @property
     def patient(self) -> bool:
-        """The time that a stop may take is not over."""
+        """Whether a stop still has time left."""
         return self._stopped_at is None or self._left_s() > 0
 
     def _left_s(self) -> float:
@@ -252,7 +254,7 @@ class Member:
             self._note_gap()
             self._watchdog.polled(polled, room)
             self._take(polled)
-            # Whether it brought nothing while there was nothing to do, either.
+            # Whether it was empty, and there was nothing else to do.
             looked_for = self._rebalance.waiting or self._out_of_range.held()
             held = any(one.busy for one in self.partitions.values())
             busy = polled.batches or looked_for or held or not self.partitions
@@ -264,7 +266,7 @@ class Member:
             self._tick(after)
 
     def _longest_s(self) -> float:
-        """A poll waits no longer than this."""
+        """The longest duration of the next poll."""
         return POLL_IDLE_S if self._quiet_polls >= QUIET_POLLS else POLL_S
 
     def _note_gap(self) -> None:
@@ -278,7 +280,7 @@ class Member:
         self._polled_at = now
 
     def poll_gap_recent_s(self) -> float:
-        """The longest time between two polls of the last few minutes, with the one that lasts."""
+        """The longest time between two polls of the last few minutes, including the current one."""
         lasts_s = time.monotonic() - (self._polled_at or time.monotonic())
         return max(*self._gaps_of[1:], 0.0 if self.ended.is_set() else lasts_s)
 
@@ -311,22 +313,22 @@ class Member:
 
     def _tick_inside(self, began: float, engine: Engine, now: float) -> None:
         engine.tick(now)
-        # Set inside: what is taken in before we are out may be due earlier, and is not forgotten.
+        # Set inside: an event that comes before we leave may be due earlier, and must not be lost.
         self._next_tick_at = began + TICK_S
         due_at = max(engine.next_deadline(), self._next_tick_at)
         self.door.wakes_at = min(due_at, began + self._longest_s())
 
     def _wait_for_room(self) -> int:
-        """How many records to poll for; 0 when it is better to wait first.
+        """How many records to poll for; 0 if it is better to wait first.
 
-        Full buffers are waited for a little: pausing a partition throws away what librdkafka has
-        fetched of it, and when it is resumed librdkafka may sleep on for a second.
+        Wait a little for full buffers: pausing a partition discards what librdkafka has fetched of
+        it, and after the resume librdkafka may sleep for another second.
         """
         limit = self.config.limits.buffer_records
         every = list(self.partitions.values())
         if self.engine.intake_paused or self.seat.waiting:
-            # What is not paused must come through. Whole polls of many partitions would fill a
-            # small budget many times over.
+            # Partitions that are not paused must be polled. Full polls of many partitions would
+            # fill a small budget many times over.
             return self._polled_for(limit - sum([p.healthy for p in every]))
         room = self.engine.room(every)
         if room.share > 1.0 - BUSY_SHARE:
@@ -386,16 +388,16 @@ class Member:
             self._out_of_range.received(polled.out_of_range)
 
     def look_at_topic_ids(self) -> None:
-        """Whether a consumed topic was recreated; on the watching thread, may wait."""
+        """Check whether a consumed topic was recreated; on the watching thread, may wait."""
         self.config.topic_ids.look(self.seat, self._reread)
 
     def _reread(self, partitions: list[TopicPartition]) -> None:
-        """The log is a different one: restart at the position that the policy chooses."""
+        """The log is another one: restart at the position that the policy chooses."""
         self._rebalance.on_lost(partitions)
         self._rebalance.find_later(partitions)
 
     def _lose_all(self) -> None:
-        """The consumer has no place in the group: every epoch has ended."""
+        """The consumer has lost its place in the group: every epoch has ended."""
         self._rebalance.on_lost([*self.partitions, *self._rebalance.waiting])
 
     def _join(self) -> None:
@@ -407,7 +409,7 @@ class Member:
     # -- what is not read --------------------------------------------------------------------------
 
     def unread(self) -> list[Unread]:
-        """Every assigned partition that is not read, with its place; any thread."""
+        """Every assigned partition that is not read, with its place. Thread-safe."""
         plans, route = self.config.plans, self.config.route
         stuck = {w: since for w, since in self._watchdog.stuck.items() if w in self.partitions}
         waiting = dict(self._rebalance.waiting)
@@ -415,13 +417,13 @@ class Member:
 
     @property
     def refetched(self) -> int:
-        """How many fetches were restarted; any thread."""
+        """How many fetches were restarted. Thread-safe."""
         return self._watchdog.refetched
 
     # -- outputs -----------------------------------------------------------------------------------
 
     def outputs_served(self) -> None:
-        """Bring the answers there are to the engine; any thread."""
+        """Pass the available answers to the engine. Thread-safe."""
         outputs = self.outputs
         answers = outputs.take_answered()
         if answers:
@@ -430,7 +432,7 @@ class Member:
             self.door.post(lambda _engine, _now: outputs.retry_waiting())
 
     def _wake_for_deadline(self) -> None:
-        """Inside the door: something is due earlier than the polling thread thinks."""
+        """Inside the door: something is due earlier than the polling thread expects."""
         earlier = max(self.engine.next_deadline(), self._next_tick_at)
         if earlier < self.door.wakes_at:
             self.door.wakes_at = earlier
@@ -439,13 +441,13 @@ class Member:
     # -- the end -----------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Give the partitions back, committed, and stop every thread."""
+        """Commit and give up the partitions, and stop every thread."""
         self.leaving = self.ending = True
         try:
             left_s = LEAVE_S if self._stopped_at is None else self._left_s()
             self.seat.consumer.leave(min(max(left_s, LEAVE_LEAST_S), LEAVE_S))
         except Exception as error:
-            # A revoke that broke half-way: its last commit is missing, so it is no clean end.
+            # A revoke failed half-way: its last commit is missing, so it is no clean end.
             self.fail(f"{type(error).__name__}: {error}")
         for executor in self.executors:
             executor.close()

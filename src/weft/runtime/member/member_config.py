@@ -23,7 +23,7 @@ from weft.types import OnLost, TopicPartition
 
 @dataclass(slots=True)
 class MemberConfig:
-    """The settings of a member from the app."""
+    """The settings of a member, from the app's options."""
 
     group: str
     topics: list[str]
@@ -32,12 +32,12 @@ class MemberConfig:
     route: Callable[[str], int]
     limits: Limits
     make_consumer: Callable[[], ConsumerPort]
-    #: called when there is something to serve, and with the reason when producing fails for good
+    #: called when there are answers to serve, and with the reason when producing fails for good
     make_producer: Callable[[Callable[[], None], Callable[[str], None]], ProducerPort]
     make_executors: Callable[[Door, Fail], list[Executor]]
-    #: with `limits.forget_parked`: reads what was released again
+    #: with `limits.forget_parked`: reads released records again
     make_reader: Callable[[], LogReader] | None = None
-    #: with exactly_once: the transactions of this member and the id they go under
+    #: with exactly_once: the transactions of this member and their transactional id
     make_transactor: Callable[[Seat], Transactor] | None = None
     drain_timeout_s: float = 20.0
     revoke_timeout_s: float = 5.0
@@ -46,13 +46,13 @@ class MemberConfig:
     on_assign: Callable[..., Any] | None = None
     on_revoke: Callable[..., Any] | None = None
     on_error: Callable[..., Any] | None = None
-    #: calls a function as `on_exhausted`
+    #: calls a function given as `on_exhausted`
     decide: Callable[[fx.AskExhausted], Decided] | None = None
-    #: called with every batch of finished records, on whatever thread is inside the door
+    #: called with every batch of finished records, on the thread that is inside the door
     on_finished: Callable[[list[fx.Finished]], None] = field(default=lambda _: None)
     #: called with the committed offsets of the assigned partitions
     on_found: Callable[[Mapping[TopicPartition, Found]], None] = field(default=lambda _: None)
-    #: called inside the door: the driver of the fleet is to know what is needed of a budget
+    #: called inside the door: reports to the fleet's driver what is needed of a budget
     on_lease: Callable[[], None] = field(default=lambda: None)
     topic_ids: TopicIds = field(default_factory=lambda: TopicIds(lambda _: {}))
     clock: Clock = REAL_CLOCK

@@ -1,16 +1,14 @@
 """Produce outputs and dead letters, and report their acknowledgements.
 
-The outputs of a record count as answered when all of them are; one that is refused fails
-the whole attempt. Outputs that were not refused (no response, no broker) are produced again, for as
-long as its record waits for it: the handler did its part, and no attempt is charged for it. When
-the producer's queue is full the rest waits here and the engine starts nothing new until there is
-room again.
+A record's outputs count as answered when all of them are; one that is refused fails the whole
+attempt. Outputs that failed without a refusal (no response, no broker) are produced again as long
+as the record waits for them: the handler succeeded, so no attempt is charged. When the producer's
+queue is full the rest waits here, and the engine starts nothing new until there is room again.
 
-A dead letter is the original record and the reason (`dead_letter`). It goes into the partition with
-its record's own number; where the topic has fewer, its key decides. A letter that its topic does
-not take because of its size gives up first its value, then the original's headers, and at last all
-but the beginning of its key: the rest still identifies which record it was and why it failed. That
-is always logged.
+A dead letter is the original record and the reason (`dead_letter`). It goes to the partition with
+its record's own number; if the topic has fewer, its key decides. A letter that its topic refuses
+because of its size loses first its value, then the original's headers, and last all but the start
+of its key: the rest still identifies the record and the failure. That is always logged.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from weft.types import ErrorInfo, Headers, Record, Sent
 TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "_MSG_SIZE_TOO_LARGE"})
 NO_PARTITION = "_UNKNOWN_PARTITION"
 HEADER_CHARS_MAX = 1_000
-#: what a key that is too large is cut to
+#: a key that is too large is cut to so many bytes
 KEY_BYTES_MAX = 1_000
 
 OURS = "__dlq.errors."
@@ -50,13 +48,13 @@ CUT_KEY = f"{OURS}key.size"
 #: how often the record had been a dead letter before this one
 REPLAYS = f"{OURS}replay.count"
 REPLAYS_MAX = 10**9
-#: of an earlier letter: these are replaced; what it had to give up stays marked
+#: headers of an earlier letter that are replaced; those that mark a lost part are kept
 _FIELDS = "topic partition offset group handler delivery.count message replay.count replay.letter"
 REPLACED = frozenset(OURS + name for name in _FIELDS.split())
 
 
 def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMessage:
-    """The original record, with headers named as KIP-1191's; it has none for the handler."""
+    """The letter of a record: the original, with headers named as in KIP-1191."""
     record: Record = work.record
     theirs, replays = _before(record.headers) if record.headers else ((), 0)
     policy = work.given_up_by
@@ -83,7 +81,7 @@ def dead_letter(work: Work, topic: str, error: ErrorInfo, group: str) -> OutMess
 
 
 def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Headers]:
-    """What the letter may show of the record, and its headers; marked where that is not all."""
+    """The parts of the record that the letter may contain, and its headers; marks a lost part."""
     kept = tuple(one for one in record.headers if one[0].startswith(OURS))
     if policy.transform is None:
         marked = (*record.headers, LEFT_OUT) if record.value is not None else record.headers
@@ -93,7 +91,7 @@ def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Header
         value, headers = made.value, tuple(made.headers)
         if not (value is None or isinstance(value, bytes)):
             raise TypeError(f"the value it returned is of type {type(value).__name__}, not bytes")
-    except BaseException as error:  # a user's function may raise anything: nothing of it is shown
+    except BaseException as error:  # a user's function may raise anything: show nothing of it
         event(
             "error",
             "DeadLetter(transform=...) failed, the letter goes without value and headers",
@@ -108,7 +106,7 @@ def _shown(policy: DeadLetter, record: Record[Any]) -> tuple[Record[Any], Header
 
 
 def _before(headers: Headers) -> tuple[Headers, int]:
-    """The headers without those of an earlier letter, and how often it has been replayed by now."""
+    """The headers without those of an earlier letter, and how often it has been replayed."""
     theirs = tuple(one for one in headers if one[0] not in REPLACED)
     if len(theirs) == len(headers):
         return headers, 0
@@ -118,9 +116,9 @@ def _before(headers: Headers) -> tuple[Headers, int]:
 
 
 def smaller(letter: OutMessage) -> tuple[OutMessage, str] | None:
-    """The letter without its largest part that can go next, and which; None: it can lose no more.
+    """The letter without its next part, and the name of that part; None if it has none left.
 
-    Where it is empty already a part is passed over.
+    Parts that are already empty are skipped.
     """
     if letter.value is not None:
         return letter._replace(value=None, headers=(*letter.headers, NO_VALUE)), "value"
@@ -134,16 +132,16 @@ def smaller(letter: OutMessage) -> tuple[OutMessage, str] | None:
 
 
 class Letters:
-    """Makes a member's dead letters, and what is sent in place of one that was refused.
+    """Creates a member's dead letters, and smaller ones for those that were refused.
 
     Counts the omitted parts, and logs them at most every ten seconds.
     """
 
     def __init__(self, group: str) -> None:
         self._group = group
-        #: dead-letter topic -> the lowest partition that it turned out not to have
+        #: dead-letter topic -> the lowest partition that it does not have
         self._ends: dict[str, int] = {}
-        #: parts that were dropped: values, headers of a record, ends of keys
+        #: dropped parts: values, headers of a record, ends of keys
         self.count = 0
         self._sparse = Sparse()
 
@@ -155,7 +153,7 @@ class Letters:
         return letter
 
     def instead(self, record: Record, letter: OutMessage, error: ErrorInfo) -> OutMessage | None:
-        """What to send after this refusal; None where no other letter would do better."""
+        """The letter to send after this refusal; None if no other letter would help."""
         if error.type == NO_PARTITION and letter.partition is not None:
             known = self._ends.get(letter.topic, letter.partition)
             self._ends[letter.topic] = min(known, letter.partition)
@@ -176,7 +174,7 @@ class Letters:
         return cut[0]
 
 
-AGAIN_S = 0.5  # delay before producing a message again that was not refused
+AGAIN_S = 0.5  # delay before a message that was not refused is produced again
 
 
 class _Pending:
@@ -192,7 +190,7 @@ class _Pending:
         self.error: ErrorInfo | None = None
 
     def sent(self) -> tuple[Sent, ...]:
-        """What the broker has of them."""
+        """The messages that the broker has stored."""
         return tuple(one.sent for one in self.answers if one is not None and one.sent is not None)
 
     def reason(self) -> ErrorInfo | None:
@@ -202,9 +200,9 @@ class _Pending:
         return failed[0].error if failed else None
 
     def first_again(self) -> int | None:
-        """From which message on they are produced again; None where that is of no use.
+        """The first message to produce again; None if that would not help.
 
-        Those behind it go again as well, though stored: of one record they keep their order.
+        Later messages are sent again, though stored: the outputs of one record keep their order.
         """
         failed = [i for i, one in enumerate(self.answers) if one is not None and one.error]
         if not failed or not all((one := self.answers[i]) and one.again for i in failed):
@@ -221,9 +219,9 @@ class Outputs:
         group: str,
         on_full: Callable[[bool], None],
     ) -> None:
-        """`on_full(True)` when the producer takes no more for now, `on_full(False)` after that.
+        """`on_full(True)` when the producer's queue is full, `on_full(False)` when it has room.
 
-        The producer is made when there is something to send: many apps never send anything.
+        The producer is created when there is something to send: many apps never send anything.
         """
         self._make_producer = make_producer
         self._producer: ProducerPort | None = None
@@ -231,11 +229,11 @@ class Outputs:
         self._waiting: deque[tuple[OutMessage, Callable[[Delivery], None]]] = deque()
         self._full = False
         self.letters = Letters(group)
-        #: answers for the engine, taken by the member's turn
+        #: answers for the engine, taken in the member's turn
         self.answered: deque[OutputsAnswer] = deque()
-        #: a batch's records join its outputs inside the door while they are answered outside
+        #: records join a batch's outputs inside the door while those are answered outside
         self._lock = threading.Lock()
-        #: to be produced again: not before this time, for whom, and how
+        #: to be produced again: the earliest time, the records, and the call that does it
         self._again: deque[tuple[float, list[Work], Callable[[], None]]] = deque()
         self._closed = False
         self._refusals = Refusals()
@@ -243,7 +241,7 @@ class Outputs:
     def send(self, work: Work, messages: Sequence[OutMessage]) -> None:
         """Produce all outputs of a record."""
         if isinstance(messages, SharedOutputs):
-            # Of a batch: sent for the first of its records, waited for by all.
+            # Of a batch: sent for the first of its records; all of them wait for it.
             pending = messages.pending
             if pending is None:
                 pending = messages.pending = _Pending(work, messages)
@@ -254,7 +252,7 @@ class Outputs:
                     pending.works.append(work)
                     return
             self.answered.append((work, pending.sent(), pending.error))
-        elif len(messages) == 1:  # most have one: no counting
+        elif len(messages) == 1:  # the usual case: no counting
             self._send_one(work, messages[0])
         else:
             self._send_from(_Pending(work, messages), 0)
@@ -267,14 +265,14 @@ class Outputs:
             self._queue(pending.messages[index], partial(self._delivered, pending, index))
 
     def send_dead_letter(self, work: Work, topic: str, error: ErrorInfo) -> None:
-        """Produce the record as it came, with KIP-1191's headers."""
+        """Produce the record as it was fetched, with KIP-1191's headers."""
         self._send_letter(work, self.letters.of(work, topic, error))
 
     def _send_letter(self, work: Work, letter: OutMessage) -> None:
         self._queue(letter, partial(self._dead_lettered, work, letter))
 
     def _queue(self, message: OutMessage, on_delivery: Callable[[Delivery], None]) -> None:
-        # Behind those that wait, or outputs of one lane would overtake each other.
+        # Behind waiting ones, or outputs of one lane would overtake each other.
         if self._producer is None:
             self._producer = self._make_producer()
         if not self._waiting:
@@ -293,7 +291,7 @@ class Outputs:
         """Send what did not fit before, or is due again; called inside the door."""
         while self._again and self._again[0][0] <= time.monotonic():
             _, works, produce = self._again.popleft()
-            if any(_waits(work) for work in works):  # else its epoch has ended
+            if any(_waits(work) for work in works):  # otherwise its epoch has ended
                 produce()
         while self._waiting and self._producer is not None:
             message, on_delivery = self._waiting[0]
@@ -308,20 +306,20 @@ class Outputs:
 
     @property
     def backed_up(self) -> bool:
-        """Something waits for room in the producer, or to be produced again."""
+        """Whether messages wait for room in the producer, or to be produced again."""
         return bool(self._waiting or self._again)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what is on its way, and stop."""
+        """Wait for messages in flight, and stop."""
         self._closed = True
         if self._producer is not None:
             self._producer.close(timeout_s)
 
     def take_answered(self) -> list[OutputsAnswer]:
-        """Answers that came since the last call."""
+        """Answers since the last call."""
         taken: list[OutputsAnswer] = []
-        # Taken by the producer's thread and by the one inside the door, also at the same time:
-        # the other thread may have taken the last one.
+        # The producer's thread and the one inside the door may both take answers: the other one may
+        # have taken the last.
         with suppress(IndexError):
             while self.answered:
                 taken.append(self.answered.popleft())
@@ -377,11 +375,11 @@ class Outputs:
 
 
 def _waits(work: Work) -> bool:
-    """The engine still waits for the record's outputs."""
+    """Whether the engine still waits for the record's outputs."""
     return work.state == SENDING
 
 
-REPORTED_MAX = 100  # different reasons in one run; topics that come from records could be many more
+REPORTED_MAX = 100  # different reasons in one run; topics that come from records could be more
 CURES = {
     "UNKNOWN_TOPIC_OR_PART": "create the topic with `weft topics create`, or correct its name",
     "TOPIC_AUTHORIZATION_FAILED": "give the producer's user the right WRITE on the topic",
@@ -391,18 +389,18 @@ CURES["_UNKNOWN_TOPIC"] = CURES["UNKNOWN_TOPIC_OR_PART"]
 
 
 class Refusals:
-    """Outputs that the broker refuses, each reason logged once: a record's failure alone is quiet.
+    """Logs each reason for refused outputs once: the failed attempts alone do not show it.
 
     `output=` and dead letters are checked before the start; the topic of a `Produce(topic=...)` is
     known only when it is sent.
     """
 
     def __init__(self) -> None:
-        #: where it was to go, and what would help
+        #: (topic, fix)
         self._reported: set[tuple[str, str]] = set()
 
     def report(self, error: ErrorInfo | None) -> None:
-        """An answer of the broker; nothing for None, and for what will not help to know."""
+        """Report a broker's answer; ignores None, and errors without a fix."""
         cure = "" if error is None else CURES.get(error.type, "")
         if error is None or not cure:
             return

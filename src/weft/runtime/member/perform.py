@@ -1,4 +1,4 @@
-"""Execute the effects of the engine. All of it runs inside the door, so none of it may wait."""
+"""Perform the effects of the engine. All of it runs inside the door, so nothing here may wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.types import TopicPartition
 
 
 class Performer:
-    """Turns each effect into a call of the part that does it."""
+    """Turns each effect into a call of the responsible part."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Performer:
         served: Callable[[], None],
         drained: Callable[[], None],
     ) -> None:
-        """`served`: outputs have answers. `drained`: nothing is left, the member is to leave."""
+        """`served`: outputs have answers. `drained`: nothing remains, so the member leaves."""
         self._seat = seat
         self._config = config
         self._outputs = outputs
@@ -42,7 +42,7 @@ class Performer:
         self._on_drained = drained
         #: with exactly_once; set before the group is joined
         self.transactor: Transactor | None = None
-        #: used inside the door only, as all that follows
+        #: used inside the door only, like the following fields
         self._finished: list[fx.Finished] = []
         self._sparse = Sparse()
         self._do: dict[type, Callable[[Any], None]] = {
@@ -51,7 +51,7 @@ class Performer:
             fx.Send: lambda one: outputs.send(one.work, one.outputs),
             fx.SendDeadLetter: lambda one: outputs.send_dead_letter(one.work, one.topic, one.error),
             fx.Exported: self._exported,
-            fx.ExportEnded: lambda one: None,  # what was refused is logged as parked
+            fx.ExportEnded: lambda one: None,  # refused records are logged as parked
             fx.AskExhausted: lambda one: seat.callbacks.call(self._decide, one),
             fx.CommitOffsets: committer.plan,
             fx.Transact: self._transact,
@@ -79,7 +79,7 @@ class Performer:
         """Do all of these, in order."""
         for effect in effects:
             self._do[type(effect)](effect)
-        if self._outputs.answered:  # refused at once, or stored before it was asked for
+        if self._outputs.answered:  # refused immediately, or stored already
             self._served()
         if self._finished:
             finished = self._finished.copy()
@@ -105,7 +105,7 @@ class Performer:
             listener(effect)
 
     def _decide(self, effect: fx.AskExhausted) -> None:
-        """On the callbacks' thread: the user's function, behind the calls that wait there."""
+        """On the callbacks' thread: call the user's function, behind the calls that wait there."""
         assert self._config.decide is not None
         answer = self._config.decide(effect)
         self._seat.door.post(lambda engine, now: engine.decided(now, [answer]))
@@ -127,7 +127,7 @@ class Performer:
         self._note(note)
 
     def _note(self, effect: fx.Note) -> None:
-        # Of records by the thousand, as those that are parked, one line in ten seconds.
+        # There may be thousands, such as parked records: one line per ten seconds.
         left_out = self._sparse.left_out(effect.event)
         if left_out is not None:
             more = {"alike": left_out} if left_out else {}

@@ -1,12 +1,12 @@
 """Assignment and revocation of partitions, on the member's polling thread.
 
-Unassignment follows when the revoke callback returns, so the callback blocks: nothing new starts,
-what runs is waited for, async attempts are cancelled, and frontier and map are committed and
-acknowledged. Only then may another member have the partition.
+The partitions are given up when the revoke callback returns, so the callback blocks: nothing new
+starts, running calls are awaited, async attempts are cancelled, and frontier and map are committed
+and acknowledged. Only then may another member own the partition.
 
-A consumer that librdkafka has given up is recreated once the membership is free (`Rejoining`). A
-static member that was killed under KIP-848 is the case: until its session runs out, its successor
-gets the error that the instance id is still in use, which is final for that librdkafka client.
+A consumer that librdkafka has given up is recreated once the membership is free (`Rejoining`). One
+case is a static member that was killed under KIP-848: until its session ends, its successor gets
+the error that the instance id is still in use, which is final for that librdkafka client.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from weft.types import TopicPartition
 FIND_S = 5.0
 FIND_AGAIN_S = 0.5
 ANSWER_AGAIN_S = 0.02
-#: a transaction has ten seconds, and what comes of it decides where the next member starts
+#: a transaction has ten seconds, and its outcome decides where the next member starts
 LAST_TRANSACTION_S = 11.0
 CANCEL_GRACE_S = 0.5
 #: interval of log lines about an unreadable partition
 SAY_S = 30.0
-#: the first wait for the next consumer, and the longest
+#: the first and the longest wait before the next consumer
 REJOIN_FIRST_S, REJOIN_MOST_S = 0.5, 5.0
-REJOIN_CALM_S = 60.0  # after this long without trouble, the waits restart
+REJOIN_CALM_S = 60.0  # after this long without a problem, the waits start over
 REJOIN_LEAVE_S = 2.0
 REJOIN_LOOK_S = 0.05
 
 
 class Waiting(NamedTuple):
-    """A partition that is assigned, and its start could not be read yet."""
+    """An assigned partition whose start offset could not be read yet."""
 
-    #: which assignment it came with
+    #: the assignment that it belongs to
     token: int
     since: float
     #: why its start is not known
@@ -53,10 +53,10 @@ class Waiting(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Partitions whose start is being looked for."""
+    """Partitions whose start offset is being looked up."""
 
     partitions: list[TopicPartition]
-    #: the assignment they came with
+    #: the assignment that they belong to
     token: int
     began: float
     say_at: float
@@ -67,7 +67,7 @@ class TimeLeft(Protocol):
 
     @property
     def patient(self) -> bool:
-        """The time that a stop may take is not over."""
+        """Whether a stop still has time left."""
 
     def revoke_wait_s(self) -> float:
         """How long a revoke may wait for what is in flight."""
@@ -92,16 +92,16 @@ class Rebalance:
         self._lease = lease
         self._time_left = time_left
         self._tick_engine = tick
-        #: of the polling thread; any reads it
+        #: written by the polling thread, read by any
         self.waiting: dict[TopicPartition, Waiting] = {}
         self._assignments = 0
-        #: when to look again, and for what
+        #: when to look up again, and for which partitions
         self._later: list[tuple[float, _Look]] = []
 
     # -- assigned ----------------------------------------------------------------------------------
 
     def on_assigned(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Read what is committed and open an epoch for each."""
+        """Read their commits and open an epoch for each."""
         self._assignments += 1
         began = self._seat.now()
         if not self._seat.consumer.assign_may_block or self._committer.under_way(partitions):
@@ -126,14 +126,14 @@ class Rebalance:
         return starts
 
     def find_later(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read their offsets in the background and begin them then."""
+        """Read their offsets in the background and start them then."""
         token, began = self._assignments, self._seat.now()
         self.waiting.update(dict.fromkeys(partitions, Waiting(token, began)))
         look = _Look(list(partitions), token, began, began + SAY_S)
         self._look(look)
 
     def tick(self, now: float) -> None:
-        """Now and then, on the polling thread: look again for what could not be read."""
+        """Called often on the polling thread: look up again what could not be read."""
         due = [look for at, look in self._later if now >= at]
         if due:
             self._later = [(at, look) for at, look in self._later if now < at]
@@ -141,9 +141,10 @@ class Rebalance:
                 self._look(look)
 
     def _look(self, look: _Look) -> None:
-        """Have the background thread look, once no commit of ours is still to come.
+        """Start a look-up on the background thread, once no commit of this member is in flight.
 
-        It would count for the new epoch, and for a recreated topic that was never committed.
+        Such a commit would count for the new epoch, and for a recreated topic that was never
+        committed.
         """
         if self._committer.under_way(look.partitions):
             self._later.append((self._seat.now() + ANSWER_AGAIN_S, look))
@@ -151,19 +152,19 @@ class Rebalance:
             self._seat.background(partial(self._find, look))
 
     def _find(self, look: _Look) -> None:
-        """On the background thread, which others need, too: look once."""
+        """On the background thread, which is shared: look up once."""
         left = [where for where in look.partitions if self._waits(where, look.token)]
         if not left:
             return
         reason = "its leader does not answer"
         try:
             found = self._seat.consumer.find(left, FIND_S)
-        except Exception as error:  # whatever it is: it is looked at again, or never begun
+        except Exception as error:  # of any kind: it is looked up again, or never started
             found, reason = {}, str(error) or type(error).__name__
         self._seat.on_poll_thread(partial(self._found, look, left, found, reason))
 
     def _waits(self, where: TopicPartition, token: int) -> bool:
-        """It is still to begin, for this assignment."""
+        """Whether it still waits for its start, in this assignment."""
         waiting = self.waiting.get(where)
         return waiting is not None and waiting.token == token
 
@@ -174,7 +175,7 @@ class Rebalance:
         found: dict[TopicPartition, Found],
         reason: str,
     ) -> None:
-        """On the polling thread: begin what could be read; the rest is looked at again."""
+        """On the polling thread: start what could be read; look up the rest again."""
         if found:
             self._begin(found, look.token, look.began)
         left = [where for where in asked if where not in found and self._waits(where, look.token)]
@@ -201,7 +202,7 @@ class Rebalance:
                 self._seat.consumer.begin(where, offset)
 
     def open(self, found: dict[TopicPartition, Found]) -> dict[TopicPartition, int]:
-        """Begin an epoch for each; where to fetch from."""
+        """Open an epoch for each; returns the offsets to fetch from."""
         seat = self._seat
         found = self._config.topic_ids.fresh(found)
         assignments = []
@@ -239,16 +240,16 @@ class Rebalance:
     # -- revoked -----------------------------------------------------------------------------------
 
     def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """Finish what runs, commit, close the epochs."""
+        """Finish running calls, commit, close the epochs."""
         seat = self._seat
         began = self._seat.now()
         ours = self._take(partitions)
         if seat.door.broken is not None:
-            return  # what the engine holds may be wrong: commit nothing of it
+            return  # the engine's state may be wrong: commit nothing of it
         seat.door.call(lambda engine, now: engine.revoking(now, ours))
         for executor in seat.executors:
             executor.warn(ours)
-        # Looked at all the while: a stop that comes meanwhile has less time than a rebalance.
+        # Checked in each round: a stop that comes meanwhile has less time than a rebalance.
         left_s = self._time_left.revoke_wait_s
         self._wait(lambda: quiet(ours) or left_s() <= 0, left_s())
         finished = quiet(ours)
@@ -282,7 +283,7 @@ class Rebalance:
         self._forget(ours)
         for executor in seat.executors:
             executor.warn(ours)
-        for work in running:  # another member is at them already
+        for work in running:  # another member may run them already
             seat.executors[work.partition.handler.index].cancel(work, expired=False)
         event("warning", "lost", partitions=names(partitions))
         seat.callbacks.call(self._config.on_revoke, list(partitions))
@@ -299,13 +300,13 @@ class Rebalance:
         return [partition for partition in held if partition is not None]
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait inside the callback, where only we can serve the commit answers."""
+        """Wait inside the callback, where only this thread can serve the commit answers."""
         seat = self._seat
         deadline = seat.now() + timeout_s
         while not done():
             if (now := seat.now()) >= deadline:
                 return False
-            if now >= seat.door.wakes_at:  # a refused transaction is due again, a call has hung
+            if now >= seat.door.wakes_at:  # a refused transaction is due again, a call hangs
                 self._tick_engine(now)
             self._committer.send_planned()
             self._committer.take(seat.consumer.commit_answers(0.005))
@@ -314,9 +315,9 @@ class Rebalance:
         return True
 
     def _end_transactions(self, partitions: list[Partition]) -> bool:
-        """exactly_once: what is handled goes into a last transaction, which ends before we do.
+        """exactly_once: commit handled records in a last transaction before the partitions go.
 
-        So does a position that no record follows: a start behind the group's commit, or one whose
+        Also a position without a following record: a start behind the group's commit, or one whose
         transaction was refused.
         """
         ours = [p for p in partitions if p.handler.exact]
@@ -335,14 +336,14 @@ class Rebalance:
 
 
 def quiet(partitions: Sequence[Partition]) -> bool:
-    """Nothing of them is with a handler, being produced, or waiting for a mark."""
+    """Whether none of their records is in a handler, being produced, or being marked."""
     return not any(p.in_flight or p.sending for p in partitions) and not any(
         p.claiming and p.committing for p in partitions if p.handler.spec.delivery == "at_most_once"
     )
 
 
 def names(partitions: Sequence[TopicPartition]) -> str:
-    """`orders[0-2,5] users[4]`, for people: a topic may have thousands."""
+    """`orders[0-2,5] users[4]`, for log lines: a topic may have thousands."""
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)
@@ -371,17 +372,17 @@ class Rejoining:
         self._join = join
         self._wait_s = REJOIN_FIRST_S
         self._began_at = float("-inf")
-        #: when the next consumer is made; None while there is one
+        #: when the next consumer is created; None while there is one
         self._again_at: float | None = None
         self._pause = threading.Event()
 
     @property
     def waiting(self) -> bool:
-        """There is no consumer now."""
+        """Whether there is no consumer now."""
         return self._again_at is not None
 
     def begin(self, problem: Problem) -> None:
-        """Give up the consumer and every partition; the next one is made after a wait."""
+        """Give up the consumer and every partition; the next one is created after a wait."""
         now = self._seat.now()
         calm = now - self._began_at > REJOIN_CALM_S
         self._wait_s = REJOIN_FIRST_S if calm else min(REJOIN_MOST_S, 2 * self._wait_s)
@@ -398,7 +399,7 @@ class Rejoining:
         self._again_at = self._seat.now() + self._wait_s
 
     def step(self) -> None:
-        """In place of a poll: wait a moment, or join again."""
+        """Instead of a poll: wait a moment, or join again."""
         assert self._again_at is not None
         if self._seat.now() < self._again_at:
             self._pause.wait(REJOIN_LOOK_S)

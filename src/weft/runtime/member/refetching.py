@@ -1,7 +1,7 @@
-"""What of a parked lane is not kept is read from the log again, when it is released.
+"""Records of a parked lane whose bytes were dropped are read from the log again on release.
 
-By another client on another thread, made when the first record is released: new records are fetched
-meanwhile, and no lookup waits. The client is closed when nothing is asked for a while.
+A second client on a separate thread reads them, created at the first release: the consumer fetches
+new records meanwhile, and no look-up waits. The client is closed after a while without requests.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from weft.runtime.member.seat import Seat
 from weft.runtime.tagging import tags_of
 from weft.types import Record, content_bytes
 
-#: so long the client is kept with nothing to read
+#: after so long without requests the client is closed
 IDLE_S = 10.0
 #: a seek takes as long as reading so many records
 GAP_MAX = 10_000
-#: after a failure it is tried again
+#: delay before a failed read is repeated
 AGAIN_S = 1.0
 
 
@@ -31,13 +31,13 @@ class Refetcher:
     """Answers `effects.Refetch`."""
 
     def __init__(self, seat: Seat, make_reader: Callable[[], LogReader] | None) -> None:
-        """`make_reader`: None where parked lanes keep their bytes."""
+        """`make_reader`: None if parked lanes keep their bytes."""
         self._seat = seat
         self._make_reader = make_reader
-        #: inside the door they are added, the thread takes them
+        #: added inside the door, taken by the thread
         self._queue: SimpleQueue[fx.Refetch | None] = SimpleQueue()
         self._thread: Thread | None = None
-        #: of that thread
+        #: used by that thread only
         self._reader: LogReader | None = None
 
     def ask(self, effect: fx.Refetch) -> None:
@@ -48,7 +48,7 @@ class Refetcher:
         self._queue.put(effect)
 
     def close(self, timeout_s: float) -> None:
-        """Read no more; of what was asked for nothing is answered."""
+        """Stop reading; pending requests are not answered."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
@@ -83,7 +83,7 @@ class Refetcher:
         )
 
     def _read(self, effect: fx.Refetch) -> list[Record] | None:
-        """What the log has of it; None where that cannot be known now."""
+        """The records that the log has; None if that cannot be known now."""
         partition = effect.partition
         places = {(partition.topic, partition.number, offset) for offset in effect.offsets}
         try:

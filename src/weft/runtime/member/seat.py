@@ -1,7 +1,7 @@
-"""A member's group membership: the state shared by its parts, and the paths between its threads.
+"""A member's group membership: the state shared by its parts, and the queues between its threads.
 
-The parts (commits, lease, rebalance, transactions …) are given this, not the member that made them.
-The user's callbacks run in order on a separate thread, so that none delays the member.
+The parts (commits, lease, rebalance, transactions …) get this object, not the member that created
+them. The user's callbacks run in order on a separate thread, so that none delays the member.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("weft")
 
 
 class Callbacks:
-    """Calls the user's functions one after another on one thread; what they raise is counted."""
+    """Calls the user's functions one after another on one thread; counts their exceptions."""
 
     def __init__(self, died: guard.Died = guard.log_death) -> None:
         self.died = died
@@ -35,11 +35,11 @@ class Callbacks:
         self.errors = 0
 
     def call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
-        """Have the function called soon; nothing for None."""
+        """Queue a call of the function; a no-op for None."""
         if function is None:
             return
         if self._thread is None:
-            with self._starting:  # several threads may come first
+            with self._starting:  # several threads may make the first call
                 if self._thread is None:
                     thread = guard.thread("weft-callbacks", self._run, self.died)
                     thread.start()
@@ -48,7 +48,7 @@ class Callbacks:
 
     @property
     def waiting(self) -> int:
-        """Calls that have not begun."""
+        """Calls that have not started."""
         return self._calls.qsize()
 
     def _run(self) -> None:
@@ -56,24 +56,24 @@ class Callbacks:
             function, arguments = call
             try:
                 function(*arguments)
-            except (Exception, SystemExit):  # sys.exit() ends the thread, not the app: app.stop()
+            except (Exception, SystemExit):  # sys.exit() must not end this thread
                 self.errors += 1
                 _log.exception("callback %s failed", getattr(function, "__name__", function))
 
     def close(self, timeout_s: float) -> None:
-        """Let what is queued finish, at most for so long."""
+        """Wait for queued calls, at most for so long."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread.join(timeout_s)
 
 
 Action = Callable[[], None]
-#: on the polling thread: the log is a different one, restart where the policy chooses
+#: on the polling thread: the log is another one, restart where the policy chooses
 Reread = Callable[[list[TopicPartition]], None]
 
 
 class Fail(Protocol):
-    """Ends the run for a reason of its own; any thread, also inside the door."""
+    """Ends the run for a reason. Any thread, also inside the door."""
 
     def __call__(
         self,
@@ -91,8 +91,8 @@ class Seat:
 
     #: any thread; made by the member, once
     door: Door
-    #: written by the polling thread, which creates another one to rejoin; what other threads may
-    #: call is documented in its port
+    #: written by the polling thread, which replaces it to rejoin; its port documents what other
+    #: threads may call
     consumer: ConsumerPort
 
     def __init__(self, now: Callable[[], float], fail: Fail, died: guard.Died) -> None:
@@ -100,15 +100,15 @@ class Seat:
         self.now = now
         #: any thread
         self.fail = fail
-        #: any thread that is dying
+        #: called by a thread that dies with an exception
         self.died = died
-        #: any thread hands in calls
+        #: calls from any thread
         self.callbacks = Callbacks(died)
-        #: changed by the polling thread alone; others read it, and go through copies of it only
+        #: changed by the polling thread only; other threads iterate over copies of it
         self.partitions: dict[TopicPartition, Partition] = {}
-        #: filled by the thread that starts the member, before any other runs; then any reads it
+        #: filled by the thread that starts the member, before any other runs; then read by any
         self.executors: list[Executor] = []
-        #: called with each answer to a command, inside the door: none may wait
+        #: called with each answer to a command, inside the door: must not wait
         self.answered: list[Callable[[fx.Answered], None]] = []
         #: set by the polling thread, last of all; any thread waits for it
         self.ended = threading.Event()
@@ -122,22 +122,22 @@ class Seat:
     # -- the polling thread ------------------------------------------------------------------------
 
     def on_poll_thread(self, action: Action) -> None:
-        """Have the polling thread do this soon; any thread."""
+        """Run this on the polling thread soon. Thread-safe."""
         self._outbox.append(action)
         self.wake()
 
     @property
     def waiting(self) -> bool:
-        """The polling thread has something to do."""
+        """Whether the polling thread has requests to serve."""
         return bool(self._outbox)
 
     def do_waiting(self) -> None:
-        """On the polling thread: do what others left for it."""
+        """On the polling thread: run the requests of other threads."""
         for _ in range(len(self._outbox)):
             self._outbox.popleft()()
 
     def wake(self) -> None:
-        """Have the polling thread look around soon; any thread."""
+        """Wake the polling thread. Thread-safe."""
         consumer = getattr(self, "consumer", None)
         if consumer is not None and not self.ended.is_set():
             consumer.wake()
@@ -145,11 +145,11 @@ class Seat:
     # -- the background thread ---------------------------------------------------------------------
 
     def background(self, action: Action) -> None:
-        """Have the background thread do this, which may wait for the network; any thread."""
+        """Run this on the background thread, where it may wait for the network. Thread-safe."""
         self._behind.put(action)
 
     def work_behind(self) -> None:
-        """The background thread's life."""
+        """The loop of the background thread."""
         while (action := self._behind.get()) is not None:
             try:
                 action()
@@ -157,7 +157,7 @@ class Seat:
                 _log.exception("background work failed")
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the member ends; any thread of it."""
+        """Wait, unless the member ends; for its threads."""
         self._quit.wait(seconds)
 
     def quit(self) -> None:

@@ -1,7 +1,7 @@
-"""Failures: logged in limited volume, with counts of what is omitted, and summed up by kind.
+"""Log lines of failures: limited in number, with counts of omitted ones, and summed up by kind.
 
-What happens inside the door is only counted and kept here; the lines are written by the watching
-thread, which may wait for the reader of the log.
+Inside the door failures are only counted and stored; the watching thread writes the lines, as it
+may wait for the reader of the log.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ALIKE_EVERY_S = 10.0
 SUMMARY_EVERY_S = 60.0
 #: distinct kinds of failures; a handler whose errors are all different counts as one kind
 KINDS_MAX = 200
-#: lines that wait for the watching thread; no run of Weft's own makes that many
+#: lines that wait for the watching thread; more than any normal run produces
 LINES_MAX = 1_000
-#: exceptions kept for the line of their record's end: they hold their frames
+#: exceptions kept for the line of their record's end: they keep their frames alive
 RAISED_MAX = 100
-#: calls of `on_error` that wait; what comes beyond them is left out, and counted
+#: waiting calls of `on_error`; further ones are dropped and counted
 CALLS_MAX = 1_000
 DRAIN_SHOWN_MAX = 10
 
@@ -66,7 +66,7 @@ class Alike:
 
     def __init__(self, at: float, fields: dict[str, Any]) -> None:
         self.at = at
-        #: what all of them have in common
+        #: the fields that they have in common
         self.fields = fields
         self.left_out = 0
 
@@ -80,33 +80,33 @@ class Telling:
         on_error: Callable[..., Any] | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
-        # Not as the default: that would be bound at import, and real in the simulator, too.
+        # Not a default argument: that would be bound at import, and be real in the simulator, too.
         self._clock = clock = clock or time.monotonic
         self._on_error, self._callbacks = on_error, callbacks
         self._not_called, self._sparse = 0, Sparse(clock=clock)
-        #: what records that failed raised last, the oldest first
+        #: the last exception of records that failed, oldest first
         self._raised: dict[Work, BaseException] = {}
-        #: tracebacks of the failed attempts that have a line, the oldest first
+        #: tracebacks of the failed attempts that have a line, oldest first
         self._traced: dict[Work, str] = {}
-        #: since when no broker has answered; None while one does, as far as is known
+        #: since when no broker has answered; None while one does, as far as known
         self.broker_lost_at: float | None = None
         self.broker_seen_at = clock()
-        #: why the brokers refuse our login; None while they do not
+        #: why the brokers refuse the login; None while they do not
         self.refused: str | None = None
-        #: partitions stuck before the end of their log -> how far transactions have
-        #: ended there; written by the watching thread as a whole, any reads it
+        #: partitions stuck before the end of their log -> the last stable offset; replaced as a
+        #: whole by the watching thread, any thread reads it
         self.stable_ends: Mapping[TopicPartition, int] = {}
-        #: when one answered again after none had
+        #: when a broker answered again after none had
         self.broker_back_at = float("-inf")
         self._lines: deque[Line] = deque()
-        #: lines that found LINES_MAX waiting
+        #: lines dropped because LINES_MAX were waiting
         self._left_out = 0
         self._failures: dict[Hashable, Alike] = {}
         self._given_up: dict[Hashable, Alike] = {}
         self.troubles = Troubles()
 
     def received(self, polled: Polled) -> None:
-        """Update broker contact from a poll: records and stored commits come from a live broker.
+        """Update the time of the last broker contact: records and stored commits prove it.
 
         A failed commit proves nothing: librdkafka reports failures for unreachable brokers.
         """
@@ -120,7 +120,7 @@ class Telling:
         self.broker_seen_at, self.broker_lost_at, self.refused = at, None, None
 
     def say(self, level: str, what: str, *, traceback: str = "", **fields: Any) -> None:
-        """Have a line written soon; any thread, also inside the door."""
+        """Queue a log line. Any thread, also inside the door."""
         self._add(Line(level, what, fields, traceback))
 
     def _add(self, line: Line) -> None:
@@ -130,7 +130,7 @@ class Telling:
             self._left_out += 1
 
     def drain_timed_out(self, seconds: float, left: Sequence[Work]) -> None:
-        """A stop did not wait any longer for these."""
+        """A stop did not wait any longer for these records."""
         shown = [f"{w.partition.topic}[{w.partition.number}]@{w.record.offset}" for w in left]
         self.say(
             "warning",
@@ -151,11 +151,11 @@ class Telling:
         if effect.outcome == "failed" and raised is not None:
             _keep(self._raised, effect.work, raised)
         found = raised or known
-        # What was raised, where that is still known here. A dead letter that was refused is another
-        # error than what its record raised.
+        # The exception, if it is still known here. A refused dead letter is another error than the
+        # exception of its record.
         if found is None or type(found).__name__ != effect.error.type:
             found = RemoteError(*effect.error)
-        effect = effect._replace(error=ErrorInfo(*effect.error))  # what is kept holds no frames
+        effect = effect._replace(error=ErrorInfo(*effect.error))  # stored without frames
         self.troubles.note(effect)
         if effect.outcome == "failed":
             self._failed(effect, found)
@@ -178,7 +178,7 @@ class Telling:
                 )
 
     def _failed(self, effect: fx.Troubled, raised: BaseException) -> None:
-        """A failed attempt: one in ten seconds of each handler, error type and place."""
+        """Log a failed attempt: one per ten seconds for each handler, error type and place."""
         error, handler = effect.error, effect.work.partition.handler.name
         kind: Hashable = (handler, error.type, place_of(error.traceback))
         now = self._clock()
@@ -198,7 +198,7 @@ class Telling:
         _keep(self._traced, effect.work, error.traceback)
 
     def _gave_up(self, effect: fx.Troubled, raised: BaseException) -> None:
-        """The first dead letter, skip or park of each handler and error type; others in sums."""
+        """Log the first dead letter, skip or park per handler and error type; sum up the others."""
         error, handler = effect.error, effect.work.partition.handler.name
         above = error.traceback and self._traced.pop(effect.work, "") == error.traceback
         kind: Hashable = (handler, effect.outcome, error.type)
@@ -212,14 +212,14 @@ class Telling:
         self._given_up[kind] = Alike(self._clock(), common)
         fields = {**_where(effect), "attempts": effect.attempts, "error": _text(error)}
         what = _GIVEN_UP[effect.outcome]
-        # Never empty: a formatter would write what was raised, unescaped.
+        # Never empty: a formatter would print the exception, unescaped.
         trace = ABOVE if above else error.traceback or error.line
         self._add(Line("error", what, fields, trace, raised))
 
     # -- on the watching thread --------------------------------------------------------------------
 
     def write(self, *, last: bool = False) -> int:
-        """Write what waits, the sums that are due, and at the end all of them; how many lines."""
+        """Write the queued lines and the sums that are due, at the end all; returns how many."""
         now = self._clock()
         for alike in list(self._given_up.values()):
             if alike.left_out and (last or now - alike.at >= SUMMARY_EVERY_S):
@@ -240,7 +240,7 @@ class Telling:
 
 
 def _keep(kept: dict[Work, T], work: Work, value: T) -> None:
-    """Keep this of the record, and of the last ones only."""
+    """Store this for the record; only the latest entries are kept."""
     while len(kept) >= RAISED_MAX:
         del kept[next(iter(kept))]
     kept[work] = value
@@ -284,10 +284,10 @@ class Kind:
         self.work: tuple[str, int, int, bytes | None] | None = None
 
     def note(self, effect: fx.Troubled, at: float) -> None:
-        """One more; it is the example now."""
+        """Count one more failure, which becomes the example."""
         self.counts[effect.outcome] += 1
         self.last_at, self.attempt, self.error = at, effect.attempts, effect.error
-        # Not the record: its value is not kept longer than the record itself.
+        # Not the record: this would keep its value in memory.
         record = effect.work.record
         self.work = record.topic, record.partition, record.offset, record.key
 
@@ -299,7 +299,7 @@ class Troubles:
         self._kinds: dict[tuple[str, str], Kind] = {}
 
     def note(self, effect: fx.Troubled) -> None:
-        """An attempt failed, or a record was given up. Inside the door."""
+        """Count a failed attempt, or a record that was given up. Inside the door."""
         handler, at = effect.work.partition.handler.name, time.time()
         name = (handler, effect.error.type)
         if name not in self._kinds and len(self._kinds) >= KINDS_SHOWN_MAX:
@@ -310,7 +310,7 @@ class Troubles:
         kind.note(effect, at)
 
     def rows(self) -> list[dict[str, Any]]:
-        """As JSON-able data, the latest first. Any thread."""
+        """JSON-able rows, the latest failure first. Thread-safe."""
         kinds = sorted(self._kinds.items(), key=lambda one: one[1].last_at, reverse=True)
         return [_row(handler, error, kind) for (handler, error), kind in kinds]
 

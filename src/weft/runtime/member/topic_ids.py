@@ -1,9 +1,9 @@
 """Detect recreated topics: a topic deleted and recreated under its name is another topic.
 
-librdkafka continues at its position, and the committed offsets may be of the old
-topic: both would skip records of the new one. So the ids are looked at every few seconds. Where
-one has changed, the epochs of its partitions are lost, and they restart at the log's start
-unless a commit for the new topic exists.
+librdkafka continues at its position, and the committed offsets may be of the old topic: both would
+skip records of the new one. So the ids are checked every few seconds. If one has changed, the
+epochs of its partitions are lost, and they restart at the log's start unless a commit for the new
+topic exists.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from weft.runtime.member.seat import Reread, Seat
 from weft.types import TopicPartition
 
 LOOK_EVERY_S = 2.0
-#: looks in a row without it: a broker may be a moment behind
+#: checks in a row that do not find the topic: a broker's metadata may be a moment old
 MISSED_MAX = 3
 
 Ask = Callable[[Sequence[str]], Mapping[str, str]]
 
 
 class TopicIds:
-    """The ids that the epochs of one member belong to."""
+    """The topic ids that the epochs of one member belong to."""
 
     def __init__(self, ask: Ask, on_unsure: Callable[[str], None] = lambda _: None) -> None:
-        """`ask`: topics -> their ids now.
+        """`ask`: topics -> their current ids.
 
-        `on_unsure` is called for each topic whose id may have changed: a caller with its
-        own copy forgets it. It is called after the epochs of the former topic are closed and before
-        one of the new topic begins.
+        `on_unsure` is called for each topic whose id may have changed: a caller with a cached id
+        drops it. It is called after the epochs of the former topic are closed and before one of the
+        new topic starts.
         """
         self._ask = ask
         self._on_unsure = on_unsure
-        #: open epochs -> the id of the topic they belong to, once it is known
+        #: open epochs -> the id of the topic they belong to, once known
         self._ids: dict[TopicPartition, str] = {}
-        #: partitions we had -> the id of their topic then, and what we had committed
+        #: revoked partitions -> the id of their topic then, and their committed offset
         self._left: dict[TopicPartition, tuple[str, set[int]]] = {}
-        #: topics of ours that were not there -> how many looks in a row
+        #: consumed topics that do not exist -> number of checks in a row
         self._missed: dict[str, int] = {}
         self._asking = threading.Lock()
         self._due = 0.0
@@ -78,7 +78,7 @@ class TopicIds:
             if any(where not in self._ids for where in held):
                 self._on_unsure(
                     topic
-                )  # what was asked before it was known may be of a former topic
+                )  # what was looked up before the id was known may be of a former topic
             if any(self._ids.setdefault(where, found) != found for where in held):
                 seat.on_poll_thread(partial(self._again, seat, reread, topic, found))
 
@@ -93,7 +93,7 @@ class TopicIds:
         self._on_unsure(topic)
 
     def closed(self, partitions: Iterable[Partition]) -> None:
-        """These epochs have ended: remember what they had committed for which topic."""
+        """These epochs have ended: remember their committed offsets and topic ids."""
         for partition in partitions:
             where = (partition.topic, partition.number)
             known = self._ids.pop(where, None)
@@ -101,8 +101,8 @@ class TopicIds:
                 self._left[where] = known, partition.committed_or_sent()
 
     def fresh(self, found: Mapping[TopicPartition, Found]) -> dict[TopicPartition, Found]:
-        """On the polling thread: the same without what we had committed for former topics."""
-        self._due = 0.0  # The id of what is being assigned is to be known soon.
+        """On the polling thread: the same without commits for former topics."""
+        self._due = 0.0  # The ids of newly assigned topics are needed soon.
         former = {where: self._left[where] for where in found if where in self._left}
         ids = self._now(sorted({topic for topic, _ in former})) or {}
         for topic in {topic for topic, _ in found}:
@@ -116,14 +116,14 @@ class TopicIds:
                 continue
             again[where[0]] = present
             if one.committed in committed:
-                # "latest" too: whatever the new topic holds came while the group was subscribed.
+                # Also with "latest": the new topic's records came while the group was subscribed.
                 result[where] = replace(one, committed=None, metadata="", reset_to=one.log_start)
         for topic, present in again.items():  # also if the group noticed it before this check
             event("warning", "topic was recreated", topic=topic, topic_id=present)
         return result
 
     def _now(self, topics: Sequence[str]) -> Mapping[str, str] | None:
-        """The ids of existing topics; None if no broker answers: asked again later.
+        """The ids of existing topics; None if no broker answers: repeated later.
 
         A refused login is no answer either: the client's own refusals end the run after 30 s.
         """

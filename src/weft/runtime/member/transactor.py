@@ -1,14 +1,14 @@
 """exactly_once: run the engine's transactions on a separate thread.
 
-Handlers continue while a transaction commits; records that finish go into the next one. The
-group membership is taken together with the snapshot and used for that transaction only: with
-membership asked for later, the broker would take offsets for a partition that has moved.
+Handlers continue while a transaction commits; records that finish go into the next one. The group
+membership is taken together with the snapshot and used for that transaction only: with a membership
+taken later, the broker would accept offsets for a partition that has moved.
 
 A successor with the `transactional.id` of a killed member ends its open transaction immediately.
-Two members with one id would fence each other for ever. So an id names the host, the user's
+Two members with one id would fence each other forever. So an id names the host, the user's
 installation (two containers may have one host name and different folders), and a slot that a file
-lock holds, which the kernel releases however the process ends. The locks are in a folder that is
-the user's alone: in a folder that others can write to, others could take them, or plant a link.
+lock holds, which the kernel releases however the process ends. Only the user may write to the
+folder of the locks: otherwise others could take the locks, or place a link.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Transactor:
         self._batches = batches
         self._refusals = Refusals()
         self.letters = Letters(group)
-        #: seconds of each transaction, also of aborted ones and of those with unknown outcome
+        #: seconds of each transaction, also of aborted ones and those with unknown outcome
         self.took = Histogram(CALL_S)
         #: dead letters as they are sent, by their record's id, until the next commit
         self._letters: dict[int, tuple[Work, OutMessage]] = {}
-        #: outputs of batches that are in the transaction at hand
+        #: outputs of batches in the current transaction
         self._shared_seen: set[int] = set()
-        #: the transaction at hand took all its time
+        #: whether the current transaction used all its time
         self._slow = False
 
     def open(self) -> None:
@@ -79,7 +79,7 @@ class Transactor:
         self._thread.start()
 
     def begin(self, effect: fx.Transact) -> None:
-        """Inside the door: take the membership that goes with this snapshot, and queue."""
+        """Inside the door: take the membership that belongs to this snapshot, and queue."""
         self._queue.put((effect, self._seat.consumer.membership()))
 
     def close(self, timeout_s: float) -> None:
@@ -103,10 +103,10 @@ class Transactor:
     def _transact(self, effect: fx.Transact, membership: Any) -> None:
         works = [work for item in effect.items for work in item.claims]
         if self._batches:
-            # Claims stand by partition, each in the order of completion. Batches reach over
-            # partitions: sent where their first record stands, a later one could overtake an
-            # earlier one.
-            # Not isinstance: a class of the ABCs takes ten times as long, and this is per record.
+            # Claims are grouped by partition, each in order of completion. Batches span partitions:
+            # sent at the place of their first record, a later one could overtake an earlier one.
+            # Not isinstance: for a class of the ABCs it takes ten times as long, and this is per
+            # record.
             works.sort(key=lambda w: w.outputs.number if type(w.outputs) is SharedOutputs else -1)
         self._shared_seen.clear()
         mine = [() if work.outputs is None else self._messages(work) for work in works]
@@ -121,7 +121,7 @@ class Transactor:
         finally:
             membership.close()
         while end.outcome == "unknown" and not self._seat.ended.is_set():
-            # Neither yes nor no may be assumed: find out before anything else is produced.
+            # The outcome is unknown: find out before anything else is produced.
             self._seat.pause(UNKNOWN_RETRY_S)
             end = self._find_out(end, offsets)
         took_s = time.monotonic() - began
@@ -158,7 +158,7 @@ class Transactor:
         return letter
 
     def _refitted(self, work: Work, error: ErrorInfo) -> bool:
-        """A dead letter that is too large, or has no such partition, is another one next time."""
+        """Replace a dead letter that is too large, or whose partition does not exist, next time."""
         sending = work.outputs
         if not isinstance(sending, fx.SendDeadLetter):
             return False
@@ -180,14 +180,14 @@ class Transactor:
     ) -> None:
         if end.outcome == "fenced":
             self._seat.fail(f"transaction: {end.reason}")
-            # Nothing can be committed any more: there is nothing to finish for.
+            # Nothing can be committed any more: there is no point in finishing.
             self._seat.door.post(lambda engine, now: engine.stop(now, "now"))
         sent, refused, cut = [], [], False
         answers = iter(end.deliveries)
         batches: dict[int, ErrorInfo] = {}
         for work, count in zip(works, counts, strict=True):
             if work.outputs is None:
-                continue  # nothing was to be sent for it
+                continue  # it had no messages
             mine = [next(answers) for _ in range(count)]
             sent.append((work, tuple(one.sent for one in mine if one and one.sent)))
             bad = next((one for one in mine if self._port.is_refusal(one)), None)
@@ -200,20 +200,20 @@ class Transactor:
                 continue
             refused.append((work, error))
             self._refusals.report(error)
-            if shared:  # all of its records fell with it; they stand behind the first
+            if shared:  # the batch's other records failed with it; they follow the first
                 batches[id(work.outputs)] = error
         if end.outcome == "committed":
             self._letters.clear()
         alone = len({id(work.outputs) for work, _ in sent}) == 1 and not (cut or refused)
         if alone and end.lasts and end.content and end.outcome == "aborted":
-            # What was alone in the transaction is what it was aborted for.
+            # A message alone in the transaction is the reason that it was aborted.
             self._refusals.report(end.content)
             refused = [(work, end.content) for work, _ in sent]
         named = bool(refused) or cut or end.outcome != "aborted"
         content = None if named else end.content
         stuck = [] if named else _stuck(works, counts, end.deliveries, content or UNANSWERED)
         if content is not None and len(stuck) == len(sent):
-            stuck = []  # all of them fell with the one that it was for
+            stuck = []  # all failed because of the one at fault
         self._report(sequence, end, sent, refused, stuck, content)
 
     def _report(
@@ -251,11 +251,11 @@ def _stuck(
     deliveries: Sequence[Delivery | None],
     unanswered: ErrorInfo,
 ) -> list[tuple[Work, ErrorInfo]]:
-    """Records whose outputs were not acknowledged, in a transaction of which none was refused.
+    """Records whose outputs were not acknowledged, in a transaction in which none was refused.
 
     `unanswered`: the result of outputs without a report.
 
-    Where some failed with words of their own it is those: the others went with the abort.
+    If some failed with a specific error, it is those: the others failed with the abort.
     """
     answers = iter(deliveries)
     found: dict[int, ErrorInfo] = {}
@@ -284,10 +284,10 @@ def stable_id(group: str, instance_id: str) -> str:
 
 
 def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable[[], None]]:
-    """The id of this member, and what to call when it is free again.
+    """The id of this member, and a function to call when it is free again.
 
-    With a `group.instance.id` it is that. Where the user has no folder of its own for the locks the
-    id is random; the log explains the cost.
+    With a `group.instance.id` it is derived from that. If the user has no private folder for the
+    locks the id is random; the log explains the cost.
     """
     if instance_id is not None:
         return stable_id(group, instance_id), lambda: None
@@ -308,7 +308,7 @@ def transactional_id(group: str, instance_id: str | None) -> tuple[str, Callable
 
 def _held_place(digest: str) -> tuple[str, Callable[[], None]]:
     """A free `{installation}-{slot}`, and a function that releases it."""
-    # The folder of the locks, opened; OSError where there is none that is this user's alone.
+    # Open the folder of the locks; OSError if there is none that belongs to this user only.
     given = os.environ.get("XDG_STATE_HOME")
     try:
         base = Path(given) if given else Path.home() / ".local" / "state"
@@ -361,7 +361,7 @@ def _free_slot(folder: int, digest: str) -> tuple[int, int]:
 
 
 def _installation(folder: int) -> str:
-    """A random name that is kept in the folder: made by the first, read by all."""
+    """A random name that is kept in the folder: created by the first, read by all."""
     kept = _open(folder, _INSTALLATION)
     try:
         fcntl.flock(kept, fcntl.LOCK_EX)  # freed with the file

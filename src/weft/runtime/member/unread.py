@@ -1,15 +1,15 @@
 """Assigned partitions that are not read: report them, and find out where to continue.
 
-A client may stop fetching a partition without an error, and knows from its fetches alone how far
-the log reaches. So the broker is asked for the end of each partition that is open, not paused, and
-has not moved for a while. Where records wait and none arrives, metadata is refreshed and the
-partition is sought to where it is.
+A client may stop fetching a partition without an error, and knows the end of the log only from its
+fetches. So the broker is queried for the end of each partition that is open, not paused, and has
+not moved for a while. If records wait and none arrives, metadata is refreshed and the client seeks
+to the current position of the partition.
 
 A position may also be outside the log, after retention, DeleteRecords or a truncation
-(`OutOfRange`). What was fetched is still this member's: it is handled and committed. Where only the
-log's start has moved, the epoch continues there. If the log ends before the position, its offsets
-mean other records now: when everything is handled, the partition restarts, and `on_offset_lost`
-decides where.
+(`OutOfRange`). Records that were fetched are still handled and committed by this member. If only
+the log's start has moved, the epoch continues there. If the log ends before the position, its
+offsets mean other records now: when everything is handled, the partition restarts, and
+`on_offset_lost` decides where.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from weft.runtime.member.seat import Reread, Seat
 from weft.types import TopicPartition
 
 LOOK_EVERY_S = 1.0
-#: this long without a record although the log grows: the fetch is restarted
+#: after this long without a record although the log grows, the fetch is restarted
 STILL_S = 30.0
-#: the broker is asked for the end of the log after so long, and again after that
+#: interval of queries for the end of the log
 ASK_S = 20.0
-#: a record that is there may be on its way for so long
+#: how long an existing record may take to arrive
 COMES_S = 10.0
-#: while polls come back full, a partition's records may wait so much longer behind those of others
+#: while polls are full, a partition's records may wait so many times longer behind others
 BUSY_TIMES = 10
 ANSWER_S = 5.0
 
@@ -47,17 +47,17 @@ class Still(NamedTuple):
     partition: Partition
     position: int
     since: float
-    #: when the broker was asked for its end
+    #: when the broker was queried for its end
     asked_at: float
     #: since when it is known that there is more to read
     ahead_since: float | None = None
 
 
 class Watchdog:
-    """Looks at the partitions of one member. Of the polling thread."""
+    """Checks the partitions of one member. For the polling thread."""
 
     def __init__(self, seat: Seat, paused: Callable[[], Collection[TopicPartition]]) -> None:
-        """`paused`: those that are not fetched on purpose, beside what the engine pauses."""
+        """`paused`: those that are not fetched on purpose, besides the engine's pauses."""
         self._seat = seat
         self._paused = paused
         self._still: dict[TopicPartition, Still] = {}
@@ -66,18 +66,18 @@ class Watchdog:
         self._full_at = float("-inf")
         #: not fetched -> since when; replaced as a whole, any thread reads it
         self.stuck: dict[TopicPartition, float] = {}
-        #: ends of logs that the client does not know of
+        #: ends of logs that the client does not know
         self.ends: dict[TopicPartition, int] = {}
         #: number of restarted fetches; any thread reads it
         self.refetched = 0
 
     def polled(self, polled: Polled, room: int) -> None:
-        """What a poll brought that was asked for so many records."""
+        """Note a poll that was limited to `room` records."""
         if polled.batches and sum([len(one.records) for one in polled.batches]) >= room:
             self._full_at = self._seat.now()
 
     def tick(self, now: float) -> None:
-        """Now and then: query partitions that do not move, and restart fetches that should."""
+        """Called often: query partitions that do not move, and restart fetches."""
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
@@ -96,7 +96,7 @@ class Watchdog:
             self._seat.background(partial(self._ask, sorted(due)))
 
     def _note(self, now: float) -> None:
-        """Which partitions have not moved since the last look."""
+        """Find the partitions that have not moved since the last check."""
         paused, before = self._paused(), self._still
         self._still = {}
         for where, one in self._seat.partitions.items():
@@ -118,7 +118,7 @@ class Watchdog:
         try:
             ends = self._seat.consumer.stable_ends(where, ANSWER_S)
         except KafkaUnavailable:
-            return  # asked again later
+            return  # repeated later
         self._seat.on_poll_thread(partial(self._answered, ends))
 
     def _answered(self, ends: Mapping[TopicPartition, int]) -> None:
@@ -131,7 +131,7 @@ class Watchdog:
                 self.ends[where] = end
 
     def _refresh(self, wanted: Mapping[TopicPartition, Still]) -> None:
-        """On the background thread: look up leaders, and how far the logs reach."""
+        """On the background thread: look up leaders and the ends of the logs."""
         consumer = self._seat.consumer
         try:
             consumer.refresh({topic for topic, _ in wanted}, ANSWER_S)
@@ -143,7 +143,7 @@ class Watchdog:
     def _refetch(
         self, wanted: Mapping[TopicPartition, Still], ends: Mapping[TopicPartition, int]
     ) -> None:
-        """Seek those that still do not move to where they are."""
+        """Seek partitions that still do not move to their current position."""
         seat = self._seat
         self._note(seat.now())
         for where, asked in wanted.items():
@@ -169,7 +169,7 @@ class Watchdog:
 
 
 def is_stuck(one: Still, now: float, times: int = 1) -> bool:
-    """There is more to read, has been for a while, and nothing came for `times` as long."""
+    """Whether there has been more to read for a while, and nothing came for `times` as long."""
     if one.ahead_since is None:
         return False
     return now - one.ahead_since >= COMES_S and now - one.since >= STILL_S * times
@@ -195,20 +195,20 @@ AGAIN_S = 0.5
 
 
 class OutOfRange:
-    """The partitions that are not fetched until it is known where. Of the polling thread."""
+    """The partitions that are not fetched until their position is known. For the polling thread."""
 
     def __init__(self, seat: Seat, config: MemberConfig, reread: Reread) -> None:
         """`reread` restarts partitions."""
         self._seat = seat
         self._reread = reread
         self._config = config
-        #: not to be looked at before this time
+        #: not to be looked up before this time
         self._later: dict[TopicPartition, tuple[Partition, float]] = {}
-        #: cut logs -> the epoch that ends, and until when it may take
+        #: truncated logs -> the epoch that ends, and its deadline
         self._ending: dict[TopicPartition, tuple[Partition, float]] = {}
 
     def held(self) -> set[TopicPartition]:
-        """Those that are known to be out of range."""
+        """Partitions that are known to be out of range."""
         return {*self._later, *self._ending}
 
     def received(self, where: Sequence[TopicPartition]) -> None:
@@ -217,7 +217,7 @@ class OutOfRange:
         self._look({one: held[one] for one in where if one in held})
 
     def tick(self, now: float) -> None:
-        """Now and then."""
+        """Called often."""
         if self._later:
             due = {one: p for one, (p, at) in self._later.items() if now >= at}
             for one in due:
@@ -226,7 +226,7 @@ class OutOfRange:
         for one, (partition, deadline) in list(self._ending.items()):
             busy = partition.in_flight or partition.sending or partition.retrying
             waits = busy or partition.claiming or partition.healthy > 0 or not partition.settled
-            # All that can be finished is, and is committed; what is parked stays behind.
+            # Everything that can finish is committed; parked records remain.
             if now >= deadline or not waits:
                 del self._ending[one]
                 if self._ours(one, partition):
@@ -240,7 +240,7 @@ class OutOfRange:
         """On the background thread."""
         try:
             found = self._seat.consumer.find(list(wanted), FIND_S)
-        except Exception:  # whatever it is: it is looked at again, or fetched no more
+        except Exception:  # of any kind: it is looked up again, or no longer fetched
             found = {}
         self._seat.on_poll_thread(partial(self._proceed, wanted, found))
 

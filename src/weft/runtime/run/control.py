@@ -1,7 +1,7 @@
-"""Commands to one run: what is in force, until when, and what was answered.
+"""Commands to one run: which are in force, until when, and the answers.
 
-The engine gets all that is in force as one state (`Engine.steer`), so a command that comes twice
-changes nothing twice, and one that expires is merely not in the next state any more.
+The engine gets all commands in force as one state (`Engine.steer`). So a command that comes twice
+changes nothing twice, and one that expires is simply missing in the next state.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
 _Done = tuple[str, str, float | None, Sequence[Mapping[str, Any]]]
 
 LOG_MAX = 200
-#: of one member; each is a command of a person
+#: commands in force in one member; each comes from a person
 IN_FORCE_MAX = 1_000
 
 
 class _Force(NamedTuple):
-    """A command that holds until a time."""
+    """A command that is in force until a time."""
 
     order: Order
     until: float
 
 
 class Controlled(Protocol):
-    """The run, as commands need it."""
+    """What commands need of the run."""
 
     @property
     def member(self) -> Member | None:
-        """Its member, once there is one."""
+        """Its member, once it exists."""
 
     def stop(self, mode: StopMode) -> None:
         """End it."""
@@ -80,7 +80,7 @@ def logged(order: Order, answer: Answer) -> None:
 
 
 class Control:
-    """Obeys commands, and ends them in time. Any thread."""
+    """Obeys commands, and ends them in time. Thread-safe."""
 
     def __init__(
         self, run: Controlled, routes: Routes, names: Sequence[str],
@@ -95,11 +95,11 @@ class Control:
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_MAX)
 
     def obey(self, order: Order) -> Answer:
-        """Do it, and answer when the engine has it."""
+        """Obey it; returns the answer when the engine has it."""
         shot = self._run.snapshot(worst=False)
         member = str(shot["app"]["member"])
         try:
-            if order.action in RECORD_ACTIONS:  # not in the lock: its commit is waited for
+            if order.action in RECORD_ACTIONS:  # outside the lock: it waits for a commit
                 answer = self._of_records(order, member)
             else:
                 with self._lock:
@@ -110,7 +110,7 @@ class Control:
         return answer
 
     def note(self, order: Order, answer: Answer) -> None:
-        """Keep a command and its answer for who asks, and log it."""
+        """Store a command and its answer for queries, and log it."""
         with self._lock:
             row = {**order.row(), **answer.row(), "records": len(order.records), "rows": []}
             self._log.append({"at": round(self._time(), 3), **row})
@@ -136,7 +136,7 @@ class Control:
             if order.dry_run:
                 rows, count = would_be(member, order, rows, meant, self._time())
                 return summary(name, order, rows, None, count)
-            if firsts:  # of each key its first record: again, it is the same one
+            if firsts:  # of each key the first record: if repeated, the same one
                 first = [one for one in rows if one["outcome"] == "skipped"]
                 targets = [
                     Target(one["topic"], None, one["partition"], one["offset"]) for one in first
@@ -148,7 +148,7 @@ class Control:
         return summary(name, order, rows, until if order.action == "hold" else None)
 
     def look(self) -> None:
-        """End what has expired."""
+        """End expired commands."""
         if self._force:
             with self._lock:
                 ended = [one for one in self._force if one.until <= self._time()]
@@ -160,7 +160,7 @@ class Control:
                         )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """What is in force, and the last commands with their answers, the newest last."""
+        """The commands in force, and the last ones with their answers, newest last."""
         with self._lock:
             force = [{**one.order.row(), "until": round(one.until, 3)} for one in self._force]
             return {"in_force": force, "log": list(self._log)}
@@ -177,7 +177,8 @@ class Control:
         buffered = sum(row["buffered"] for row in meant)
         here = f"{len(meant):,} of its partitions, {buffered:,} records here"
         if order.action == "resume":
-            # End pauses; `waiting`: handlers whose records wait for a probe, which they end, too.
+            # End pauses; `waiting`: handlers whose records wait for a probe, which is ended as
+            # well.
             waiting = _waiting(order, shot["halts"])
             paused = [one for one in self._force if one.order.action == "pause"]
             whole = order.topic is None and order.handler is None
@@ -217,7 +218,7 @@ class Control:
         return "done", f"{verb} {what(order)} until {clock(until)}: {here}", until, ()
 
     def _would(self, order: Order, handler: int | None, words: str, until: float | None) -> _Done:
-        """What a dry run answers: with the first records that it is about."""
+        """The answer of a dry run: with the first affected records."""
         assert self._run.member is not None
         topic = order.topic
         try:
@@ -233,7 +234,7 @@ class Control:
         return "would", f"{words}; first: {named}" if named else words, until, rows
 
     def _checked(self, order: Order) -> int | None:
-        """The number of the handler; ConfigError for what this app has not."""
+        """The number of the handler; ConfigError if this app has no such handler or topic."""
         if order.topic is not None:
             self._routes.options_of(order.topic)
         number = None
@@ -263,7 +264,7 @@ class Control:
             raise ConfigError("the engine has failed: this run is ending")
 
     def _send(self) -> bool:
-        """Give the engine all that is in force now; whether it could take it."""
+        """Pass all commands in force to the engine; whether it accepted them."""
         now, member = self._time(), self._run.member
         self._force = [one for one in self._force if one.until > now]
         pauses, settings = [], dict[int, dict[str, Any]]()
@@ -291,7 +292,7 @@ class Control:
 
 
 def _calls_most(plan: HandlerPlan) -> tuple[int, str]:
-    """How many concurrent calls a command may set, and why no more."""
+    """How many concurrent calls a command may set, and the reason for the limit."""
     declared = plan.spec.concurrency
     if plan.kind == "processes":
         return declared, f"has {declared} worker processes until a restart"
@@ -302,17 +303,17 @@ def _calls_most(plan: HandlerPlan) -> tuple[int, str]:
 
 
 def _same(one: Order, other: Order) -> bool:
-    """The later takes the place of the former."""
+    """Whether the later one replaces the earlier one."""
     mine, its = ((o.action, o.topic, o.handler, sorted(o.settings)) for o in (one, other))
     return mine == its
 
 
 def _waiting(order: Order, halts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The handlers that it is about whose records wait for a probe."""
+    """The command's handlers whose records wait for a probe."""
     if order.topic is not None:
         return []
     waits = {one["handler"] for one in halts if one["cause"] in ("outage", "brake")}
     return sorted(waits if order.handler is None else waits & {order.handler})
 
 
-assert set(SETTINGS) == set(Tuning._fields)  # what can be set is what the core takes
+assert set(SETTINGS) == set(Tuning._fields)  # every setting exists in the core

@@ -1,7 +1,7 @@
 """`until="drained"`: detect that all records present at the start are finished.
 
-The ends of all partitions are taken once. A partition is finished with when the group's frontier
-has reached its end, by any member, or when all its remaining records are parked.
+The ends of all partitions are read once. A partition is finished when the group's frontier has
+reached its end, by any member, or when all its remaining records are parked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STANDSTILL_S = 60.0
 
 
 class Drain:
-    """Watches the group's way to the ends."""
+    """Compares the group's progress with the ends."""
 
     def __init__(
         self,
@@ -33,27 +33,27 @@ class Drain:
         starts: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
     ) -> None:
-        """`starts` and `ends` as they are now; empty partitions are finished with already."""
+        """`starts` and `ends` as they are now; empty partitions are finished already."""
         self._admin = admin
         self._group = group
         self._others_due = 0.0
-        #: all is done here, and the last commit is on its way
+        #: all is done here, and the last commit is in flight
         self.acknowledging = False
         #: replaced as a whole
         self._left = {where: end for where, end in ends.items() if end > starts.get(where, 0)}
-        #: partitions of others -> their committed offset, and since when it has stood there
+        #: partitions of others -> their committed offset, and since when it has not moved
         self._standing: dict[TopicPartition, tuple[int | None, float]] = {}
 
     def finished(
         self, engine: Engine, now: float, ours: Mapping[TopicPartition, Partition]
     ) -> bool:
-        """Whether nothing is left, and the broker knows; called inside the door for what is ours.
+        """Whether nothing remains, and the broker knows; called inside the door for own partitions.
 
-        Nothing of ours is struck off: a partition that is lost before its last commit has its end
-        before it again, in the member that gets it.
+        Own partitions stay on the list: if one is lost before its last commit, the member that gets
+        it still has to reach the end.
         """
         self.acknowledging = False
-        left = self._left  # another thread may look at the others meanwhile
+        left = self._left  # another thread may check other members' partitions meanwhile
         held = {where: ours[where] for where in left if where in ours}
         if not all(passed(partition, left[where]) for where, partition in held.items()):
             return False
@@ -67,9 +67,9 @@ class Drain:
         return not self.acknowledging
 
     def _stalemate(self, held: Mapping[TopicPartition, Partition]) -> bool:
-        """This member has parked records and others are idle: most likely they wait for it.
+        """Whether this member has parked records and others are idle: they probably wait for it.
 
-        What is parked elsewhere cannot be seen from here, and two members that both have some
+        Parked records of other members are not visible here, and two members that both have some
         would wait for each other forever. The first to leave passes its partitions to the other.
         """
         still = time.monotonic() - STANDSTILL_S
@@ -78,9 +78,10 @@ class Drain:
         return standing and any(partition.parked for partition in held.values())
 
     def look_at_others(self, ours: Collection[TopicPartition]) -> None:
-        """Ask, now and then, what the group has committed for others' partitions; may wait.
+        """Read what the group has committed for other members' partitions; may wait.
 
-        `ours` is looked at again when the answer is there: it is the member's own, not a copy.
+        `ours` is read again when the answer is there: it is the member's own dictionary, not a
+        copy.
         """
         if time.monotonic() < self._others_due:
             return
@@ -97,8 +98,8 @@ class Drain:
             _log.debug("the group's offsets cannot be read now: %s", error)
             return
         self._standing = {tp: at for tp, at in self._standing.items() if tp in elsewhere}
-        # What came to us while we asked: at_most_once commits a record before its call, so the
-        # answer may be our own word for calls that run.
+        # Partitions assigned to this member meanwhile are skipped: at_most_once commits a record
+        # before its call, so the answer may include calls of this member that still run.
         for where in sorted(set(elsewhere) - set(ours)):
             offset = committed.get(where)
             if where not in self._standing or self._standing[where][0] != offset:
@@ -109,20 +110,20 @@ class Drain:
 
 
 def acknowledged(partition: Partition, end: int) -> bool:
-    """Whether the broker has all of it up to this end."""
+    """Whether the broker has stored everything up to this end."""
     if partition.settled:
         return True
-    # Where records keep coming there always is something to commit; what is before the end counts.
+    # While records keep coming there is always something to commit; only the part before counts.
     return partition.committed >= min(partition.frontier, end)
 
 
 def passed(partition: Partition, end: int) -> bool:
-    """Whether nothing before this end moves any more: done, or parked."""
+    """Whether nothing before this end changes any more: done, or parked."""
     if partition.state == states.CLOSED:
-        return False  # lost since it was looked up; what it held is forgotten, not done
+        return False  # lost since it was looked up: its records are forgotten, not done
     if partition.position < end > partition.frontier:
         return False
-    # Parked, or behind a parked record in its lane: nothing but a restart moves it.
+    # Parked, or behind a parked record in its lane: only a release or restart changes it.
     return all(
         work is not None
         and (

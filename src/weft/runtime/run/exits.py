@@ -1,6 +1,6 @@
 """How a program ends: exit codes, one-line errors, and signals while it runs.
 
-The first SIGINT or SIGTERM drains, the second ends the run now.
+The first SIGINT or SIGTERM drains, the second ends the run immediately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 
 def refused(error: Exception) -> tuple[int, str] | None:
-    """The exit code and line of an error that its reader can mend; None for a bug."""
+    """The exit code and line of an error that the user can fix; None for a bug."""
     if isinstance(error, WeftError):
         code = EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED
         return code, " ".join(str(error).split())
@@ -33,7 +33,7 @@ def refused(error: Exception) -> tuple[int, str] | None:
 
 
 def exit_with(run: Callable[[], RunReport]) -> NoReturn:
-    """Run it and exit as it ended; a failure is one line on stderr."""
+    """Run it and exit with its code; a failure is one line on stderr."""
     try:
         report = run()
     except Exception as error:
@@ -49,7 +49,7 @@ def exit_with(run: Callable[[], RunReport]) -> NoReturn:
 
 
 def why(report: RunReport) -> str:
-    """How the run ended, in one line, with the error behind it where there is one."""
+    """How the run ended, in one line, with the error behind it if there is one."""
     error = report.error
     if error is None or error.message in report.reason:
         return " ".join(report.reason.split())
@@ -65,23 +65,23 @@ class StopSignals:
         self._started = started
         self._before: dict[int, Any] = {}
         self._count = 0
-        #: the exit code that a second signal asks for; None before it came
+        #: the exit code after a second signal; None before it
         self.exit_code: int | None = None
 
     def install(self) -> None:
-        """Take the signals over; only the main thread may do this."""
+        """Install the signal handlers; only the main thread may do this."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._on_signal)
 
     def reinstall(self) -> None:
-        """Be in charge again: a SparkContext that was made since takes SIGINT for itself."""
+        """Install them again: a new SparkContext takes SIGINT for itself."""
         for number in self._before:
             signal.signal(number, self._on_signal)
 
     def restore(self) -> None:
-        """Put the handlers of before back."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
@@ -92,6 +92,6 @@ class StopSignals:
         if self._count >= 2:
             self.exit_code = 128 + number
         if not self._started():
-            raise SystemExit(self.exit_code or 0)  # nothing has run: there is nothing to finish
+            raise SystemExit(self.exit_code or 0)  # nothing has run, so nothing has to finish
         mode: StopMode = "in_flight" if self._count == 1 else "now"
         guard.thread("weft-stop", self._stop, guard.log_death, mode).start()

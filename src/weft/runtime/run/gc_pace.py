@@ -1,8 +1,8 @@
 """Run Python's garbage collector less often while records flow.
 
-Every record in flight is a few objects that the cyclic collector looks at again and again, though
-none of them is ever part of a cycle: with 100,000 of them it takes more than half of the time
-(24.6 µs a record with Python's defaults, 10.5 with these, 9.9 with none; benchmarks/run.py wide).
+Every record in flight is a few objects that the cyclic collector checks repeatedly, though none of
+them is ever part of a cycle: with 100,000 of them it takes more than half of the time (24.6 µs per
+record with Python's defaults, 10.5 with these, 9.9 with none; benchmarks/run.py wide).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _users = 0
 
 
 def slow_down() -> None:
-    """Collect less often, unless the program has chosen a pace of its own."""
+    """Collect less often, unless the program has set its own thresholds."""
     global _users  # noqa: PLW0603  # the collector is one for the whole process
     with _lock:
         _users += 1
@@ -27,7 +27,7 @@ def slow_down() -> None:
 
 
 def restore() -> None:
-    """The last run that ends puts Python's defaults back."""
+    """When the last run ends: restore Python's defaults."""
     global _users  # noqa: PLW0603  # see above
     with _lock:
         _users -= 1

@@ -1,9 +1,9 @@
 """Commands to the group: a member follows the control topic, obeys, and answers there.
 
-What lasts (pauses, settings, holds of keys) is obeyed by members that start later, too, until it
-expires by the broker's clock. The member beats: it writes to the topic and reads that back. So it
-knows the broker's time, and that the topic can be read; and the sender of a command knows the
-members.
+Lasting commands (pauses, settings, holds of keys) are also obeyed by members that start later,
+until they expire by the broker's clock. The member writes heartbeats to the topic and reads them
+back. So it knows the broker's time, and that the topic can be read; and the sender of a command
+knows the members.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from weft.kafka.connect import Connection
 
 LOOK_S = 0.2
-#: a start waits so long for what is in force; then it continues without
+#: how long a start waits for the commands in force; then it continues without
 READY_S = 10.0
 #: refused records that are named in the log, each once
 NAMED_MAX = 20
 
 
 class GroupControl:
-    """Follows the control topic of one member until it is closed."""
+    """Follows the control topic for one member until it is closed."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class GroupControl:
         clients: Connection,
         obey: Callable[[Order], Sequence[Answer]],
     ) -> None:
-        """`obey`: of this member."""
+        """`obey`: passes a command to this member."""
         self._topic, self._group, self._member, self._obey = topic, group, member, obey
         self._beat_key = key_of(BEAT, group, member)
-        #: what was looked at, and of what is in force the command
+        #: what was read, and the command if it is in force
         self._seen: dict[bytes, Word] = {}
         self._orders: dict[bytes, Order] = {}
         self._refused = self._expired = self._obeyed = 0
-        #: when the first beat was written that was not read back so far
+        #: when the first heartbeat was written that has not been read back
         self._waits_since: float | None = None
         self._beat_at, self._beats, self._echoed = 0.0, 0, 0
-        self._run_id = secrets.token_hex(4)  # a former run's beats are not ours
+        self._run_id = secrets.token_hex(4)  # distinguishes heartbeats of a former run
         self._reason = ""
         self._failures = Sparse()
         self._over, self._ready = threading.Event(), threading.Event()
@@ -81,7 +81,7 @@ class GroupControl:
         self._thread.start()
 
     def wait_ready(self) -> None:
-        """Until what was in force is obeyed, or a limit: a record must not start before a pause."""
+        """Wait, up to a limit, until commands in force are obeyed: before any record starts."""
         if not self._ready.wait(READY_S):
             reason = self._reason or "no answer yet"
             event(
@@ -90,7 +90,7 @@ class GroupControl:
             )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """For the snapshot: for how long the topic has not been read, 0 while it is, and why."""
+        """For the snapshot: for how long the topic could not be read, 0 while it can, and why."""
         since = self._waits_since
         silent_s = 0.0 if since is None else time.monotonic() - since
         if silent_s < SILENT_S:
@@ -101,7 +101,7 @@ class GroupControl:
         }  # fmt: skip
 
     def close(self) -> None:
-        """The member leaves: it follows no more."""
+        """The member leaves: it stops following."""
         self._over.set()
         self._thread.join(2.0)
         self._send(self._beat_key, None)
@@ -118,7 +118,7 @@ class GroupControl:
                 self._beat()
                 words = self._words.last()
                 self._note_echo(words)
-                late = time.monotonic() - began >= READY_S  # it may not write, but read
+                late = time.monotonic() - began >= READY_S  # it may have permission to read only
                 if self._words.is_read() and (self._echoed or late):
                     self._look(words)
                     if not self._ready.is_set():
@@ -150,7 +150,7 @@ class GroupControl:
 
     def _look(self, words: dict[bytes, Word]) -> None:
         for key in [key for key in self._seen if key not in words]:
-            del self._seen[key]  # one of too many keys: what is in force by it stays
+            del self._seen[key]  # one of too many keys: its command stays in force
             self._orders.pop(key, None)
         new = [(key, word) for key, word in words.items() if self._seen.get(key) != word]
         for key, word in sorted(new, key=lambda one: one[1].at):
@@ -173,7 +173,7 @@ class GroupControl:
             self._orders.pop(key, None)
             self._refuse(key, str(error))
             return
-        # By the broker's clock, once a beat came back: until then the last word may be old.
+        # By the broker's clock, once a heartbeat was read back: until then the values may be old.
         age_s = max(0.0, (self._words.now() if self._echoed else time.time()) - word.at)
         still_s = left_s(order, age_s)
         if still_s <= 0 or not (lasts(order) or self._ready.is_set()):
@@ -188,7 +188,7 @@ class GroupControl:
                 text = json.dumps(one.row(), separators=(",", ":"))
                 self._send(answer_key(self._group, order.id, one.member), text.encode())
 
-    # -- what came and went ------------------------------------------------------------------------
+    # -- changes of the topic ----------------------------------------------------------------------
 
     def _is_ours(self, key: bytes) -> bool:
         kind = kind_of(key)

@@ -31,7 +31,7 @@ def plans_of(
     around: Callable[[Function], Function],
     traced: Callable[[Function], Function],
 ) -> list[HandlerPlan]:
-    """One plan a handler. Functions of one name are numbered: snapshots go by name.
+    """One plan per handler. Functions of the same name are numbered: snapshots use names.
 
     `around`: see `Connection`; `traced`: see `calls/tracing.py`.
     """
@@ -41,7 +41,7 @@ def plans_of(
         seen[handler.name] += 1
         count = seen[handler.name]
         plan = plan_of(handler, handler.name if count == 1 else f"{handler.name}-{count}")
-        if handler.kind != "processes":  # whose function is found by its name in the worker
+        if handler.kind != "processes":  # there the worker finds the function by its name
             plan.function = traced(around(plan.function))
         if handler.budget is not None:
             plan.charges = Charges(len(plans))
@@ -52,7 +52,7 @@ def plans_of(
 
 
 def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
-    """The options of one handler, under the name that logs and snapshots call it by."""
+    """The options of one handler, under its name in logs and snapshots."""
     spec = HandlerSpec(
         name=name,
         ordering=handler.ordering,
@@ -82,7 +82,7 @@ def plan_of(handler: HandlerOptions, name: str) -> HandlerPlan:
 
 
 def commit_of(handlers: Sequence[HandlerOptions]) -> Commit:
-    """One member commits for all its handlers: as often as the most eager of them asks."""
+    """One commit setting for all handlers of a member: the shortest interval among them."""
     counts = [h.commit.max_records for h in handlers if h.commit.max_records is not None]
     return Commit(
         interval_s=min(handler.commit.interval_s for handler in handlers),
@@ -138,9 +138,9 @@ def open_ledgers(
     group: str,
     admin: AdminPort,
 ) -> list[LedgerRun]:
-    """Make the tables and have each handler called inside its ledger's transaction.
+    """Create the tables and have each handler called inside its ledger's transaction.
 
-    Raises ConfigError when a database cannot be used.
+    Raises ConfigError if a database cannot be used.
     """
     ledgers = []
     for handler, plan in zip(handlers, plans, strict=True):
@@ -160,7 +160,7 @@ def open_ledgers(
         if handler.kind != "processes":  # a worker process opens the ledger itself
             plan.function = ledger.around(plan.function)
             asked = plan.spec.concurrency
-            if ledger.concurrency < asked:  # more calls than connections would only wait for one
+            if ledger.concurrency < asked:  # further calls would only wait for a connection
                 plan.spec = replace(plan.spec, concurrency=ledger.concurrency)
                 event(
                     "warning",
@@ -174,7 +174,7 @@ def open_ledgers(
 
 
 def topic_ids(admin: AdminPort) -> Callable[[str], str]:
-    """Topic -> its id, which differs from that of a topic recreated under the same name."""
+    """Topic -> its id, which changes if the topic is recreated under the same name."""
 
     def topic_id(topic: str) -> str:
         return str(admin.describe([topic], ANSWER_S)[topic].topic_id)
@@ -185,7 +185,7 @@ def topic_ids(admin: AdminPort) -> Callable[[str], str]:
 def pruning(
     ledgers: Sequence[LedgerRun], on_commit: Callable[..., Any] | None
 ) -> Callable[[list[Committed]], None]:
-    """The user's `on_commit`, with old ids dropped from the ledgers before it."""
+    """The user's `on_commit`, preceded by the removal of old ids from the ledgers."""
 
     def committed(items: list[Committed]) -> None:
         for ledger in ledgers:

@@ -1,4 +1,4 @@
-"""What a run exposes: its socket on this machine, HTTP, and two topics of its group."""
+"""What a run exposes: a socket on this machine, HTTP, and two topics of its group."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from weft.runtime.run.control import Control
     from weft.runtime.run.watching import Watching
 
-#: `weft run` sets it; 1: `app.run()` serves its socket, too; 0: no socket
+#: `weft run` sets it; 1: `app.run()` opens a socket, too; 0: no socket
 SOCKET_VARIABLE = "WEFT_SOCKET"
-#: after which only a restart helps: the polling thread or the handlers' loop is blocked
+#: after so long a restart is needed: the polling thread or the handlers' loop is blocked
 POLL_STANDS_S = 10.0
 LOOP_STANDS_S = 60.0
 
 
 class Seen(Protocol):
-    """What is asked of a run."""
+    """What is queried of a run."""
 
     watching: Watching | None
     control: Control
 
     @property
     def member(self) -> Member | None:
-        """Its member, once there is one."""
+        """Its member, once it exists."""
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
-        """See `App.snapshot`, and `Snapshots.taken` for less and for more."""
+        """See `App.snapshot`; `Snapshots.taken` describes the options."""
 
 
 class RunSource:
-    """A run of this process, as seen from outside."""
+    """A run of this process, as queried from outside."""
 
     def __init__(
         self,
@@ -67,15 +67,15 @@ class RunSource:
         self._run = run
 
     def members(self) -> list[dict[str, Any]]:
-        """This run is all that is known of the group."""
+        """Only this run: nothing else of the group is known."""
         return [self.snapshot()]
 
     def sums(self) -> list[dict[str, Any]]:
-        """The same, at less cost: without the records that hold up most."""
+        """The same at lower cost: without the most blocking records."""
         return [self.measures()]
 
     def picture(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """One partition's offset map and worst records; None where it is not."""
+        """One partition's offset map and worst records; None if it is unknown."""
         return picture_of(self._run.member, topic, partition)
 
     def find(self, topic: str, partition: int, offset: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class RunSource:
         return [] if found is None else self._with_calls(list(found))
 
     def _with_calls(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """With which executor calls them and where their calls are; of what they wait for, too."""
+        """Add executor and stack to each row, also to the rows of what they wait for."""
         member = self._run.member
         behind = []
         for row in rows:
@@ -109,7 +109,7 @@ class RunSource:
         if member is None:
             return None
         try:
-            # The last is the UNIX time at which the engine's clock, which shows `now`, was zero.
+            # The last is the UNIX time at which the engine's clock, which reads `now`, was zero.
             return member.door.call(lambda engine, now: ask(engine, now, time.time() - now))
         except InternalError:
             return None
@@ -119,12 +119,12 @@ class RunSource:
         return [self._run.control.obey(order)]
 
     def commands(self) -> list[dict[str, Any]]:
-        """What is in force, and the last commands."""
+        """The commands in force, and the last ones."""
         app = self.measures()["app"]
         return [{"member": app["member"], **self._run.control.state()}]
 
     def live(self) -> tuple[bool, str]:
-        """False when a restart is the only cure; the broker being away is not such a case."""
+        """False if only a restart helps; an unavailable broker is no such case."""
         member, watching = self._run.member, self._run.watching
         if member is None or watching is None:
             return True, "starting"
@@ -137,7 +137,7 @@ class RunSource:
             return False, f"the polling thread has not run for {stands_s:.0f} s"
         if watching.loop is not None and watching.loop.stands_s() > LOOP_STANDS_S:
             blocked_s = watching.loop.stands_s()
-            by = watching.loop.blocked_by().partition(":")[0]  # anyone may ask: no line of code
+            by = watching.loop.blocked_by().partition(":")[0]  # no token required: no line of code
             reason = f"the handlers' loop has not run for {blocked_s:.0f} s: {by}"
             return False, reason
         return True, "ok"
@@ -171,11 +171,11 @@ class Outside:
         routes: Routes,
         note: Note,
     ) -> None:
-        """`note` is called with what the page alone may ask, and its answer."""
+        """`note` is called with each request that only the page makes, and its answer."""
         self._options, self._routes = options, routes
         self._source = source
         self._note = note
-        #: a member of a fleet: its driver shows all of them
+        #: a member of a fleet: its driver serves all of them
         self.muted = False
         self._local: LocalServer | None = None
         self._http: Serving | None = None
@@ -184,7 +184,7 @@ class Outside:
         self._words: WordsPort | None = None
         self._followed: GroupControl | None = None
         self._failures = Sparse()
-        #: reports of others that were none
+        #: invalid reports of other members
         self._refusals = 0
 
     def open(self, clients: Connection) -> None:
@@ -212,15 +212,15 @@ class Outside:
             self.serve(clients)
 
     def followed(self) -> dict[str, Any] | None:
-        """For the snapshot, how the control topic is followed; None without one."""
-        followed = self._followed  # the end of the run takes it away
+        """For the snapshot: how the control topic is followed; None without one."""
+        followed = self._followed  # the end of the run sets it to None
         return None if followed is None else followed.state()
 
     def serve(self, clients: Connection) -> None:
-        """The socket and HTTP. Raises ConfigError as `open` does."""
+        """Open the socket and HTTP. Raises ConfigError as `open` does."""
         options, source = self._options, self._source
         if options.reports is not None and options.http is not None:
-            group = options.group  # the page shows all of it
+            group = options.group  # the page shows the whole group
             self._words = clients.last_words(
                 options.reports,
                 wanted_of(group),
@@ -242,7 +242,7 @@ class Outside:
                 event("warning", "no socket for weft status", reason=str(error))
 
     def _asked(self) -> dict[str, Any]:
-        """What only the page asks: separate clients answer it, not the engine."""
+        """What only the page requests: separate clients answer it, not the engine."""
         from weft.observe.exports import Exports
         from weft.observe.replays import Replays
 
@@ -250,7 +250,7 @@ class Outside:
 
         def connected(group: str) -> Connection:
             return connect(
-                {"log_level": 2, **options.kafka},  # what goes wrong is in the exceptions
+                {"log_level": 2, **options.kafka},  # errors are in the exceptions
                 options.producer,
                 group=group,
                 buffer_records=10_000,
@@ -266,7 +266,7 @@ class Outside:
         return {"/export": exports.answered, "/replay": self._replays.answered}
 
     def _letters(self, topics: Iterable[str] | None = None) -> list[str]:
-        """The dead-letter topics of the handlers of these topics, beside those that are named."""
+        """The dead-letter topics of the handlers of these topics, plus the named ones."""
         if topics is None:
             shots = self._source.sums()
             topics = {part["topic"] for shot in shots for part in shot["partitions"]}
@@ -294,7 +294,7 @@ class Outside:
             event("warning", what, topic=self._options.reports, reason=reason, **more)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         for served in (
             self._reporter, self._words, self._followed, self._local, self._http, self._replays,
         ):  # fmt: skip

@@ -22,18 +22,18 @@ from weft.runtime.run.drain import Drain
 from weft.types import TopicPartition
 
 ANSWER_S = 15.0
-#: the first request at a start gets so long, each later one twice as much, up to ANSWER_S
+#: the first request at a start has so long, each later one twice as much, up to ANSWER_S
 FIRST_ASK_S = 5.0
 PAUSE_S = 0.5
 REPORT_EVERY_S = 60.0
-#: of a dead-letter topic that Weft makes: every letter is kept for 30 days
+#: for dead-letter topics that Weft creates: letters are kept for 30 days
 DEAD_LETTERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 #: the default address of `weft topics create`
 LOCAL_BROKER = "localhost:9092"
 
 
 def admin_of(connection: Connection, options: AppOptions, stopped: Callable[[], bool]) -> AdminPort:
-    """An admin client; while its login has no token it tries again, as long as a start may take.
+    """An admin client; repeated while its login has no token, as long as a start may take.
 
     Each attempt waits 10 s for the token, by itself.
     """
@@ -59,15 +59,15 @@ def check_cluster(
 ) -> list[str]:
     """Every topic that is subscribed to now, by name.
 
-    Raises ConfigError for what is missing, with the command that makes all of it, and FatalError
-    when no broker answers within `start_timeout_s`, which is no configuration error.
+    Raises ConfigError for missing topics, with the command that creates them, and FatalError if no
+    broker answers within `start_timeout_s`, which is no configuration error.
     """
 
     def look(ask_s: float) -> list[str]:
         matching = admin.matching(routes.patterns, ask_s) if routes.patterns else []
         topics = sorted({*routes.literal, *matching})
         for topic in topics:
-            routes.handler_of(topic)  # refuses a topic that two patterns want
+            routes.handler_of(topic)  # refuses a topic that two patterns match
         wanted, create = _targets(routes, handlers, topics)
         wanted |= dict.fromkeys(routes.literal, "")
         sources = {one for target in create.values() for one in target}
@@ -103,13 +103,14 @@ def check_cluster(
             if waited_s >= report_at:
                 report_at = waited_s + REPORT_EVERY_S
                 _report(connection, error, waited_s, patience)
-        # A request that is refused at once is not repeated at once; a slow broker gets more time.
+        # A request that is refused immediately is repeated after a pause; a slow broker gets more
+        # time.
         time.sleep(min(PAUSE_S, left_s))
         ask_s = min(2 * ask_s, ANSWER_S)
 
 
 def _make_control(admin: AdminPort, topic: str, ask_s: float) -> None:
-    """Make the control topic where it is missing; ConfigError where this login may not."""
+    """Create a missing control topic; ConfigError if this login may not."""
     try:
         if not admin.describe([topic], ask_s):
             admin.create_topic(topic, 1, config=group_orders.TOPIC_CONFIG)
@@ -134,7 +135,7 @@ def _report(
 
 
 def unanswered(connection: Connection, error: Exception, waited_s: float = ANSWER_S) -> FatalError:
-    """What to raise when no broker answers at the start."""
+    """The exception if no broker answers at the start."""
     return FatalError(
         f"no answer from {connection.described()} within {waited_s:.0f} s: is the broker up and "
         f"the address right? ({error})"
@@ -144,7 +145,7 @@ def unanswered(connection: Connection, error: Exception, waited_s: float = ANSWE
 def _targets(
     routes: Routes, handlers: Sequence[HandlerOptions], topics: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Topics that are written to, with who names them; and which may be made, for what sources."""
+    """Topics that are written to, with the option that names them; and those to create."""
     wanted = {h.output: f"output= of {h.name}" for h in handlers if h.output is not None}
     create: dict[str, list[str]] = {}
     for topic in topics:
@@ -167,7 +168,7 @@ def _targets(
 
 
 def _missing(topics: dict[str, str], brokers: str) -> str:
-    """One line for all that is missing, with the command that makes it."""
+    """One line for all missing topics, with the command that creates them."""
     named = [f"{topic!r} ({what})" if what else repr(topic) for topic, what in topics.items()]
     verb = "does not exist" if len(named) == 1 else "do not exist"
     cures = [make_command(list(topics), brokers)]
@@ -180,7 +181,7 @@ def _missing(topics: dict[str, str], brokers: str) -> str:
 
 
 def make_command(topics: Sequence[str], brokers: str) -> str:
-    """The command that makes these topics there."""
+    """The command that creates these topics."""
     where = "" if brokers == LOCAL_BROKER else f" --bootstrap-servers {brokers}"
     what = "it" if len(topics) == 1 else "them"
     return f"create {what} (weft topics create {' '.join(topics)}{where})"
@@ -193,7 +194,7 @@ def drain_of(
     topics: list[str],
     patterns: Sequence[str],
 ) -> Drain:
-    """What is there now is to be drained; ConfigError where that cannot be known."""
+    """The drain of the current records; ConfigError if the topics are unknown."""
     if not topics:
         asked = " or ".join(map(repr, patterns))
         raise ConfigError(
@@ -216,9 +217,9 @@ DEFAULT = "earliest"
 class FirstStart:
     """Reports once where a group without commits starts.
 
-    Kafka's own default is the end of the log, Weft's the beginning: who expects the other
-    one skips everything there, or handles years of it. Where a repeated or a missed record costs
-    money, relying on the default is a warning.
+    Kafka's own default is the end of the log, Weft's is the start: a user who expects the other one
+    skips everything there, or handles years of it. If a repeated or a missed record is critical,
+    relying on the default is a warning.
     """
 
     def __init__(

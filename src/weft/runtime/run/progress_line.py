@@ -24,7 +24,7 @@ LOGGED_EVERY_S = 60.0
 
 
 class ProgressLine:
-    """Shown while its block runs; where `console` is not a terminal, logged now and then."""
+    """Shown while its block runs; logged once per minute if `console` is not a terminal."""
 
     def __init__(self, snapshot: Callable[[], dict[str, Any]], console: Console) -> None:
         """`snapshot` is `app.snapshot`."""

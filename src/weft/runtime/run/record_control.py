@@ -1,4 +1,4 @@
-"""Commands to lanes and single records: what they would concern, and what the engine answers."""
+"""Commands to lanes and single records: the affected records, and the engine's answers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from weft.runtime.member.member import Member
     from weft.types import Record
 
-#: a skip is true when its commit is stored, a redo when its call has ended
+#: a skip is final when its commit is stored, a redo when its call has ended
 ANSWER_S = 10.0
-#: records that a line names
+#: most records that a line names
 NAMED_MAX = 5
-#: looked at in one visit of the engine
+#: records checked in one visit of the engine
 LOOK_MAX = 50
-#: the same, where no details are asked for; so many commands it obeys in one
+#: the same without details; also the commands obeyed in one visit
 OBEY_MAX = 1_000
 BAD = ("refused", "failed", "lost", "no answer")
 NOT_HERE = "not here"
@@ -46,7 +46,7 @@ Row = dict[str, Any]
 def fetched(
     member: Member, order: Order, unix_s: float, reader: Callable[[], LogReader]
 ) -> dict[tuple[int, int], Record]:
-    """From the log: those of the records that are done here. ConfigError if it cannot be read."""
+    """Read done records from the log. ConfigError if it cannot be read."""
     rows = looked_at(member, order, unix_s)
     places = {
         (str(order.topic), one["partition"], one["offset"]) for one in rows if one["detail"] == DONE
@@ -66,10 +66,10 @@ def targets_of(order: Order) -> list[Target]:
 def meant_by(
     member: Member, order: Order, reader: Callable[[], LogReader]
 ) -> dict[Target, list[Undone]]:
-    """The lanes of the records here that its condition means, and these records.
+    """The lanes of the records here that match its condition, and these records.
 
-    Where a record has no key, or its lane is no key's, it is a target itself. ConfigError for too
-    many (what waits is released whole), or if the log has to be read for headers and cannot be.
+    A record without a key, or whose lane is not its key's, is a target itself. ConfigError for too
+    many (parked and held ones are released as a whole), or if headers cannot be read from the log.
     """
     topic, many = str(order.topic), order.action in ("release", "retry")
     condition = parse(order.where or "", HERE_FIELDS)
@@ -101,7 +101,7 @@ def meant_by(
 def _with_headers(
     undone: Sequence[Undone], reader: Callable[[], LogReader], most: int
 ) -> list[Undone]:
-    """The same; what is parked gets its headers from the log."""
+    """The same; headers of parked records are read from the log."""
     places = {place_of(one) for one in undone if one.bare}
     if len(places) > most:
         raise ConfigError(
@@ -120,7 +120,7 @@ def _with_headers(
 
 
 def place_of(one: Undone) -> tuple[str, int, int]:
-    """Where its record is in the log."""
+    """Where the record is in the log."""
     return one.record.topic, one.record.partition, one.record.offset
 
 
@@ -157,9 +157,9 @@ def obeyed_by(
     *,
     dry: bool = False,
 ) -> list[Row]:
-    """What the engine answers for each target; InternalError when it has failed.
+    """The engine's answers for each target; InternalError if it has failed.
 
-    `found`: by partition and offset, what is to be handled again.
+    `found`: records to handle again, by partition and offset.
     """
     prefix = f"{order.id}.{next(_numbers)}"
     commands = [
@@ -213,7 +213,7 @@ def _late(command: Command) -> Row:
 
 
 def would_rows(first: Sequence[Undone]) -> list[Row]:
-    """Records of which a dry run of a pause, a setting or a stop names the place and the key."""
+    """Rows with the place and key of the records that a pause, a setting or a stop affects."""
     return [
         {
             "topic": one.record.topic, "partition": one.record.partition,
@@ -231,7 +231,7 @@ def would_be(
     meant: Mapping[Target, Sequence[Undone]] | None,
     unix_s: float,
 ) -> tuple[list[Row], str]:
-    """The answers of a dry run with where the records are and their keys; how many in all."""
+    """The answers of a dry run with the places and keys of the records; how many in total."""
     topic = str(order.topic)
     here = {
         (u.record.partition, u.record.offset): u for some in (meant or {}).values() for u in some
@@ -265,7 +265,7 @@ def would_be(
 
 
 def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
-    """The records that a command would concern, and where they are."""
+    """The records that a command would affect, and where they are."""
     topic, found = str(order.topic), list[Row]()
     if order.key is not None:
         key = order.key.encode(errors="surrogateescape")
@@ -292,7 +292,7 @@ def looked_at(member: Member, order: Order, unix_s: float) -> list[Row]:
 def summary(
     member: str, order: Order, rows: Sequence[Row], until: float | None, count: str = ""
 ) -> Answer:
-    """The member's answer, in one line and by records: at most RECORDS_MAX, what is bad first."""
+    """The member's answer as one line and by record: at most RECORDS_MAX, failures first."""
     counts = Counter(str(one["outcome"]) for one in rows if one["outcome"] != NOT_HERE)
     rows = sorted(rows, key=lambda one: one["outcome"] not in BAD)
     here = [one for one in rows if one["outcome"] != NOT_HERE]

@@ -1,7 +1,7 @@
-"""Results as a stream, in order, on threads of the reader.
+"""Results as a stream, in order, on the reader's threads.
 
-A reader that is slow slows the intake: nothing is dropped and nothing grows without bound. Readers
-get the record with the value that its handler received (`as_handled`).
+A slow reader slows the intake: nothing is dropped and nothing grows without bound. Readers get the
+record with the value that its handler received (`as_handled`).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class ResultStream:
     def __init__(self) -> None:
         #: called with True when it is full, with False when half of it has been read
         self.on_level: Callable[[bool], None] = lambda _: None
-        #: called when its reader has gone
+        #: called when the reader has stopped
         self.on_close: Callable[[], None] = lambda: None
-        #: what the reader gets in place of a result; None: the result as it is
+        #: converts each result for the reader; None: unchanged
         self.as_handled: Callable[[Result], Result] | None = None
         self._results: deque[Result] = deque()
         self._changed = threading.Condition()
         self._full = False
-        #: what `on_level` was called with last, and whether a thread is calling it
+        #: the last argument of `on_level`, and whether a thread is calling it
         self._level, self._reporting = False, False
         self._ended = False
         self.closed = False
-        #: its reader went before the end: what came since is gone
+        #: the reader stopped before the end: later results are dropped
         self._left = False
 
     # -- for the app -------------------------------------------------------------------------------
@@ -68,9 +68,9 @@ class ResultStream:
         self._report_level()
 
     def _report_level(self) -> None:
-        """One thread at a time, until it has reported the last state: what comes meanwhile, too.
+        """Report the level, one thread at a time, until the last state is reported.
 
-        Else a reader that is fast could be reported before the stream that was full.
+        Otherwise a fast reader's "not full" could be reported before the "full" that precedes it.
         """
         while True:
             with self._changed:
@@ -104,7 +104,7 @@ class ResultStream:
         self.on_close()
 
     def take(self, timeout_s: float | None = None) -> list[Result]:
-        """The next results, at most 256; empty at the end, or when none came within `timeout_s`."""
+        """The next results, at most 256; empty at the end, or if none came within `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._results or self._ended, timeout_s)
             count = min(len(self._results), _TAKE_MAX)
@@ -115,7 +115,7 @@ class ResultStream:
 
     @property
     def over(self) -> bool:
-        """The app has ended and everything has been read."""
+        """Whether the app has ended and everything has been read."""
         return self._ended and not self._results
 
     def _check_readable(self) -> None:
@@ -131,7 +131,7 @@ class ResultStream:
             while not self.over:
                 yield from self.take(_LOOK_S)
         finally:
-            self.close()  # also when the reader leaves its loop early
+            self.close()  # also if the reader leaves its loop early
 
     async def __aiter__(self) -> AsyncIterator[Result]:
         self._check_readable()
@@ -146,7 +146,7 @@ class ResultStream:
 def forward(
     stream: ResultStream, function: Callable[[Result], Any], callbacks: Callbacks
 ) -> threading.Thread:
-    """Serve `on_result`: read the stream on a thread of its own and call the function."""
+    """Serve `on_result`: read the stream on a separate thread and call the function."""
 
     def run() -> None:
         for result in stream:
@@ -165,7 +165,7 @@ LAST_CALLS_S = 1.0
 
 
 class Results:
-    """Streams that are fed with what the engine has finished; each slows the intake when full."""
+    """Streams of finished records; each slows the intake when it is full."""
 
     def __init__(
         self,
@@ -174,16 +174,16 @@ class Results:
         stream: ResultStream | None,
         seen: Callable[[Result], Result] | None,
     ) -> None:
-        """`stream` is the reader's, if he asked before the start; `seen`: see `as_handled`."""
+        """`stream`: opened before the start, if any; `seen`: see `as_handled`."""
         self._seen = seen
         self._plans = plans
         self._on_result = on_result
         self._reader = stream
-        #: by the name under which it holds the intake
+        #: by the name under which it slows the intake
         self._streams: dict[str, ResultStream] = {}
         self._forwarding: threading.Thread | None = None
         self._member: Member | None = None
-        #: the start, a reader who comes meanwhile, and the end
+        #: serialises the start, new readers, and the end
         self._changing = threading.RLock()
         self._ended = False
 
@@ -219,7 +219,7 @@ class Results:
         )
 
         def detach() -> None:
-            with self._changing:  # or it would end the reports for a reader that comes meanwhile
+            with self._changing:  # a new reader may come at the same time and needs the reports
                 if self._streams.get(name) is stream:
                     del self._streams[name]
                 self._report()
@@ -229,12 +229,12 @@ class Results:
         self._report()
 
     def _report(self) -> None:
-        """Have the engine report what is finished while there is a reader."""
+        """Request results from the engine while there is a reader."""
         on = bool(self._streams)
         for plan in self._plans:
             if not on:
                 plan.calls = None
-            elif plan.calls is None:  # never another one: an executor may be about to note in it
+            elif plan.calls is None:  # never replaced: an executor may be about to use it
                 plan.calls = {}
         assert self._member is not None
         self._member.door.post(lambda engine, _now: engine.report_results(on=on))
@@ -270,16 +270,16 @@ class Results:
             for stream in list(self._streams.values()):
                 stream.end()
             if self._reader is not None:
-                self._reader.end()  # also where it was never attached
+                self._reader.end()  # also if it was never attached
         if self._forwarding is not None:
             self._forwarding.join(LAST_CALLS_S)
 
 
 def as_handled(handlers: Sequence[HandlerOptions]) -> Callable[[Result], Result] | None:
-    """Decodes a result's record; it stays bytes where it cannot be decoded, or only on a loop.
+    """Decodes a result's record; it stays bytes if it cannot be decoded, or only on a loop.
 
-    None where every handler takes bytes. Called by the reader, whose time it takes: inside the
-    engine's door no function of the user's may run.
+    None if every handler takes bytes. Called by the reader, on its own time: no user function may
+    run inside the engine's door.
     """
     decodings = [decoding_of(handler.key, handler.value) for handler in handlers]
     if not any(decodings):
@@ -291,7 +291,7 @@ def as_handled(handlers: Sequence[HandlerOptions]) -> Callable[[Result], Result]
         if decoding is None or decoding.is_async:
             return result
         try:
-            record = Context().run(decoding.here, result.record)  # as in a call: private
+            record = Context().run(decoding.here, result.record)  # private, as in a call
             return result._replace(record=record)
         except (Undecodable, *TRANSIENT):
             return result

@@ -45,17 +45,17 @@ from weft.types import RunReport, StopMode
 if TYPE_CHECKING:
     from weft.ledger.ledger_run import LedgerRun
 
-#: between two looks: while records come, or a drain is waited for, and while nothing happens
+#: between two checks: while records come or a drain is awaited, and while nothing happens
 WATCH_S, WATCH_IDLE_S = 0.1, 0.4
-LOOK_FIRST_S = 0.005  # a short run is not made to wait
+LOOK_FIRST_S = 0.005  # so that a short run ends quickly
 LOOP_CLOSE_S = 5.0
-TOPIC_IDS_S = 1.0  # the watch has other things to look at
+TOPIC_IDS_S = 1.0  # limits how long the watch waits
 
 
 class Run:
     """The handle of a run: `stop()`, `wait()`, `snapshot()`."""
 
-    #: the static group id of a fleet's member
+    #: the static member id in a fleet
     instance_id: str | None = None
     transactor: type[Transactor] = Transactor
 
@@ -96,7 +96,7 @@ class Run:
         self._shares = Shares(self._routes, self._plans)
         self._topic_ids = TopicIds(self._ask_topic_ids, self._forget_topic_id)
 
-    # -- making ------------------------------------------------------------------------------------
+    # -- creating ----------------------------------------------------------------------------------
 
     def _connect(self) -> Connection:
         options = self._options
@@ -123,7 +123,7 @@ class Run:
         return self.transactor(seat, port, self._options.group, batches=batches)
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Check the cluster, open the lifespan and join the group; returns at once after that."""
+        """Check the cluster, open the lifespan and join the group; then returns immediately."""
         self._began = time.monotonic()
         self._admin = admin_of(
             self._connection, self._options, lambda: self._stop_asked is not None
@@ -227,7 +227,7 @@ class Run:
         )
 
     def _make_executors(self, door: Door, fail: Fail) -> list[Executor]:
-        """One executor a handler, in their order."""
+        """One executor per handler, in their order."""
         loop = None if self._loop is None else self._loop.loop
         for plan in self._plans:
             if plan.charges is not None:
@@ -242,7 +242,7 @@ class Run:
     # -- watching ----------------------------------------------------------------------------------
 
     def _watch(self, member: Member, watching: Watching) -> None:
-        """On a thread of its own: is it drained, and then the end."""
+        """On a separate thread: detect a drain, and then the end."""
         try:
             look_s, turns = LOOK_FIRST_S, guard.Turns("weft-watch")
             while not member.ended.wait(look_s):
@@ -250,7 +250,7 @@ class Run:
                 look_s = min(2 * look_s, WATCH_IDLE_S if idle else WATCH_S)
                 if self._drain is not None:
                     self._drain.look_at_others(member.partitions)
-                with contextlib.suppress(InternalError):  # the member's thread ends the run then
+                with contextlib.suppress(InternalError):  # then the member's thread ends the run
                     member.look_at_topic_ids()
                     self._shares.look(member, self._admin)
                     self.control.look()
@@ -263,7 +263,7 @@ class Run:
             member.died("weft-watch", error)
             member.ended.wait()
         try:
-            # What a drain has left of its time is the lifespan's; a loop that hangs gets a second.
+            # The rest of a drain's time is for the lifespan; a loop that hangs gets a second.
             patient = member.patient and member.engine.stop_mode != "now"
             self._close_loop(LOOP_CLOSE_S if patient else 1.0)
             self._close_clients()
@@ -279,7 +279,7 @@ class Run:
             self._report = report_of(member, code, reason, time.monotonic() - self._began)
             log_end(self._report)
         finally:
-            self._over.set()  # in any case: callers waiting for the end are released
+            self._over.set()  # in any case: callers that wait for the end are released
 
     def _look_at_drain(self, member: Member) -> None:
         drain = self._drain
@@ -300,7 +300,7 @@ class Run:
             ledger.topic_ids.pop(topic, None)
 
     def _under_way(self, member: Member) -> int:
-        """Asked by a test's clock before it skips time, when the run may be over already."""
+        """For a test's clock before it skips time; the run may be over already."""
         self._look_at_drain(member)
         return under_way(member)
 
@@ -308,13 +308,13 @@ class Run:
 
     def stop(self, mode: StopMode = "in_flight") -> None:
         """End the run: see `App.stop`."""
-        self._stop_asked = mode  # for `start`, where it has not come so far
+        self._stop_asked = mode  # for `start`, if it has not come that far
         event("info", "stop asked", mode=mode)
         if self._member is not None:
             self._member.stop(mode)
 
     def wait(self, timeout_s: float | None = None) -> RunReport:
-        """Wait for the end and its report; TimeoutError when it did not come in time."""
+        """Wait for the end and its report; TimeoutError if it did not come in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         # In slices: Python runs signal handlers between two waits, not inside a long one.
         while not self._over.wait(0.1):
@@ -342,9 +342,9 @@ class Run:
         return self.wait()
 
     async def _outlast(self, call: Coroutine[Any, Any, Any]) -> bool:
-        """Wait for it, also when cancelled meanwhile: the first time that drains, then stops now.
+        """Wait for it, also when cancelled meanwhile: the first time drains, the second stops now.
 
-        Whether it was cancelled.
+        Returns whether it was cancelled.
         """
         task, cancelled = asyncio.create_task(call), False
         while not task.done():
@@ -358,12 +358,12 @@ class Run:
 
     @property
     def member(self) -> Member | None:
-        """The member, once it has been made."""
+        """The member, once it has been created."""
         return self._member
 
     @property
     def over(self) -> bool:
-        """The run has ended."""
+        """Whether the run has ended."""
         return self._over.is_set()
 
     def _close_loop(self, timeout_s: float) -> None:
@@ -399,7 +399,7 @@ class Run:
         self._member.door.post(event)
 
     def snapshot(self, *, worst: bool = True, mapped: bool = False) -> dict[str, Any]:
-        """See `App.snapshot`, and `Snapshots.taken` for less and for more."""
+        """See `App.snapshot`; `Snapshots.taken` describes the options."""
         shot = self._snapshots.taken(self._member, over=self.over, worst=worst, mapped=mapped)
         return {**shot, "control": self._outside.followed()}
 
@@ -408,5 +408,5 @@ class Run:
         self._signals.install()
 
     def restore_signals(self) -> None:
-        """Put the handlers of before back."""
+        """Restore the previous signal handlers."""
         self._signals.restore()

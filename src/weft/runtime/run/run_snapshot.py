@@ -20,7 +20,7 @@ from weft.runtime.histogram import summed
 from weft.runtime.member.member import Member
 from weft.types import RunReport, TopicPartition
 
-#: calls whose stack a snapshot has, and how long they must run for that: reading one is not free
+#: calls whose stack is in a snapshot, and the least duration for it: reading one is not free
 STACKS_MAX = 3
 STACK_AFTER_S = 5.0
 
@@ -36,7 +36,7 @@ class Rates:
         self._rates: dict[str, float] = {}
 
     def rates(self, done: dict[str, int]) -> dict[str, float]:
-        """Records per second since about a second ago, by handler."""
+        """Records per second over about the last second, by handler."""
         now = time.monotonic()
         elapsed_s = now - self._at
         if elapsed_s >= self.WINDOW_S or not self._rates:
@@ -57,9 +57,9 @@ class Snapshots:
     def taken(
         self, member: Member | None, *, over: bool, worst: bool = True, mapped: bool = False
     ) -> dict[str, Any]:
-        """The contract's snapshot; without the `worst` records it costs less.
+        """The contract's snapshot; without the `worst` records it is cheaper.
 
-        `mapped`: with the offset maps, as reports have them.
+        `mapped`: with the offset maps, for reports.
         """
         begins = {"state": "starting", "at": round(time.time(), 3), "app": self._about}
         nothing: dict[str, Any] = {
@@ -110,7 +110,7 @@ class Snapshots:
 
 
 def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
-    """What the engine does not know of these records: which executor calls them, and where."""
+    """Add what the engine does not know of these records: executor and stack."""
     executors = {
         plan.spec.name: (plan.kind, executor)
         for plan, executor in zip(member.config.plans, member.executors, strict=False)
@@ -120,7 +120,7 @@ def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
     granted = [row for row in rows if row["place"] in ("running", "not_begun")]
     runs = [row for row in granted if row["for_s"] is not None]
     read: dict[tuple[str, int, int], list[str]] = {}
-    # Those that run first: what waits to begin was granted as long ago, and has no stack.
+    # Started ones first: a call that waits to start was granted as long ago, and has no stack.
     for row in sorted(runs, key=lambda row: (row["place"] != "running", -row["for_s"])):
         where = (row["topic"], row["partition"], row["offset"])
         if where not in read and (row["for_s"] < STACK_AFTER_S or len(read) >= STACKS_MAX):
@@ -131,7 +131,7 @@ def add_calls(member: Member, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def of_brokers(member: Member) -> list[dict[str, Any]]:
-    """The brokers do not answer, or refuse us."""
+    """The causes if the brokers do not answer, or refuse the login."""
     telling, found = member.telling, []
     if (lost_at := telling.broker_lost_at) is not None:
         found.append({"cause": "broker", "for_s": round(time.monotonic() - lost_at, 1)})
@@ -141,9 +141,9 @@ def of_brokers(member: Member) -> list[dict[str, Any]]:
 
 
 def account_of(door: Door, *, records: bool = True) -> Account:
-    """Where every record is; no thread waits at the door for more than a slice of it.
+    """The place of every record; no thread waits at the door for more than a slice of it.
 
-    Without the `records` it counts: what is asked for each second must not touch each of them.
+    Without `records` it only counts: for queries every second that must not touch each record.
     """
     account, partitions = door.call(begin)
     for some in slices(partitions, records=records):
@@ -152,7 +152,7 @@ def account_of(door: Door, *, records: bool = True) -> Account:
 
 
 def picture_of(member: Member | None, topic: str, number: int) -> dict[str, Any] | None:
-    """One partition as `account/picture.py` draws it; None for one that is not with us."""
+    """One partition as `account/picture.py` draws it; None if this member does not own it."""
     if member is None:
         return None
     try:
@@ -179,14 +179,14 @@ def _copies(
 
 
 def under_way(member: Member) -> int:
-    """Calls and outputs that only time of their own will end; none once the member has ended."""
+    """Calls and outputs that only the passing of time ends; none once the member has ended."""
     if member.ended.is_set() or member.door.broken is not None:
         return 0
     return member.door.call(lambda engine, _: engine.under_way())
 
 
 def state_of(member: Member, *, over: bool) -> str:
-    """One word for the run."""
+    """The state of the run, in one word."""
     if over:
         return "failed" if member.fatal is not None else "ended"
     if member.leaving:
@@ -199,7 +199,7 @@ def state_of(member: Member, *, over: bool) -> str:
 
 
 def ending_of(member: Member, signal_code: int | None, *, drained: bool) -> tuple[int, str]:
-    """The exit code of a run and the reason for it; `signal_code` where signals ended it."""
+    """The exit code of a run and the reason; `signal_code` if signals ended it."""
     if signal_code is not None:
         return signal_code, "stopped by a second signal"
     if member.fatal is not None:
@@ -230,7 +230,7 @@ def report_of(member: Member, exit_code: int, reason: str, seconds: float) -> Ru
 def behind_transactions(
     rows: Iterable[Mapping[str, Any]], stable_ends: Mapping[TopicPartition, int]
 ) -> list[dict[str, Any]]:
-    """Of a snapshot's partitions those that stand there still, as causes."""
+    """The partitions of a snapshot that are still behind an open transaction, as causes."""
     found = []
     for row in rows:
         stable_end = stable_ends.get((row["topic"], row["partition"]))

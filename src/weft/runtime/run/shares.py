@@ -1,4 +1,4 @@
-"""How many partitions the topics of each handler have: a member's share of a budget is of these."""
+"""How many partitions each handler's topics have: a member's share of a budget is based on it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from weft.runtime.member.member import Member
 from weft.types import TopicPartition
 
 ANSWER_S = 5.0
-#: topics that a pattern matches may come without anything that this member gets of them
+#: a pattern may match new topics without an assignment to this member
 AGAIN_S = 60.0
-#: after no broker has answered
+#: delay after no broker has answered
 SOON_S = 2.0
 
 
 class Shares:
-    """Asks once for each assignment; only where a handler has a budget."""
+    """Queries once per assignment; only if a handler has a budget."""
 
     def __init__(self, routes: Routes, plans: Sequence[HandlerPlan]) -> None:
         self._routes = routes
         self._handlers = range(len(plans))
         self._needed = any(plan.spec.budget is not None for plan in plans)
-        #: what the member had when they were asked for last
+        #: the member's partitions at the last query
         self._of: set[TopicPartition] | None = None
         self._due = 0.0
 
     def begin(self, member: Member, admin: AdminPort) -> None:
-        """Before the member has anything: nothing starts until they are known."""
+        """Before the member owns anything: nothing starts until the counts are known."""
         if self._needed:
             unknown: dict[int, int | None] = dict.fromkeys(self._handlers)
             member.door.call(lambda engine, now: engine.totals_known(now, unknown))
             self.look(member, admin)
 
     def look(self, member: Member, admin: AdminPort | None) -> None:
-        """Now and then, on the watching thread; may wait for a broker."""
+        """Called often on the watching thread; may wait for a broker."""
         if not self._needed or admin is None:
             return
         held, now = set(member.partitions), time.monotonic()
@@ -53,10 +53,10 @@ class Shares:
             for topic, facts in found.items():
                 try:
                     handler = routes.handler_of(topic)
-                except ConfigError:  # that of two patterns: the member ends for it
+                except ConfigError:  # two patterns match: the member ends because of it
                     continue
                 totals[handler] = (totals[handler] or 0) + facts.partitions
         except (KafkaUnavailable, LoginRefused):
-            self._due = now + SOON_S  # until then what was known holds
+            self._due = now + SOON_S  # until then the last counts hold
             return
         member.door.post(lambda engine, now: engine.totals_known(now, totals))

@@ -1,7 +1,7 @@
 """Watch a run from a separate thread: report what takes too long, and the fix.
 
-All of it happens on the watching thread. Of the run's own threads it takes a time stamp and the
-door for a moment; the handlers' loop is asked to answer twice per second.
+All of it runs on the watching thread. From the run's own threads it takes a time stamp and, for a
+moment, the door; the handlers' loop is probed twice per second.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from weft.types import TopicPartition
 if TYPE_CHECKING:
     from weft.runtime.member.member import Member
 
-#: a slow call is logged once at each of these
+#: a slow call is logged once at each of these durations
 LONG_CALL_S = (30.0, 300.0, 3600.0)
 LOOP_STANDS_S = 1.0
 LOOP_ASKED_EVERY_S = 0.5
 OUTPUTS_LATE_S = 5.0
 OUTPUTS_LOGGED_EVERY_S = 30.0
 ACCOUNT_EVERY_S = 5.0
-#: so long without a partition, and again after that
+#: time without a partition, and interval after that
 UNASSIGNED_S = (5.0, 30.0, 300.0)
 GROUP_ASKED_EVERY_S = 5.0
 BROKER_ASKED_EVERY_S = 2.0
@@ -50,7 +50,7 @@ STILL_JOINING = (
     "still joining: the topic exists and no other member owns its partitions, so this member will "
     "get them; a slow broker or a busy machine takes longer"
 )
-#: a partition before the end of its log: looked at so often, asked after so long and again after
+#: a partition before the end of its log: checked so often, queried after so long and again after
 STANDS_LOOKED_EVERY_S, STANDS_S, STABLE_ASKED_EVERY_S, STABLE_ANSWER_S = 1.0, 5.0, 10.0, 1.0
 LONG_SHOWN_MAX = 5
 BLOCKED_FIX = (
@@ -69,7 +69,7 @@ LONG_FIX = {
     "the stack)",
     "processes": "set timeout_s on the handler: it ends the worker process",
 }
-#: what calls handlers on the loop
+#: functions that call handlers on the loop
 CALLERS = (
     AsyncExecutor._burst.__code__,  # noqa: SLF001  # our own function
     BatchTasks._run.__code__,  # noqa: SLF001  # our own function
@@ -77,23 +77,23 @@ CALLERS = (
 
 
 class LoopWatch:
-    """Whether the handlers' loop still turns."""
+    """Whether the handlers' loop still runs."""
 
     def __init__(self, loop: HandlerLoop) -> None:
         self._loop = loop.loop
         self._thread = loop.thread_id
-        #: asked at this time, and not answered yet
+        #: when it was probed; None if it has answered
         self._asked_at: float | None = None
         self._next_at = 0.0
         self.count = False
 
     def stands_s(self) -> float:
-        """For how long it has not answered, in seconds; 0 when it turns."""
+        """For how long it has not answered, in seconds; 0 while it runs."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
     def ask(self) -> None:
-        """Have it answer, unless it owes an answer already."""
+        """Probe the loop, unless a probe is unanswered."""
         now = time.monotonic()
         if self._asked_at is not None or now < self._next_at:
             return
@@ -115,7 +115,7 @@ class LoopWatch:
         return stacks.of_thread(self._thread), False
 
     def blocked_by(self) -> str:
-        """In a few words, for who asks whether the run lives."""
+        """A short reason, for the liveness probe."""
         lines, handler = self.stack()
         where = lines[-1].partition(": ")[0] if lines else "an unknown place"
         return f"{'a handler blocks it' if handler else 'it is blocked, not by a handler'}: {where}"
@@ -124,23 +124,23 @@ class LoopWatch:
 class OpenTransactions:
     """Detects records behind another producer's open transaction; on the watching thread.
 
-    A reader of committed records ends at the last stable offset: a log that continues behind it
-    looks like one that is read. A partition that stays before its log's end for a while is asked
-    how far transactions have ended, now and then; all others cost a comparison per second.
+    A reader of committed records stops at the last stable offset: a log that continues behind it
+    looks fully read. The last stable offset is queried for partitions that stay before their log's
+    end for a while; the others cost one comparison per second.
     """
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self._look_at = self._ask_at = 0.0
-        #: partitions that stand before the end of their log -> where, and since when
+        #: partitions before the end of their log -> their position, and since when
         self._unmoved: dict[TopicPartition, tuple[int, float]] = {}
 
     def look(self, now: float) -> None:
-        """One look; called ten times per second."""
+        """One check; called ten times per second."""
         if now < self._look_at or self._member.ending:
             return
         self._look_at = now + STANDS_LOOKED_EVERY_S
-        # Partitions that are fetched, and have not come to the end of their log.
+        # Partitions that are fetched, and not at the end of their log.
         short = [
             (where, one.position)
             for where, one in list(self._member.partitions.items())
@@ -164,27 +164,27 @@ class OpenTransactions:
 
 
 class Watching:
-    """Everything that is looked at now and then, for one member."""
+    """Everything that is checked periodically, for one member."""
 
     def __init__(self, member: Member, group: str, loop: HandlerLoop | None) -> None:
         self._member = member
         self._group = group
         self.loop = None if loop is None else LoopWatch(loop)
         self._account_at = time.monotonic() + ACCOUNT_EVERY_S
-        #: calls that were logged, and up to which of the times
+        #: logged calls, and the last duration that was logged
         self._long: dict[Work, int] = {}
         self._outputs_logged_at = 0.0
         self._unassigned_at: float | None = time.monotonic()
         self._unassigned_logged = 0
-        #: without a partition in a group that is stable: others have them all
+        #: since when it has no partition in a stable group: others own them all
         self.in_reserve = False
         self._group_asked_at = 0.0
         self._transactions = OpenTransactions(member)
         self._broker_asked_at = 0.0
-        #: what was logged of the brokers: away since then, refused for that reason
+        #: what was logged of the brokers: unavailable since, refused for a reason
         self._lost_logged_at: float | None = None
         self._refused_logged: str | None = None
-        #: no call has ended and nothing was logged since the look before
+        #: no call has ended and nothing was logged since the last check
         self.quiet = False
 
     def broker_away_s(self) -> float | None:
@@ -193,7 +193,7 @@ class Watching:
         return None if lost_at is None else time.monotonic() - lost_at
 
     def look(self, admin: AdminPort | None) -> None:
-        """One look; called ten times per second, and less often while nothing happens."""
+        """One check; called ten times per second, and less often while nothing happens."""
         now = time.monotonic()
         self._look_at_loop()
         self._look_at_broker(now, admin)
@@ -249,7 +249,7 @@ class Watching:
             # Not the group: see GROUP_STATE_S.
             admin.describe([next(iter(list(member.partitions)), (NO_TOPIC, 0))[0]], GROUP_ANSWER_S)
         except KafkaUnavailable:
-            # One client that has no answer is no proof: any answer to another counts.
+            # One client without an answer is no proof: an answer to any other client counts.
             if telling.broker_seen_at == seen_at and not member.answers(GROUP_ANSWER_S):
                 telling.broker_lost_at = telling.broker_lost_at or seen_at
                 return
@@ -261,7 +261,7 @@ class Watching:
         telling.broker_seen(now)
 
     def _log_the_broker(self) -> None:
-        """One line when no broker answers any more, one when one does again."""
+        """Log one line when no broker answers any more, and one when one does again."""
         telling = self._member.telling
         lost_at, logged_at = telling.broker_lost_at, self._lost_logged_at
         if lost_at is not None and logged_at is None:
@@ -318,7 +318,7 @@ class Watching:
         try:
             state, members = "", 0
             if admin is not None:
-                admin.describe([NO_TOPIC], GROUP_ANSWER_S)  # fails where no broker answers now
+                admin.describe([NO_TOPIC], GROUP_ANSWER_S)  # fails if no broker answers now
                 state, members = admin.group_state(self._group, GROUP_STATE_S)
         except Exception as error:
             return "unknown", 0, f"the brokers do not answer: {error}"
@@ -359,7 +359,7 @@ class Watching:
         due = []
         for work, for_s in running.items():
             if work.partition.handler.waits(work) and work.partition.handler in begun:
-                continue  # it waits for those that run
+                continue  # it waits for running calls
             reached = sum(for_s >= limit for limit in LONG_CALL_S)
             if reached > self._long.get(work, 0):
                 self._long[work] = reached
@@ -370,7 +370,7 @@ class Watching:
             where = (work.partition.topic, work.partition.number, work.record.offset)
             handler = work.partition.handler
             kind = self._member.config.plans[handler.index].kind
-            no_limit = handler.timeout_s is None or kind == "threads"  # which no time-out ends
+            no_limit = handler.timeout_s is None or kind == "threads"  # a time-out cannot end it
             fix = {"next": LONG_FIX[kind]} if no_limit else {}
             if waits := handler.waits(work):
                 fix = {"next": "wait: its worker processes are starting, or its prefetch runs"}
@@ -419,7 +419,7 @@ class Watching:
 
 
 def is_stable(state: str) -> bool:
-    """The group has no rebalance in progress."""
+    """Whether the group has no rebalance in progress."""
     return state.upper() == "STABLE"
 
 
