@@ -255,3 +255,12 @@ def test_a_map_is_the_same_at_the_density_from_which_bits_are_used(more, monkeyp
         monkeypatch.setattr(writer, "_DENSE_FROM", density)
         texts.add(encode(0, 1_999, not_done))
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("longest", [0, 1, 255, 256, 2**15 - 1])
+def test_runs_are_big_endian_numbers_of_their_width(width, longest):
+    """However long the longest of them is."""
+    lengths = [0, longest, 1, 255, 2, longest]
+    body = b"".join(length.to_bytes(width, "big") for length in lengths)
+    assert runlength.pack(lengths, width) == body
