@@ -1,10 +1,13 @@
 """Writing maps: the smallest that holds, in time that follows what is not done."""
 
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, combinations
 
 import pytest
+import zstandard
 
 from weft.codec import (
     MapTooLarge,
@@ -16,6 +19,7 @@ from weft.codec import (
     measure,
     runlength,
     writer,
+    zstd,
 )
 
 SEED = 20260
@@ -264,3 +268,33 @@ def test_runs_are_big_endian_numbers_of_their_width(width, longest):
     lengths = [0, longest, 1, 255, 2, longest]
     body = b"".join(length.to_bytes(width, "big") for length in lengths)
     assert runlength.pack(lengths, width) == body
+
+
+def test_a_frame_does_not_depend_on_frames_compressed_before():
+    """The kept context writes the bytes of a new one, after any other content and size."""
+    dice = random.Random(SEED)
+    for _ in range(300):
+        few = dice.choice([b"\0\1", b"\0\0\0\0\1\2\3\4", bytes(range(256))])
+        body = bytes(dice.choices(few, k=dice.choice([0, 1, 200, 2_500, 18_000])))
+        frame = zstd.compress(body)
+        zstd._idle.clear()
+        assert zstd.compress(body) == frame
+
+
+def test_threads_that_compress_at_the_same_time_share_no_context(monkeypatch):
+    """A context that is in use is not there for the next call; one is kept at the end."""
+    made, meet = [], threading.Barrier(2, timeout=30)
+
+    def context(**settings):
+        compressor = zstandard.ZstdCompressor(**settings)
+        made.append(compressor)
+        meet.wait()
+        return compressor
+
+    monkeypatch.setattr(zstd, "ZstdCompressor", context)
+    monkeypatch.setattr(zstd, "_idle", [])
+    with ThreadPoolExecutor(2) as pool:
+        frames = set(pool.map(zstd.compress, [b"same" * 99] * 2))
+    assert len(frames) == 1
+    assert len(made) == 2
+    assert len(zstd._idle) == 1
