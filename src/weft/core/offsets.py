@@ -182,8 +182,12 @@ class Offsets:
         Past, not at: `top` itself is held while it is a claim, and the frontier must still find
         what comes after it.
         """
+        if 2 * (self.position - top) <= len(self.incomplete):  # at most half of it is past `top`
+            offsets = list(self.incomplete)
+            del offsets[bisect_right(offsets, top) + 1 :]
+            return offsets
         # In chunks: most of what is held is records behind `top` that have not started yet.
-        offsets: list[int] = []
+        offsets = []
         following = iter(self.incomplete)
         while chunk := list(islice(following, 1024)):
             offsets += chunk

@@ -66,3 +66,17 @@ def test_only_what_was_handled_is_reported_when_its_partition_goes():
     desk.do("closed", [part], lost=True)
     reported = desk.take(fx.Finished)
     assert [(one.work.record.offset, one.outcome) for one in reported] == [(0, "superseded")]
+
+
+@pytest.mark.parametrize("behind", [0, 1, 9, 10, 11, 3_000])
+def test_a_snapshot_is_the_same_however_much_is_held_behind_the_top(behind):
+    """Ten are not done below it; what was not started behind it is not looked at where it is much."""
+    offsets = Offsets(0)
+    count = 21 + behind
+    offsets.receive([Record("t", 0, o, 0, None, b"") for o in range(count)], [1] * count, None)
+    for offset in range(0, 21, 2):
+        offsets.done(offset)
+    shot = offsets.snapshot()
+    assert (shot.frontier, shot.top, shot.not_done) == (1, 20, list(range(1, 20, 2)))
+    claimed = offsets.snapshot(range(1, 20, 2))
+    assert (claimed.frontier, claimed.top, claimed.not_done) == (21, 20, [])
