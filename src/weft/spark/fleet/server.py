@@ -89,7 +89,8 @@ class Server:
 
     def close(self) -> None:
         """Hang up on everybody and stop listening."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         with suppress(OSError):  # not every platform wakes accept() like this
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -113,7 +114,10 @@ class Server:
     def _serve(self, wire: Wire) -> None:
         with self._lock:
             self._wires.add(wire)
+            closed = self._closed
         try:
+            if closed:
+                return
             try:
                 hello = admit(wire, self._secret, self._run)
             except Exception as error:

@@ -72,6 +72,17 @@ def test_strangers_do_not_lock_members_out(server, crowd, monkeypatch) -> None:
         one.close()
 
 
+def test_a_connection_accepted_while_the_server_closes_is_closed(server) -> None:
+    """No one else would close it: its member would wait for a driver that has gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname(), 60)
+        accepted, _ = listener.accept()
+    server.close()
+    server._serve(Wire(accepted))
+    assert ours.recv(1) == b""
+    ours.close()
+
+
 def test_a_strange_proof_is_no_traceback(server, crowd, capfd, caplog) -> None:
     """A proof that is not even text of bytes: hung up on, without a word on stderr."""
     peer = dial(server)
